@@ -1,5 +1,6 @@
 from .data import DataParallel as DataParallel
 from .parts import Parts as Parts
+from .precision import MixedPrecision as MixedPrecision
 from .sequence import SequenceParallel as SequenceParallel
 from .strategy import Strategy as Strategy, Transform as Transform
 from .tensor import TensorParallel as TensorParallel

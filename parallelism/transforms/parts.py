@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core import Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.derived import with_values
 from parallelism.ir.core.regions import each
 from parallelism.ir.passes.gradients import GRADIENT, MARK, gradient
@@ -101,7 +101,8 @@ class Parts:
     def joined(self) -> Function:
         """The whole step.  Its inputs are those of the forward, then the state; its outputs the loss, then ``next.``.
 
-        A gradient has the layout of its parameter, unless the update says otherwise; so has an array of the state.
+        A gradient is converted to the dtype in which the update takes it.  It has the layout of its parameter, unless
+        the update says otherwise; so has an array of the state.
         What is kept for the next step has the layout of what it replaces.
         """
         if self.update is None:
@@ -111,7 +112,7 @@ class Parts:
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
         bare = laid_out(self.forward, dict.fromkeys(parameters))
         back = gradient(bare, parameters, keep_outputs=True)
-        returned = len(self.forward.outputs)
+        back, returned = _converted(back, [value.type for value in self.gradients]), len(self.forward.outputs)
         back = with_last_named(back, [f"{GRADIENT}{name}" for name in parameters], MARK)
         results, taken = back.outputs[:returned], {value.name for value in back.values}
         known = {value.name: value for value in back.values}
@@ -171,6 +172,20 @@ def _needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] =
             needed.update(op.inputs)
             kept.append(op)
     return kept[::-1]
+
+
+def _converted(function: Function, types: Sequence[TensorType]) -> Function:
+    """The function whose last outputs are converted to the dtypes of these types, in the regions of their ops."""
+    kept = len(function.outputs) - len(types)
+    regions = {value: op.region for op in function.ops for value in op.outputs}
+    builder = Builder()
+    builder.copy(function)
+    outputs = [*function.outputs[:kept]]
+    for value, type in zip(function.outputs[kept:], types, strict=True):
+        with builder.region(regions.get(value)):
+            outputs.append(value if value.type.dtype == type.dtype else
+                           builder.emit("convert", [value], {"dtype": type.dtype})[0])
+    return builder.function(function.name, outputs)
 
 
 def with_last_named(function: Function, names: Sequence[str], region: str) -> Function:

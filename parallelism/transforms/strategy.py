@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.transforms.data import DataParallel
+from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.sequence import SequenceParallel
 from parallelism.transforms.tensor import TensorParallel
 from parallelism.transforms.words import Word, read
@@ -118,6 +119,12 @@ class Strategy:
         return f"{text}={mesh.shape[axis]}" if read(text).name in _SIZED else text
 
 
+def _precision(dtype: str, *gradients: str) -> MixedPrecision:
+    if len(gradients) > 1:
+        raise ValueError(f"precision is followed by one dtype, or by two with a comma, got {len(gradients) + 1}")
+    return MixedPrecision(dtype, *gradients)
+
+
 def _number(text: str | None) -> Any:
     """The number that a text is; the text if it is none, for the transform to refuse."""
     return int(text) if text and text.isdecimal() else text
@@ -144,9 +151,10 @@ _SIZED: dict[str, Callable[[Word], Transform]] = {
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
 _OTHER: dict[str, Callable[[Word], Transform]] = {
     "sp": lambda word: SequenceParallel(word.axis or ""),
+    "precision": lambda word: _precision(*(word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
 }
-_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero",)
+_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero", "precision")
 """The words that may name regions, and those that have a value in any text."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from parallelism import ir, models
+from parallelism.dtypes import is_floating
 from parallelism.models import cross_entropy
 from parallelism.transforms import Parts, first_state, following
 
@@ -74,7 +75,7 @@ MODELS = {
 
 def arrays(values, rng):
     """Arrays for inputs of these types, without symbols."""
-    return {value.name: rng.normal(size=value.type.shape) * 0.5 if value.type.dtype.kind == "f"
+    return {value.name: rng.normal(size=value.type.shape) * 0.5 if is_floating(value.type.dtype)
             else rng.integers(0, 3, value.type.shape) for value in values}
 
 

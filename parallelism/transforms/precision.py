@@ -1,0 +1,158 @@
+"""Mixed precision: the model in a narrow dtype; the optimizer and its main copy of the weights in a wide one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.dtypes import is_floating
+from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
+from parallelism.ir.core.regions import each
+from parallelism.layouts.propagation.annotation import laid_out
+from parallelism.transforms.parts import NEXT, UPDATE, Parts
+from parallelism.transforms.training import MAIN
+from parallelism.transforms.words import word
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Weights and activations in ``dtype``; the optimizer works on a main copy of the weights in their dtype of before.
+
+    The loss, which is what comes after the last use of a weight, is computed in the dtype of before, too, and batches
+    are given in it.  ``gradients`` is the dtype in which gradients are kept for the update; it takes them up after they
+    were summed over devices.  The program has one more array of state for each parameter p, ``main.p``.
+
+    Memory of float32 models under Adam, for each parameter: 2 + 4 + 12 = 18 bytes for bfloat16 and gradients in
+    float32, as in Megatron-LM; 2 + 2 + 12 = 16 bytes with gradients in bfloat16 (Rajbhandari et al., *ZeRO*, 2020,
+    arXiv:1910.02054, section 3.1; Micikevicius et al., *Mixed Precision Training*, 2018, arXiv:1710.03740).
+
+    ``ValueError`` for a program without an update, or with layouts on activations or state, and for a ``dtype`` that
+    is not narrower than that of the parameters.
+    """
+
+    dtype: npt.DTypeLike = "bfloat16"
+    gradients: npt.DTypeLike = "float32"
+    phase: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "gradients"):
+            dtype = checked_dtype(getattr(self, name))
+            if not is_floating(dtype):
+                raise ValueError(f"the {name} of MixedPrecision must be floating-point, got {dtype}")
+            object.__setattr__(self, name, dtype.name)
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        if parts.update is None:
+            raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
+                             "step of it")
+        laid = [value for op in parts.forward.ops for value in op.outputs if value.layout]
+        laid += [value for value in (*parts.gradients, *parts.state) if value.layout]
+        laid += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
+        if laid:
+            raise ValueError(f"{self}: %{laid[0].name} of @{function.name} has a layout; {self} comes before "
+                             "SequenceParallel and Zero, or all in one Strategy")
+        narrow, gradients = checked_dtype(self.dtype), checked_dtype(self.gradients)
+        wide = {value.type.dtype for value in parts.parameters}
+        if len(wide) > 1 or min(dtype.itemsize for dtype in wide) <= narrow.itemsize:
+            raise ValueError(f"{self}: the parameters of @{function.name} must be of one dtype wider than {narrow}, "
+                             f"got {' and '.join(sorted(map(str, wide)))}")
+        forward = _Narrowed(parts, narrow, wide.pop()).function()
+        return replace(parts, forward=forward, update=_on_main_copies(parts, forward, gradients)).joined()
+
+    def __str__(self) -> str:
+        names = [dtype_text(checked_dtype(name)) or "" for name in (self.dtype, self.gradients)]
+        return word("precision", value=",".join(names[:1 if self.gradients == "float32" else 2]))
+
+
+class _Narrowed:
+    """A forward with another dtype for parameters and activations, up to the loss."""
+
+    def __init__(self, parts: Parts, narrow: np.dtype[Any], wide: np.dtype[Any]) -> None:
+        self.forward, self.narrow, self.wide = parts.forward, narrow, wide
+        self.parameters = {*parts.parameters}
+        self.builder = Builder()
+        self.values: dict[Value, Value] = {}
+        self.constants = {op.outputs[0]: op for op in self.forward.ops if op.kind == "constant"}
+        self.converted: dict[tuple[Value, np.dtype[Any]], Value] = {}
+
+    def function(self) -> Function:
+        forward, layouts = self.forward, {}
+        for value in forward.inputs:
+            type = TensorType(self.narrow, value.type.shape) if value in self.parameters else value.type
+            self.values[value] = self.builder.input(value.name, type, value.layout)
+        before_loss = self._before_loss()
+        for op in forward.ops:
+            if op.kind == "constant":
+                continue        # made in the dtype in which it is used
+            dtype = self.narrow if op in before_loss else self.wide
+            with self.builder.region(op.region):
+                inputs = [self._as(value, dtype) for value in op.inputs]
+                outputs = self.builder.emit(op.kind, inputs, self._attributes(op, dtype))
+            self.values.update(zip(op.outputs, outputs, strict=True))
+        results = [self._as(value, self.wide) for value in forward.outputs]
+        for old, new in self.values.items():
+            layouts[new.name] = old.layout
+        return laid_out(self.builder.function(forward.name, results, prune=True), {
+            name: kept for name, kept in layouts.items() if kept is not None})
+
+    def _before_loss(self) -> set[Op]:
+        """The ops from which a parameter is still to come: they read one, or an op that uses their values does."""
+        found: set[Op] = set()
+        needed: set[Value] = set()
+        for op in reversed(self.forward.ops):
+            if not (self.parameters.isdisjoint(op.inputs) and needed.isdisjoint(op.outputs)):
+                found.add(op)
+                needed.update(op.inputs)
+        return found
+
+    def _as(self, value: Value, dtype: np.dtype[Any]) -> Value:
+        """The new value of an old one; if that had the wide dtype, in ``dtype``."""
+        if value in self.constants:
+            op = self.constants[value]
+            return self.builder.emit("constant", [], self._attributes(op, dtype))[0]
+        new = self.values[value]
+        if value.type.dtype != self.wide or new.type.dtype == dtype:
+            return new
+        if (new, dtype) not in self.converted:
+            self.converted[new, dtype], = self.builder.emit("convert", [new], {"dtype": dtype})
+        return self.converted[new, dtype]
+
+    def _attributes(self, op: Op, dtype: np.dtype[Any]) -> dict[str, Any]:
+        return {name: dtype if isinstance(value, np.dtype) and value == self.wide else value
+                for name, value in op.attributes}
+
+
+def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -> Function:
+    """The update with a main copy in place of each parameter; the parameter is rounded from that."""
+    assert parts.update is not None
+    narrow = {value.name: value for value in forward.inputs}
+    mains = {value: Value(f"{MAIN}{value.name}", value.type) for value in parts.parameters}
+    inputs, values, before = [], dict(mains), list[Op]()
+    for value in parts.update.inputs:
+        if value in mains:
+            inputs.append(narrow[value.name])
+        elif value in parts.gradients and value.type.dtype != gradients:
+            given = Value(value.name, TensorType(gradients, value.type.shape))
+            values[value] = Value(f"wide.{value.name}", value.type)
+            before.append(_convert(given, values[value]))
+            inputs.append(given)
+        else:
+            inputs.append(value)
+    nexts = {value.name.removeprefix(NEXT): value for value in parts.update.outputs}
+    values |= {nexts[value.name]: replace(nexts[value.name], name=f"{NEXT}{main.name}")
+               for value, main in mains.items()}
+    ops = [op.with_values(each(op.inputs, values), each(op.outputs, values)) for op in parts.update.ops]
+    rounded = {nexts[value.name]: Value(f"{NEXT}{value.name}", narrow[value.name].type) for value in mains}
+    after = [_convert(values[old], new) for old, new in rounded.items()]
+    outputs = [*each(parts.update.outputs, rounded), *(values[nexts[value.name]] for value in mains)]
+    return Function(UPDATE, (*inputs, *mains.values()), (*before, *ops, *after), tuple(outputs))
+
+
+def _convert(before: Value, after: Value) -> Op:
+    return Op("convert", (before,), (("dtype", after.type.dtype),), (after,), UPDATE)
+
+

@@ -1,0 +1,150 @@
+"""Mixed precision: narrow weights and activations, wide state; bytes of each parameter, and steps of training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from localized_runs import run_everywhere
+from numpy.testing import assert_array_equal
+from transformed import MODELS, assert_trained, interpreted, trained
+
+from parallelism import Mesh, ir, models
+from parallelism.layouts import localize
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    MixedPrecision,
+    Parts,
+    Strategy,
+    categories,
+    first_state,
+    following,
+    train_step,
+)
+
+BF16 = ir.TensorType("bf16", ()).dtype
+
+
+def bytes_by_category(step, mesh):
+    """What a device holds at the end of the backward."""
+    program, category = localize(step, mesh).program(), categories(step)
+    held = Counter()
+    for value in program.values:
+        if value.name in category:
+            held[category[value.name]] += value.type.nbytes
+    return held
+
+
+def one_product(parameters, rows=1024):
+    """A model of so many parameters, a multiple of 1024, in float32."""
+    return ir.record(
+        lambda p, x: np.sum((x @ p["w"]) ** 2), {"w": ir.TensorType("f32", (1024, parameters // 1024))},
+        ir.TensorType("f32", (rows, 1024)))
+
+
+# Rajbhandari et al. 2020, table 1, in GB: by devices, the stages 1, 2 and 3.  Without a stage: 16 bytes a parameter.
+ZERO_TABLE = {
+    7.5e9: {4: (52.5, 41.25, 30), 16: (35.62, 21.56, 7.5), 64: (31.41, 16.64, 1.88),
+            256: (30.35, 15.41, 0.47), 1024: (30.09, 15.1, 0.12)},
+    128e9: {4: (896, 704, 512), 16: (608, 368, 128), 64: (536, 284, 32), 256: (518, 263, 8),
+            1024: (513.5, 257.75, 2)},
+    1e12: {4: (7000, 5500, 4000), 16: (4750, 2875, 1000), 64: (4187.5, 2218.75, 250),
+           256: (4046.88, 2054.69, 62.5), 1024: (4011.72, 2013.67, 15.62)},
+}
+
+
+@pytest.mark.parametrize("parameters", ZERO_TABLE)
+def test_memory_is_that_of_the_table_of_zero(parameters):
+    step = train_step(one_product(int(parameters)), Adam())
+    precision = MixedPrecision("bfloat16", gradients="bfloat16")
+    for devices, row in ZERO_TABLE[parameters].items():
+        for stage, expected in zip(("", "zero=1", "zero=2", "zero=3"), (16 * parameters / 1e9, *row), strict=True):
+            strategy, mesh = Strategy.parse_on_mesh(f"dp={devices} {stage}")
+            held = bytes_by_category(Strategy(strategy, precision)(step), mesh)
+            assert (sum(held.values()) - held["inputs"]) / 1e9 == pytest.approx(expected, abs=0.0051), (devices, stage)
+
+
+@pytest.mark.parametrize(("gradients", "expected"), [("float32", 4), ("bfloat16", 2)])
+def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
+    # Narayanan et al. 2021 and Megatron-LM: 2 + 4 + 12; ZeRO, section 3.1: 2 + 2 + 12.
+    spec = models.TransformerSpec(layers=1, width=16, heads=4, vocabulary=10, sequence=6)
+    step = MixedPrecision("bfloat16", gradients)(train_step(spec.function(4), Adam()))
+    held = bytes_by_category(step, Mesh(one=1))
+    assert held["weights"] == 2 * spec.parameters and held["gradients"] == expected * spec.parameters
+    assert held["optimizer"] == 12 * spec.parameters + 8        # and the number of updates
+    activations = {value.type.dtype for op in Parts.of(step).forward.ops for value in op.outputs
+                   if (op.region or "").startswith("block") and value.type.ndim == 3}
+    assert activations == {BF16, np.dtype(np.float32)}          # float32: the log-sum-exp of attention
+    assert Parts.of(step).forward.outputs[0].type.dtype == np.float32
+
+
+def test_the_main_copy_keeps_what_the_weights_round_off():
+    types = {"w": ir.TensorType("f32", (2, 1))}, ir.TensorType("f32", (2, 2))
+    step = MixedPrecision("bfloat16")(train_step(
+        ir.record(lambda p, x: np.sum((x @ p["w"]) ** 2) / 2, *types), SGD(2.0**-10)))
+    main = np.array([[1.0], [2.0]], "f4")
+    narrow, inputs = main.astype(BF16), first_state(step, {"p.w": main})
+    for _ in range(3):
+        loss, *_ = outputs = ir.interpret(step, inputs | {"x": np.eye(2, dtype="f4")}).outputs
+        assert loss == np.sum(narrow.astype("f4") ** 2) / 2
+        main = main - np.float32(2.0**-10) * narrow.astype("f4")
+        narrow = main.astype(BF16)
+        inputs = following(step, outputs)
+        assert_array_equal(inputs["main.p.w"], main)
+        assert_array_equal(inputs["p.w"], narrow)
+        assert inputs["p.w"].dtype == BF16
+    assert (main != narrow.astype("f4")).any()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_in_two_dtypes_trains_nearly_as_in_one_and_the_same_on_many_devices(model):
+    rows = 4
+    alone = train_step(MODELS[model](rows), SGD(0.1, 0.5))
+    for text, tolerance in (("precision=f32,f64", 2e-6), ("precision=bf16", 0.1)):
+        step = Strategy.parse(text)(alone)
+        assert ir.parse(str(step)) == step == Parts.of(step).joined()
+        single = interpreted(step)
+        for found, expected in zip(single[0], interpreted(alone)[0], strict=True):
+            assert found == pytest.approx(expected, rel=tolerance)
+        strategy, mesh = Strategy.parse_on_mesh(f"dp=2 tp=2 zero=1 {text}")
+        localized = localize(strategy(alone), mesh)
+        found = trained(step, lambda inputs, run=localized: run_everywhere(run, inputs))
+        for side in (found[1], single[1]):
+            side.update((name, np.asarray(array, np.float64)) for name, array in side.items())
+        assert_trained(found, single, tolerance)
+
+
+@pytest.mark.parametrize("order", [("dp", "precision=bf16"), ("tp", "precision=bf16", "sp"), ("dp", "zero=2")])
+def test_precision_before_or_after_is_the_same_program(order):
+    alone = train_step(MODELS["llama"](4), Adam())
+    step = alone
+    for text in order:
+        step = Strategy.parse(text)(step)
+    assert step == Strategy.parse(" ".join(order))(alone)
+
+
+STEP = train_step(MODELS["mlp"](4), SGD(0.1))
+
+
+@pytest.mark.parametrize(("build", "error", "message"), [
+    (lambda: MixedPrecision()(MixedPrecision()(STEP)), ValueError,
+     "precision=bf16: the parameters of @mlp.step must be of one dtype wider than bfloat16, got bfloat16"),
+    (lambda: MixedPrecision("float64")(STEP), ValueError, "wider than float64, got float64"),
+    (lambda: MixedPrecision()(MODELS["mlp"](4)), ValueError, "precision=bf16: @mlp has no optimizer"),
+    (lambda: MixedPrecision()(Strategy.parse("dp zero=1")(STEP)), ValueError, "comes before SequenceParallel and Zero"),
+    (lambda: MixedPrecision("int8"), ValueError, "the dtype of MixedPrecision must be floating-point, got int8"),
+    (lambda: MixedPrecision("bf17"), TypeError, "a dtype must be one of"),
+    (lambda: Strategy.parse("precision=a,b,c"), ValueError,
+     "precision is followed by one dtype, or by two with a comma, got 3"),
+])
+def test_a_precision_that_does_not_fit_is_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_the_text_of_a_precision():
+    assert str(MixedPrecision()) == "precision=bf16" and Strategy.parse("precision=bf16") == Strategy(MixedPrecision())
+    assert str(MixedPrecision("f16", "f16")) == "precision=f16,f16"
+    assert Strategy.parse("precision=f8e5m2,bf16") == Strategy(MixedPrecision("float8_e5m2", "bfloat16"))
