@@ -1,6 +1,7 @@
 from .data import DataParallel as DataParallel
 from .parts import Parts as Parts
 from .precision import MixedPrecision as MixedPrecision
+from .recomputation import Recompute as Recompute
 from .sequence import SequenceParallel as SequenceParallel
 from .strategy import Strategy as Strategy, Transform as Transform
 from .tensor import TensorParallel as TensorParallel

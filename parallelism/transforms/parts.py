@@ -24,6 +24,8 @@ NEXT = "next."
 """The prefix of what an input is in the next step: the output ``next.x`` for the input ``x``."""
 UPDATE = "update"
 """The region of the update."""
+AGAIN = "again."
+"""The prefix of a value of the forward that the backward computes once more."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Parts:
     update: Function | None
     """It takes parameters, their gradients and the state of the optimizer, and returns the ``next.`` of each parameter
     and each array of the state."""
+    again: bool = False
+    """Whether the backward computes values of the forward once more."""
 
     @classmethod
     def of(cls, function: Function) -> Parts:
@@ -47,8 +51,8 @@ class Parts:
         names = {value.name for value in function.inputs}
         grads = [value for value in function.values if value.name.startswith(GRADIENT)
                  and value.name.removeprefix(GRADIENT) in names]
-        forward = _needed(function.ops, results)
-        update = _needed(function.ops, nexts, grads)
+        forward = needed(function.ops, results)
+        update = needed(function.ops, nexts, grads)
         made = {value for op in update for value in op.outputs}
         read = {value for op in update for value in op.inputs} - made
         if inner := {value for op in forward for value in op.outputs} & read:
@@ -61,7 +65,8 @@ class Parts:
         others = tuple(value for value in function.inputs if value not in state)
         parts = cls(
             function.name, Function(function.name, others, tuple(forward), tuple(results)),
-            Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)))
+            Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
+            any(value.name.startswith(AGAIN) for value in function.values))
         return parts._without_derived()
 
     @property
@@ -102,11 +107,14 @@ class Parts:
         """The whole step.  Its inputs are those of the forward, then the state; its outputs the loss, then ``next.``.
 
         A gradient is converted to the dtype in which the update takes it.  It has the layout of its parameter, unless
-        the update says otherwise; so has an array of the state.
-        What is kept for the next step has the layout of what it replaces.
+        the update says otherwise; so has an array of the state.  What is kept for the next step has the layout of what
+        it replaces.  ``ValueError`` if values are computed again (`Recompute`), because the backward is derived anew.
         """
         if self.update is None:
             return self.forward
+        if self.again:
+            raise ValueError(f"@{self.name} computes values again in its backward: Recompute comes after the other "
+                             "transforms, or all in one Strategy")
         parameters = [value.name for value in self.parameters]
         layouts = self._layouts()
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
@@ -164,7 +172,7 @@ def first_argument(function: Function) -> tuple[Value, ...]:
                  if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype))
 
 
-def _needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = ()) -> list[Op]:
+def needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = ()) -> list[Op]:
     """The ops that compute these values from inputs and from ``given`` values, in order."""
     cut, needed, kept = set(given), {*values}, list[Op]()
     for op in reversed([*ops]):

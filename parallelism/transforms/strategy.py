@@ -11,6 +11,7 @@ from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.transforms.data import DataParallel
 from parallelism.transforms.precision import MixedPrecision
+from parallelism.transforms.recomputation import Recompute
 from parallelism.transforms.sequence import SequenceParallel
 from parallelism.transforms.tensor import TensorParallel
 from parallelism.transforms.words import Word, read
@@ -125,6 +126,13 @@ def _precision(dtype: str, *gradients: str) -> MixedPrecision:
     return MixedPrecision(dtype, *gradients)
 
 
+def _recompute(patterns: Iterable[str]) -> Recompute:
+    """Patterns; those of regions to keep have a - in front."""
+    given = [*patterns]
+    return Recompute([each for each in given if not each.startswith("-")],
+                     [each[1:] for each in given if each.startswith("-")])
+
+
 def _number(text: str | None) -> Any:
     """The number that a text is; the text if it is none, for the transform to refuse."""
     return int(text) if text and text.isdecimal() else text
@@ -152,9 +160,10 @@ _SIZED: dict[str, Callable[[Word], Transform]] = {
 _OTHER: dict[str, Callable[[Word], Transform]] = {
     "sp": lambda word: SequenceParallel(word.axis or ""),
     "precision": lambda word: _precision(*(word.value or "").split(",")),
+    "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
 }
-_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero", "precision")
+_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero", "precision", "recompute")
 """The words that may name regions, and those that have a value in any text."""
 
 

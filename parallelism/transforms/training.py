@@ -22,7 +22,7 @@ from parallelism.ir.passes.gradients import GRADIENT, MARK
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
-from parallelism.transforms.parts import NEXT, UPDATE, Parts, first_argument, with_last_named
+from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named
 
 __all__ = ["SGD", "Adam", "AdamW", "categories", "first_state", "following", "train_step"]
 
@@ -107,9 +107,9 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
     if len(loss.outputs) > 1:
         raise ValueError(f"@{loss.name} must return its loss alone, it returns {len(loss.outputs)} values")
     for value in loss.values:
-        if value.name.startswith((NEXT, GRADIENT)):
-            raise ValueError(f"@{loss.name} has a value %{value.name}: names that begin with {GRADIENT} and {NEXT} "
-                             "are those of a training step")
+        if value.name.startswith((NEXT, GRADIENT, AGAIN)):
+            raise ValueError(f"@{loss.name} has a value %{value.name}: names that begin with {GRADIENT}, {NEXT} or "
+                             f"{AGAIN} are those of a training step")
     if reserved := [path for path in loss.regions if path in (UPDATE, MARK)]:
         raise ValueError(f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops")
     floating = [value for value in loss.inputs if is_floating(value.type.dtype)]
