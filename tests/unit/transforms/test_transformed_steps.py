@@ -51,7 +51,8 @@ def texts(draw):
     sizes = draw(st.sampled_from(
         [(1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (4, 1), (2, 3), (3, 2), (1, 4), (4, 2), (2, 4), (1, 1), (8, 1)]))
     words = [f"dp={sizes[0]}", f"tp={sizes[1]}"]
-    words += ["sp"] * draw(st.booleans()) + ["recompute=*"] * draw(st.booleans()) + draw(st.sampled_from([[], ["zero=1"], ["zero=2"], ["zero=3"]]))
+    words += ["sp"] * draw(st.booleans()) + ["recompute=*"] * draw(st.booleans())
+    words += draw(st.sampled_from([[], ["zero=1"], ["zero=2"], ["zero=3"]]))
     return " ".join(draw(st.permutations(words)))
 
 
