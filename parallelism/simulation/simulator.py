@@ -19,6 +19,7 @@ import numpy as np
 from parallelism.events import HOST, Columns, Table
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.hardware import Hardware
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Ints, Templates, members
@@ -148,11 +149,16 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
 
 
 class _Pieces:
-    """Computes the price of an action of a stage as one piece, if all members of its groups are equal devices."""
+    """Computes the price of an action of a stage as one piece, if all members of its groups are equal devices.
+
+    Actions with the same events have one price on all devices whose groups have equal prices.
+    """
 
     def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
         self.mesh, self.pricing = mesh, pricing
-        self._same: dict[tuple[MeshAxes, bytes], bool] = {}
+        self._alike: dict[tuple[MeshAxes, bytes], int | None] = {}
+        self._seconds: dict[tuple[int, tuple[tuple[MeshAxes, int], ...]], tuple[DeviceEvents, float]] = {}
+        """By events, of which the value keeps a reference, and the groups along the axes of their collectives."""
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
 
@@ -162,10 +168,19 @@ class _Pieces:
         if (
             any(row[0] in MESSAGES for row in events.rows)
             or (hardware is not None and (hardware.stragglers or hardware.faults))
-            or not all(self._same_for_all(axes, ranks) for axes in {each.axes for each in events.collectives})
         ):
             return None
-        return float(self.priced(int(ranks[0]), events).numbers("duration_seconds").sum())
+        groups = []
+        for axes in sorted({each.axes for each in events.collectives}):
+            alike = self._alike_for_all(axes, ranks)
+            if alike is None:
+                return None
+            groups.append((axes, alike))
+        key = id(events), tuple(groups)
+        if key not in self._seconds:
+            seconds = self.priced(int(ranks[0]), events).numbers("duration_seconds").sum()
+            self._seconds[key] = events, float(seconds)
+        return self._seconds[key][1]
 
     def priced(self, rank: int, events: DeviceEvents) -> Columns:
         """The events on a rank, with the seconds that each takes where it waits for nothing."""
@@ -178,15 +193,24 @@ class _Pieces:
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
         return columns.with_columns(duration_seconds=seconds)
 
-    def _same_for_all(self, axes: MeshAxes, ranks: Ints) -> bool:
-        """Whether the groups of these ranks along the axes have no other members, and equal prices."""
+    def _alike_for_all(self, axes: MeshAxes, ranks: Ints) -> int | None:
+        """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if
+        the groups have other members, too."""
         key = axes, ranks.tobytes()
-        if key not in self._same:
-            groups, hardware = members(self.mesh, axes), self.pricing.hardware
-            own = groups[np.isin(groups, ranks).any(axis=1)]
-            self._same[key] = own.size == len(ranks) and (
-                hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
-        return self._same[key]
+        if key not in self._alike:
+            groups = members(self.mesh, axes)
+            own = np.isin(groups, ranks).any(axis=1)
+            alike = self._numbers(axes)[own]
+            self._alike[key] = int(alike[0]) if groups[own].size == len(ranks) and (alike == alike[0]).all() else None
+        return self._alike[key]
+
+    @memoized
+    def _numbers(self, axes: MeshAxes) -> Ints:
+        """A number for each group along the axes; equal numbers for groups in which all collectives cost the same."""
+        groups, hardware = members(self.mesh, axes), self.pricing.hardware
+        if hardware is None or groups.shape[1] < 2:
+            return np.zeros(len(groups), np.int64)
+        return same_prices(hardware, groups)
 
 
 class _Folded(NamedTuple):
