@@ -10,7 +10,7 @@ def balanced(costs: Sequence[float], stages: int, sent: Sequence[float]) -> tupl
 
     ``costs`` are the costs of the ops, at least 0; ``sent[i]`` is the cost of a cut before op ``i``.  The cuts minimize
     the cost of the largest stage; among such cuts they minimize the sum of ``sent``.  Both minima are exact, by two
-    dynamic programs over the order of the ops, in O(stages * ops * log ops).  ``ValueError`` for more stages than ops.
+    dynamic programs over the order of the ops, in O(stages * ops).  ``ValueError`` for more stages than ops.
     """
     count = len(costs)
     if not 1 <= stages <= count:
@@ -24,14 +24,16 @@ def _least_largest(total: Sequence[float], stages: int) -> float:
     count = len(total) - 1
     best = list(total)                  # best[i]: the minimum for the first i ops in one stage, then in two, ...
     for stage in range(1, stages):
-        following = best[:stage + 1]
+        following, start = best[:stage + 1], stage
         for end in range(stage + 1, count + 1):
-            # A longer last stage costs more and the others cost less: the minimum is where the two costs cross.
-            low, high = stage, end - 1
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if best[middle] >= total[end] - total[middle] else (middle + 1, high)
-            following.append(min(max(best[i], total[end] - total[i]) for i in (low - 1, low) if i >= stage))
+            # A longer last stage costs more and the others cost less: the minimum is where the two costs cross, which
+            # moves on with the end.
+            until = total[end]
+            while start < end - 1 and best[start] < until - total[start]:
+                start += 1
+            here = max(best[start], until - total[start])
+            following.append(
+                here if start == stage else min(max(best[start - 1], until - total[start - 1]), here))
         best = following
     return best[count]
 

@@ -7,7 +7,7 @@ losses that are means both add up without weights, even for microbatches of diff
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from parallelism.dtypes import is_floating
@@ -40,6 +40,7 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     return replace(function, ops=tuple(_of_rows(op, batch) for op in function.ops))
 
 
+@lru_cache(maxsize=4096)
 def batch_dim(type: TensorType, batch: str) -> int | None:
     """The dim whose extent is ``batch`` times something; None if there is none.  ``ValueError`` in any other case."""
     dims = [d for d, extent in enumerate(type.shape) if batch in names_in(extent)]
@@ -78,21 +79,21 @@ def _check_sums(function: Function, batch: str) -> None:
     """Check that the outputs are sums over the rows.  A value has rows, or is a sum over rows, or depends on none."""
     sums: set[Value] = set()
     for value in function.inputs:
-        _naming(f"input {value}", partial(batch_dim, value.type, batch))
+        _naming("input {}", value, partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _naming(f"{op}", partial(_is_sum, op, batch, sums)):
+        if _naming("{}", op, partial(_is_sum, op, batch, sums)):
             sums.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
             raise ValueError(f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}")
 
 
-def _naming(what: str, check: Callable[[], T]) -> T:
-    """The result of ``check``; an error of it names ``what``."""
+def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
+    """The result of ``check``; an error of it names the part, as ``what`` says."""
     try:
         return check()
     except ValueError as error:
-        raise ValueError(f"{what}: it cannot be cut into microbatches: {error}") from None
+        raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
 
 
 def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:

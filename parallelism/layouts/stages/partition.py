@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -81,7 +82,11 @@ class _Program:
         self.weights = [value for value in function.inputs if value not in self.data]
         self.trained = _trained(function, self.weights, trained)
         varying = _reached(function, self.data)
-        self.chain = [op for op in function.ops if not varying.isdisjoint(op.inputs)]
+        self.places = [place for place, op in enumerate(function.ops) if not varying.isdisjoint(op.inputs)]
+        """Where the ops of the chain stand in the function."""
+        self.repeated = sorted({*range(len(function.ops))} - {*self.places})
+        """Where the ops stand that depend on no data."""
+        self.chain = [function.ops[place] for place in self.places]
         self.learning = _reached(function, self.trained, is_floating)
         """The floating-point values that depend on trained weights, and so have a gradient."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
@@ -97,8 +102,16 @@ class _Program:
 
     def crossing(self, place: int) -> tuple[Value, ...]:
         """The values computed before a position of the chain and used from there on, in the order of a message."""
-        values = [v for v, defined in self.defined.items() if defined < place <= self.used.get(v, -1)]
-        return tuple(sorted(values, key=lambda v: (-v.type.dtype.itemsize, self.order[v])))
+        return tuple(sorted(self.alive[place], key=lambda v: (-v.type.dtype.itemsize, self.order[v])))
+
+    @cached_property
+    def alive(self) -> list[list[Value]]:
+        """For each position of the chain, the values computed before it and used from there on."""
+        alive: list[list[Value]] = [[] for _ in range(len(self.chain) + 1)]
+        for value, defined in self.defined.items():
+            for place in range(defined + 1, self.used.get(value, -1) + 1):
+                alive[place].append(value)
+        return alive
 
     def balanced_cuts(self, stages: int, cost: Cost, sizes: Mapping[str, int]) -> tuple[int, ...]:
         needed = {name: sizes[name] for name in self.function.symbols & sizes.keys()}
@@ -120,8 +133,8 @@ class _Program:
         """The functions of the ops of the chain from ``start`` to ``end``."""
         received, last = self.crossing(start), end == len(self.chain)
         sent = self.function.outputs if last else self.crossing(end)
-        others = self.defined.keys() - {value for op in self.chain[start:end] for value in op.outputs}
-        ops = needed_ops(self.function.ops, sent, lambda op: others.isdisjoint(op.outputs))
+        own = sorted((*self.places[start:end], *self.repeated))
+        ops = needed_ops([self.function.ops[place] for place in own], sent)
         read = {value for op in ops for value in op.inputs}
         data = [value for value in self.data if value in read]
         weights = [value for value in self.weights if value in read]
