@@ -66,7 +66,9 @@ def left_over(name: str, function: Function, there: Collection[Value], wanted: S
     return Function(name, tuple(inputs), tuple(ops), tuple(wanted))
 
 
-def needed_ops(ops: Sequence[Op], wanted: Collection[Value], allowed: Callable[[Op], bool] = lambda _: True) -> list[Op]:
+def needed_ops(
+    ops: Sequence[Op], wanted: Collection[Value], allowed: Callable[[Op], bool] = lambda _: True
+) -> list[Op]:
     """The ops that compute ``wanted``, of those that are allowed."""
     needed, kept = set(wanted), []
     for op in reversed(ops):
