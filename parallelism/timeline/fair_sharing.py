@@ -80,6 +80,17 @@ class _Flow:
     version: int = 0            # of its foretold end, or `_GONE`
     crowd: _Crowd | None = None
 
+    def goes_on(self, rate: float, now: float) -> None:
+        """From now on it has this rate."""
+        if rate != self.rate:
+            left = self.left - self.rate * (now - self.since)
+            self.left = left = left if left > 0.0 else 0.0
+            self.since, self.rate = now, rate
+            if rate < self.wanted * _FULL:
+                self.held_up = True
+            if self.held_up:
+                self.end = now + left / rate
+
 
 @dataclass(slots=True, eq=False)
 class _Crowd:
@@ -192,6 +203,14 @@ class SharedLinks:
 
     def _settled(self, first: _Flow, now: float) -> None:
         """Computes the rates of the connected set of a transfer."""
+        if first.crowd is None and first.parts is None:
+            users = self._users
+            for channel in first.channels:
+                if len(users[channel]) > 1:
+                    break
+            else:
+                self._has_links_to_itself(first, now)
+                return
         flows, channels = self._together(first)
         crowd = None
         if len(flows) > FEW:
@@ -200,16 +219,14 @@ class SharedLinks:
         self._filled(flows, channels)
         for flow in flows:
             flow.crowd, flow.share = crowd, 1.0
-            rate = flow.fixed
-            if rate != flow.rate:
-                left = flow.left - flow.rate * (now - flow.since)
-                flow.left = left = left if left > 0.0 else 0.0
-                flow.since, flow.rate = now, rate
-                if rate < flow.wanted * _FULL:
-                    flow.held_up = True
-                if flow.held_up:
-                    flow.end = now + left / rate
+            flow.goes_on(flow.fixed, now)
         self._foretold(flows, crowd, now)
+
+    def _has_links_to_itself(self, flow: _Flow, now: float) -> None:
+        """A connected set of one transfer, all of which goes over all of its links: what `_filled` gives it."""
+        self._serial = flow.version = self._serial + 1
+        flow.goes_on(min([flow.wanted, *map(self._whole.__getitem__, flow.channels)]), now)
+        self._foretell(flow.end, flow.number, flow.version)
 
     def _joins(self, flow: _Flow, now: float) -> None:
         """A transfer that begins in a crowd gets an equal part of its links until rates are computed again."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
-from parallelism.timeline.matching import COMPUTE, Roles, roles_of, with_children_placed
+from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_placed
 from parallelism.timeline.pricing import Prices, Pricing, Seen
 
 _MOST_NANOSECONDS = 2**62
@@ -70,22 +70,35 @@ def replay_columns(
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
         whole = None
     unit, values = (1.0, costs) if whole is None else (1e9, whole)
-    starts, durations = np.zeros_like(values), np.zeros_like(values)
+    starts, durations, ends = np.zeros_like(values), np.zeros_like(values), np.cumsum(lengths)
+    # An event that is no step of its lane starts with the next one that is, or when the lane ends.
+    steps = np.flatnonzero(roles.roles != OUTSIDE)
+    until = np.searchsorted(steps, ends)
+    own = values[steps]
+    own_starts, own_durations = np.zeros_like(own), np.zeros_like(own)
     sharing = None
     if pricing is not None and prices is not None and pricing.shares_links:
-        ranks, peers = (events.numbers(end).data for end in ("rank", "peer"))
+        ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
         sharing = Sharing(
-            pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events).data, ranks, peers, prices.ways,
-            None if prices.way is None else prices.way.data)
+            pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events)[steps].data, ranks, peers,
+            prices.ways, None if prices.way is None else prices.way[steps].data)
     engine = Replay(
-        LaneEvents(lengths, roles.roles.data, roles.keys.data, roles.sizes.data, events.values("work"), values.data,
-                   starts.data, durations.data),
+        LaneEvents(np.diff(until, prepend=0).tolist(), roles.roles[steps].data, roles.keys[steps].data,
+                   roles.sizes[steps].data, events.only("work").take(steps).values("work"), own.data,
+                   own_starts.data, own_durations.data),
         ordered=ordered, sharing=sharing)
     while blocked := engine.run():
         engine.release(blocked)
+    outside = np.flatnonzero(roles.roles == OUTSIDE)
+    if len(outside):
+        following = np.searchsorted(steps, outside)
+        lane = np.searchsorted(ends, outside, "right")
+        starts[outside] = np.where(
+            following < until[lane], np.append(own_starts, 0)[following], np.array(engine.clock, values.dtype)[lane])
+    starts[steps], durations[steps] = own_starts, own_durations
     starts, durations = starts / unit, durations / unit
     if events.present("parent").any():
-        starts = with_children_placed(events, engine.ends, starts)
+        starts = with_children_placed(events, ends.tolist(), starts)
     return events.with_columns(
         start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None,
         priced_algorithm=None if prices is None else prices.algorithms)
