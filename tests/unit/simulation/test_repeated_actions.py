@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
+from parallelism.events import Columns
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages import Stages
 from parallelism.pipelining import KINDS, NOBODY, passed
 from parallelism.pipelining.generators import CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED
+from parallelism.simulation import simulator
 from parallelism.simulation.device_events import DeviceEvents
+from parallelism.timeline import Pricing
 
 NAMES = sorted({*SCHEDULES} - {*LOCAL, *FORWARD_ONLY})
 
@@ -93,3 +96,24 @@ def test_what_actions_pass_on_are_the_messages_that_a_schedule_lists(pipeline: P
                 listed.append((rank, target, next_tag))
     assert sorted(taken) == sorted(given_away) == sorted(listed)
     assert len({tag for _, _, tag in taken}) == len(taken)
+
+
+@pytest.mark.parametrize(("hardware", "alike"), [("dgx-h100:2", True), ("tpu-v4:4x4x4", False)])
+def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected_alike(
+    hardware: str, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = PipelinedStep(
+        PipelinedProgram(stages_of(6, recompute=False, split=True), Pipeline(6, 4), Mesh(tp=2)), Mesh(pp=6, tp=2), 4)
+    priced, asked = simulator._Pieces.priced, []
+
+    def counted(self: simulator._Pieces, rank: int, events: DeviceEvents) -> Columns:
+        asked.append(rank)
+        return priced(self, rank, events)
+
+    monkeypatch.setattr(simulator._Pieces, "priced", counted)
+    pricing = Pricing.of(hardware, "modelled")
+    shared = step.templates(simulator._Pieces(step.mesh, pricing))
+    stages, forms = 6, len({id(programs.first) for programs in (step._programs(i, 2 * i) for i in range(6))})
+    assert forms < stages and len(asked) == 2 * (forms if alike else stages)
+    alone = step.templates(lambda ranks, events: simulator._Pieces(step.mesh, pricing)(ranks, events))
+    assert shared.looks == alone.looks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
 from benchmarks.storms import all_pairs, random_pairs
@@ -158,3 +159,17 @@ def test_messages_of_one_size_between_all_are_through_together_however_many():
     lanes = [[send(rank, peer, 14) for peer in range(size) if peer != rank]
              + [recv(rank, peer, 14) for peer in range(size) if peer != rank] for rank in range(size)]
     assert on(lanes, machine(size)).makespan_seconds == pytest.approx(1 + 11 * 14 / 2, rel=1e-12)
+
+
+@given(st.floats(0.01, 1), st.lists(st.floats(0.01, 1), min_size=1, max_size=4), st.floats(0, 3))
+def test_a_message_that_shares_no_link_has_the_rate_that_filling_gives(wanted, capacities, later):
+    foretold = []
+    links = link_sharing.SharedLinks(
+        lambda channel: capacities[channel[2]], lambda *entry: foretold.append(entry))
+    channels = tuple(((0, 0, number), 1.0) for number in range(len(capacities)))
+    links.begin(7, link_sharing.Way(channels, wanted), 5.0, 1.0, later)
+    links.settle(later)
+    flow = links._flows[7]
+    links._filled([flow], list(flow.channels))
+    assert flow.rate == flow.fixed == min(wanted, *capacities)
+    assert foretold == [(flow.end, 7, flow.version)] and flow.end >= later + 4.0
