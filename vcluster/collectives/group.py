@@ -208,6 +208,7 @@ class Group:
         endpoint.arena.view[place : place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
         self.own = self.slots[self.position] = Slot(endpoint, place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
+        self._rooms: list[NDArray[np.uint8] | None] = [None, None]
         if self.size > 1:
             entry = endpoint.arena.words(self._entry(endpoint.number), 2)
             entry[1] = place
@@ -224,6 +225,15 @@ class Group:
         """Free the slot. No member reads it any more."""
         for offset in (self.own.offset, *self._blocks[0], *self._blocks[1]):
             self._endpoint.heap.free(offset)
+        self._rooms = [None, None]
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Shared memory for the payload of the next operation: as the buffers of a slot, used by every second one."""
+        nbytes, parity = dtype.itemsize * prod(shape), self.sequence & 1
+        room = self._rooms[parity]
+        if room is None or room.nbytes < nbytes:
+            room = self._rooms[parity] = self._endpoint.heap.block(nbytes)[1]
+        return np.ndarray(shape, dtype, room)
 
     def post(
         self, call: Call, payload: NDArray[Any] | None, place: int, out: int

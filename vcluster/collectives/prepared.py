@@ -142,7 +142,7 @@ class PreparedZeroCopy(Prepared):
         if self._call.dtype is not None:
             if x is None:
                 return False
-            self.shown = show(self._endpoint, self._call, x, out)
+            self.shown = show(self._endpoint, self._call, x, out, self._group)
         self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)
         return True
 
@@ -157,7 +157,7 @@ class PreparedZeroCopy(Prepared):
         finally:
             group.own.done[0] = sequence + 1
             self._endpoint.signals.wake(group.others)
-            if shown.place:
+            if shown.place and not shown.lasts:
                 for done in self._others_done:
                     if done[0] <= sequence:
                         self._wait_until_done(done, sequence)

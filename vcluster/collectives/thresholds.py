@@ -26,6 +26,10 @@ SCATTERED_FACTOR = 16
 OWNED_BYTES = 1 << 18
 """The least number of bytes in the slice of an owner, unless cores would idle: each piece costs a call per member."""
 
+ALONE_BYTES = 1 << 20
+"""Up to so many bytes of all members together each of up to 4 members reduces an all_reduce alone, if the owners cannot
+store into its result."""
+
 PIECE_BYTES = 1 << 17
 """The number of bytes that a reduction combines at a time."""
 

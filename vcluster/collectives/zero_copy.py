@@ -21,6 +21,9 @@ from vcluster.collectives.group import OUT, PAYLOAD, Call, Group
 from vcluster.memory import address_of
 from vcluster.messages import Endpoint
 
+MOST_ROOM = 1 << 22
+"""The most bytes of a copy that lies in the room of its group; a larger one is freed when it has been read."""
+
 MOST_STRETCHES = 64
 """The number of stretches of other members' memory that a prepared call keeps."""
 
@@ -58,14 +61,21 @@ class Shown(NamedTuple):
     """The array at that place."""
     copied: NDArray[Any] | None = None
     """The copy of the payload that the others read; it must live until they have read it."""
+    lasts: bool = False
+    """Whether nothing of it changes before the operation after the next one, so that no member needs to wait."""
 
 
 NOTHING = Shown()
 """A small payload in its slot, or none."""
 
 
-def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
-    """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies."""
+def show(
+    endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None, group: Group | None = None
+) -> Shown:
+    """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies.
+
+    With a ``group``, the copy lies in the room that the group keeps for every second operation.
+    """
     kind = call.of_kind
     smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
@@ -76,19 +86,25 @@ def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any
     if _is_stored_by_owners(call):
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
-        if target_place is None:
+        if target_place is None and out is not None and _reduces_alone(call, payload.nbytes):
+            target = None
+        elif target_place is None:
             target = endpoint.heap.empty(payload.shape, payload.dtype)
             target_place = endpoint.arena.offset_of(target)
     place = copied = None
+    lasts = False
     is_whole = payload.flags.c_contiguous and payload.dtype == call.dtype
     if is_whole and (target is not None or out is None or not np.may_share_memory(out, payload)):  # else overwritten
         place = _place(endpoint, payload, private)
     if place is None:
         assert call.dtype is not None
-        copied = endpoint.heap.empty(payload.shape, call.dtype)
+        if group is not None and payload.nbytes <= MOST_ROOM:
+            copied, lasts = group.room(payload.shape, call.dtype), target is None
+        else:
+            copied = endpoint.heap.empty(payload.shape, call.dtype)
         copied[...] = payload
         place = endpoint.arena.offset_of(copied)
-    return Shown(place or 0, target_place or 0, target, copied)
+    return Shown(place or 0, target_place or 0, target, copied, lasts)
 
 
 def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None:
@@ -99,6 +115,15 @@ def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None
 def _is_stored_by_owners(call: Call) -> bool:
     """Whether the owners of slices store them into every member's result."""
     return call.of_kind.sums_all and call.size > 1
+
+
+def _reduces_alone(call: Call, nbytes: int) -> bool:
+    """Whether a member of an all_reduce computes its whole result, if the owners cannot store into it.
+
+    Else they store into shared memory, and the result is copied from there.  The members of a small group read no more
+    bytes if each reads all terms.
+    """
+    return call.size <= 4 and call.size * nbytes <= thresholds.ALONE_BYTES
 
 
 def owners_of(nbytes: int, members: int, cores: int) -> int:
@@ -164,7 +189,8 @@ class ZeroCopy:
     def fill(self, sequence: int, out: NDArray[Any]) -> None:
         """Write this member's result of an operation that all members have posted into a contiguous array.
 
-        Where owners store slices, only the slice of this member is written, and into every member's result.
+        Where owners store slices, the slice of this member is written into every result that is shown; if this
+        member's own is not, all of it is written, too.
         """
         buffers, position, flat = self._group.buffers(sequence), self._group.position, out.reshape(-1)
         sources: list[Any] = [
@@ -178,11 +204,14 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            targets = [self._stretch(i, buffer.words[OUT]) for i, buffer in enumerate(buffers)]
-            owners = owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
-            if position < owners:
+            shown = [buffer.words[OUT] for buffer in buffers]
+            targets = [self._stretch(i, place) for i, place in enumerate(shown) if place]
+            owners = targets and owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
+            if owners and position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
                 _reduce_everywhere(sources, targets, places[position], places[position + 1], self._reduction)
+            if not shown[position]:
+                _reduce_into(sources, 0, flat, self._reduction)
         else:
             call = self._call
             first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0

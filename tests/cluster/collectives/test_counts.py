@@ -22,6 +22,7 @@ import pytest
 
 from parallelism.mesh import Mesh
 from vcluster.collectives import INLINE_BYTES, thresholds
+from vcluster.collectives.prepared import PreparedZeroCopy
 from vcluster.collectives.thresholds import PIECE_BYTES, PRIVATE_PIECE_BYTES
 from vcluster.collectives.zero_copy import Stretch
 
@@ -129,6 +130,33 @@ def test_a_large_repeated_collective_calls_a_few_functions_a_member(cluster_of, 
             assert functions <= MOST_LARGE[memory, devices], what
             assert builtins["acquire"] <= 2, what  # one fence as it comes, one when it has done
             assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what
+
+
+MOST_ABOVE_INLINE = {2: 56, 4: 62}
+"""Functions that an all_reduce of one element more than a slot takes calls, between private arrays: 51 and 57."""
+
+
+def just_above_inline(device):
+    """Functions called by a repeated all_reduce, and how often a member waits until the others have read its array."""
+    x, waits = np.ones(INLINE_BYTES // 4 + 1, np.float32), []
+    out, until_done = np.empty_like(x), PreparedZeroCopy._wait_until_done
+    for _ in range(3):
+        device.all_reduce(x, out=out)
+    with no_sleep(device), mock.patch.object(
+        PreparedZeroCopy, "_wait_until_done", lambda *given: waits.append(1) or until_done(*given)
+    ):
+        functions = calls_of(lambda: device.all_reduce(x, out=out), 6)[0]
+    assert (out == device.size).all()
+    return functions, len(waits)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_one_element_more_than_a_slot_takes_needs_one_rendezvous_too(cluster_of, devices):
+    cluster = cluster_of(Mesh(devices=devices))
+    cluster.restart()   # with the library's own thresholds
+    for functions, waits in cluster.run(just_above_inline):
+        assert functions <= MOST_ABOVE_INLINE[devices]
+        assert waits == 0
 
 
 def only_with_out(device):

@@ -218,3 +218,30 @@ def async_private(device):
 def test_asynchronous_private_collectives(cluster_of):
     run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(async_private)
     assert list(run) == [(3.0, 1_800_000.0, 3.0)] * 3
+
+
+def changing(device, counts, times):
+    """Results of calls between which every array changes at once, and members come at different moments."""
+    rng, wrong = np.random.default_rng(device.rank), []
+    xs = [np.empty(count, np.float32) for count in counts]
+    outs = [np.empty(count, np.float32) for count in counts]
+    for time in range(times):
+        for x, out in zip(xs, outs, strict=True):
+            x[:] = np.arange(x.size) % 7 + 10 * device.rank + time
+            device.all_reduce(x, out=out)
+            x.fill(-1)
+            terms = np.arange(x.size) % 7 * device.size + 10 * sum(range(device.size)) + time * device.size
+            if not np.array_equal(out, terms):
+                wrong.append((time, x.size))
+            rng.normal(size=int(rng.integers(20_000)))
+            gathered = device.all_gather(out[: x.size // 2] + device.rank)
+            out.fill(-2)
+            if gathered[-1] - gathered[0] != device.size - 1 + terms[x.size // 2 - 1] - terms[0]:
+                wrong.append(("all_gather", time, x.size))
+    return wrong
+
+
+@pytest.mark.parametrize(("devices", "backend"), [(2, "process"), (3, "process"), (4, "thread")])
+def test_arrays_may_change_as_soon_as_a_call_returns(cluster_of, devices, backend):
+    counts = [16_385, 70_001, 40_003]   # one rendezvous, and the larger ones two in a group of four
+    assert cluster_of(Mesh(devices=devices), backend).run(changing, counts, 8).outputs == [[]] * devices

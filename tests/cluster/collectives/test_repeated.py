@@ -326,8 +326,8 @@ def test_an_integer_that_needs_another_dtype_is_another_call(cluster_of):
 def test_a_transposed_array_is_copied_once_into_shared_memory(cluster_of, general_runs, monkeypatch):
     copies, show = [], zero_copy.show
 
-    def counted(endpoint, call, payload, out):
-        shown = show(endpoint, call, payload, out)
+    def counted(endpoint, call, payload, *given):
+        shown = show(endpoint, call, payload, *given)
         copies.append((payload.flags.c_contiguous, shown.copied is not None))
         return shown
 
