@@ -4,4 +4,5 @@ from .op_profile import Profile as Profile
 from .pipelined_program import PipelinedProgram as PipelinedProgram, Share as Share
 from .stage_code import StagePrograms as StagePrograms
 from .stage_runner import ProgramStage as ProgramStage
+from .trained_pipeline import TrainedPipeline as TrainedPipeline
 from .typed_arrays import TypedArray as TypedArray

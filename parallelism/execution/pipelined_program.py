@@ -1,7 +1,7 @@
 """A program cut into stages, run on a pipeline: the loss of a batch, and its gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
+from parallelism.ir import TensorType
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -41,6 +42,8 @@ class Share:
     """This device's part of each input of the batch: its name, then one array for each microbatch."""
     weights: Mapping[str, Array]
     """This device's part of each weight, by name."""
+    state: Mapping[str, Array] = field(default_factory=dict)
+    """This device's part of the state of an optimizer, by name."""
 
 
 MakeStage = Callable[..., ProgramStage]
@@ -147,8 +150,22 @@ class PipelinedProgram(PipelinedOperation):
                 (GRADIENTS, sum(stage.gradients.nbytes for stage in stages.values())),
             ):
                 device.hold(category, nbytes)
+            if share.state:
+                device.hold("optimizer", sum(array.nbytes for array in share.state.values()))
             (run_stages or self.run_stages)(device, stages)
-            return self._added_up(device, stages)
+            return self.finish(device, stages, share)
+
+    def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
+        """What a device returns after the last action of its ``stages``."""
+        return self.added_up(device, stages)
+
+    def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
+        """Devices at a position of one class do the same in `finish`."""
+        return 0
+
+    def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
+        """The types of a rank's parts of `Share.state`, by name."""
+        return {}
 
     def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
@@ -173,14 +190,19 @@ class PipelinedProgram(PipelinedOperation):
                 found.setdefault(positions, []).append(name)
         return sorted((positions, tuple(names)) for positions, names in found.items())
 
-    def _added_up(self, device: Device, stages: Mapping[int, ProgramStage]) -> dict[str, Array]:
-        """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss."""
+    def added_up(
+        self, device: Device, stages: Mapping[int, ProgramStage], *, over_replicas: bool = True
+    ) -> dict[str, Array]:
+        """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss.
+
+        Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.
+        """
         axis, replicas = pipeline_axes(self.pipeline, device.mesh, self.inside)
         sums: dict[str, Array] = {}
         for stage in stages.values():
             loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
             if replicas is not None:
-                for dtype, flat in stage.gradients.flat.items():
+                for dtype, flat in stage.gradients.flat.items() if over_replicas else ():
                     stage.gradients.flat[dtype] = device.all_reduce(flat, replicas)
                 loss = [device.all_reduce(part, replicas) for part in loss]
             sums.update(("", np.reshape(part, ())) for part in loss)

@@ -99,7 +99,8 @@ class PipelinedStep:
         even = self._even_inside()
         first: dict[Any, int] = {}
         of = [
-            first.setdefault((position, self._alike[replica], even or self.program.place(self.mesh, rank)), rank)
+            first.setdefault((position, self._alike[replica], even or self.program.place(self.mesh, rank),
+                              self.program.class_of_update(self.mesh, rank, position)), rank)
             for rank, (position, replica) in enumerate(self.places)
         ]
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
@@ -158,7 +159,9 @@ class PipelinedStep:
                 data[name] = tuple(map(TypedArray.of, types))
             types_of_weights = programs.types(functions.forward.inputs, functions.weights)
             weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
-        return Share(self.numbers, self.rows, parts, data, weights)
+        types_of_state = self.program.state_types(self.mesh, rank, position)
+        state: dict[str, Any] = {name: TypedArray.of(type) for name, type in types_of_state.items()}
+        return Share(self.numbers, self.rows, parts, data, weights, state)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
         """A function from a tag to an array of the type of the message that the rank receives with this tag."""

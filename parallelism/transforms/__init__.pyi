@@ -1,5 +1,6 @@
 from .data import DataParallel as DataParallel
 from .parts import Parts as Parts
+from .pipelines import Pipeline as Pipeline, Step as Step
 from .precision import MixedPrecision as MixedPrecision
 from .recomputation import Recompute as Recompute
 from .sequence import SequenceParallel as SequenceParallel
@@ -9,6 +10,7 @@ from .training import (
     SGD as SGD,
     Adam as Adam,
     AdamW as AdamW,
+    carried as carried,
     categories as categories,
     first_state as first_state,
     following as following,

@@ -43,7 +43,12 @@ class Parts:
 
     @classmethod
     def of(cls, function: Function) -> Parts:
-        """The parts of ``function``.  ``ValueError`` if its update reads values of the forward."""
+        """The parts of ``function``.
+
+        ``ValueError`` if its update reads values of the forward; ``TypeError`` if it is no function.
+        """
+        if not isinstance(function, Function):
+            raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]
         if not nexts:
             return cls(function.name, function, None)
@@ -116,7 +121,7 @@ class Parts:
             raise ValueError(f"@{self.name} computes values again in its backward: Recompute comes after the other "
                              "transforms, or all in one Strategy")
         parameters = [value.name for value in self.parameters]
-        layouts = self._layouts()
+        layouts = self.layouts()
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
         bare = laid_out(self.forward, dict.fromkeys(parameters))
         back = gradient(bare, parameters, keep_outputs=True)
@@ -146,7 +151,7 @@ class Parts:
         kept = dict.fromkeys(value.name for value in self.update.outputs)
         return replace(self, update=laid_out(self.update, derived | kept))
 
-    def _layouts(self) -> dict[str, TensorSharding | None]:
+    def layouts(self) -> dict[str, TensorSharding | None]:
         """The layouts of parameters, gradients and state, and of what each is in the next step, by name."""
         assert self.update is not None
         layouts = {value.name: value.layout for value in self.parameters}

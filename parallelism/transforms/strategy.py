@@ -10,21 +10,22 @@ from typing import Any, ClassVar, Protocol
 from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.transforms.data import DataParallel
+from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
 from parallelism.transforms.sequence import SequenceParallel
 from parallelism.transforms.tensor import TensorParallel
-from parallelism.transforms.words import Word, read
+from parallelism.transforms.words import Word, read, read_all
 from parallelism.transforms.zero import Zero
 
 
 class Transform(Protocol):
-    """A frozen value that takes a program and returns a program."""
+    """A frozen value that takes a program and returns a program; a pipeline returns a `Step`."""
 
     phase: ClassVar[int]
     """In a `Strategy` transforms of a lower phase are applied first."""
 
-    def __call__(self, function: Function) -> Function: ...
+    def __call__(self, function: Function) -> Function | Step: ...
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -58,13 +59,14 @@ class Strategy:
 
     phase: ClassVar[int] = 0
 
-    def __call__(self, function: Function) -> Function:
-        """The transformed program.  ``ValueError`` of the transform that refuses it."""
+    def __call__(self, function: Function) -> Any:
+        """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""
         # Of one phase the last one is applied first: what is split over an axis later is split around it.
         backwards = sorted(self.transforms, key=lambda each: -each.phase)
+        result: Any = function
         for transform in reversed(backwards):
-            function = transform(function)
-        return function
+            result = transform(result)
+        return result
 
     def __str__(self) -> str:
         return " ".join(map(str, self.transforms))
@@ -78,7 +80,7 @@ class Strategy:
 
         ``ValueError`` names the word that cannot be read.
         """
-        return cls(*(_transform(word, sized=False)[0] for word in map(read, _words(text))))
+        return cls(*(_transform(word, sized=False)[0] for word in read_all(text)))
 
     @classmethod
     def parse_on_mesh(cls, text: str) -> tuple[Strategy, Mesh]:
@@ -89,7 +91,7 @@ class Strategy:
         """
         found: list[Transform] = []
         sizes: dict[str, tuple[int, int]] = {}
-        for word in map(read, _words(text)):
+        for word in read_all(text):
             transform, size = _transform(word, sized=True)
             found.append(transform)
             if size is None:
@@ -116,8 +118,15 @@ class Strategy:
         if axis not in mesh.shape:
             raise ValueError(f"{transform} needs an axis {axis!r}; the axes of {mesh!r} are "
                              f"{', '.join(map(repr, mesh.axes))}")
-        text = str(transform)
-        return f"{text}={mesh.shape[axis]}" if read(text).name in _SIZED else text
+        first, *rest = str(transform).split()
+        size = f"={mesh.shape[axis]}" if read(first).name in _SIZED else ""
+        return " ".join([f"{first}{size}", *rest])
+
+
+def _scheduled(word: Word) -> tuple[int, str, int]:
+    assert word.schedule is not None, word
+    name, microbatches, chunks = word.schedule
+    return microbatches, name, chunks
 
 
 def _precision(dtype: str, *gradients: str) -> MixedPrecision:
@@ -146,24 +155,19 @@ def _order(transform: Transform) -> tuple[int, str]:
     return transform.phase, "" if isinstance(transform, DataParallel) else str(transform)
 
 
-def _words(text: str) -> Iterable[str]:
-    if not isinstance(text, str):
-        raise TypeError(f"a strategy is read from text, got {text!r}")
-    return text.split()
-
-
-_SIZED: dict[str, Callable[[Word], Transform]] = {
+_SIZED: dict[str, Callable[[Word], Any]] = {
+    "pp": lambda word: Pipeline(word.axis or "", *_scheduled(word), begin=word.regions),
     "dp": lambda word: DataParallel(word.axis or ""),
     "tp": lambda word: TensorParallel(word.axis or "", word.regions),
 }
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
-_OTHER: dict[str, Callable[[Word], Transform]] = {
+_OTHER: dict[str, Callable[[Word], Any]] = {
     "sp": lambda word: SequenceParallel(word.axis or ""),
     "precision": lambda word: _precision(*(word.value or "").split(",")),
     "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
 }
-_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero", "precision", "recompute")
+_WITH_REGIONS, _WITH_VALUE = ("tp", "pp"), ("zero", "precision", "recompute")
 """The words that may name regions, and those that have a value in any text."""
 
 

@@ -24,7 +24,7 @@ from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
 from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named
 
-__all__ = ["SGD", "Adam", "AdamW", "categories", "first_state", "following", "train_step"]
+__all__ = ["SGD", "Adam", "AdamW", "carried", "categories", "first_state", "following", "train_step"]
 
 UPDATES, VELOCITY, MEAN, SQUARE = "updates", "velocity.", "mean.", "square."
 """The state of the optimizers: the number of updates so far, and prefixes of what belongs to a parameter."""
@@ -84,6 +84,14 @@ def following(step: Function, outputs: Sequence[Any]) -> dict[str, Any]:
     """The parameters and the state for the next step, by the names of inputs, from the outputs of a step."""
     return {value.name.removeprefix(NEXT): output for value, output in zip(step.outputs, outputs, strict=True)
             if value.name.startswith(NEXT)}
+
+
+def carried(step: Function) -> tuple[str, ...]:
+    """The names of the parameters and the state, which a step replaces: what is donated to `parallelism.Executable`.
+
+    The new arrays then lie in the memory of the old ones, as in any training that updates in place.
+    """
+    return tuple(value.name.removeprefix(NEXT) for value in step.outputs if value.name.startswith(NEXT))
 
 
 def categories(step: Function) -> dict[str, str]:

@@ -12,6 +12,9 @@ _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?")
 
 
+_SCHEDULE = re.compile(r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]+)(x(?P<chunks>[0-9]+))?")
+
+
 class Word(NamedTuple):
     """One word of a strategy's text."""
 
@@ -19,6 +22,8 @@ class Word(NamedTuple):
     axis: str | None
     regions: tuple[str, ...]
     value: str | None
+    schedule: tuple[str, int, int] | None = None
+    """Of a pipeline: the name of its schedule, its microbatches, and the stages on a rank."""
 
 
 def word(name: str, axis: str | None = None, regions: Sequence[str] = (), value: Any = None) -> str:
@@ -37,6 +42,23 @@ def read(text: str) -> Word:
     name, regions = found["name"], found["regions"]
     return Word(name, found["axis"] or DEFAULT_AXIS.get(name), tuple(regions.split(",")) if regions else (),
                 found["value"])
+
+
+def read_all(text: str) -> list[Word]:
+    """The words of a strategy; that of a pipeline with its schedule, ``1f1b:8``, which is a word of its own."""
+    if not isinstance(text, str):
+        raise TypeError(f"a strategy is read from text, got {text!r}")
+    written = text.split()
+    schedules = [found for found in map(_SCHEDULE.fullmatch, written) if found]
+    words = [read(each) for each in written if not _SCHEDULE.fullmatch(each)]
+    pipelines = [each for each in words if each.name == "pp"]
+    if len(schedules) != len(pipelines) or len(pipelines) > 1:
+        raise ValueError("a pipeline is written as pp and a schedule with its number of microbatches, such as pp "
+                         f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}")
+    for found in schedules:
+        schedule = found["name"], int(found["microbatches"]), int(found["chunks"] or 1)
+        words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
+    return words
 
 
 def checked_axis(transform: Any) -> None:

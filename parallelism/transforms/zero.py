@@ -65,7 +65,7 @@ class Zero:
             return parts.laid(forward, forward | state | gradients).joined()
         update = parts.laid(forward, forward | state)
         assert update.update is not None
-        return replace(update, update=_summed_first(update.update, gradients)).joined()
+        return replace(update, update=summed_first(update.update, gradients)).joined()
 
     def _split(self, value: Value) -> Dims:
         """The axes of the dims of a parameter that is split over the axis, too."""
@@ -85,7 +85,7 @@ class Zero:
         return word("zero", self.axis, value=self.stage)
 
 
-def _summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:
+def summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:
     """The update with each gradient brought into its layout first: then its sum is pending until here."""
     values = {value: replace(value, name=f"summed.{value.name}", layout=None)
               for value in update.inputs if value.name in layouts}

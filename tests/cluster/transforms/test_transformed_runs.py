@@ -8,7 +8,7 @@ from transformed import MODELS, assert_trained, interpreted, trained
 
 from parallelism import Executable, ir
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, AdamW, Strategy, categories, train_step
+from parallelism.transforms import SGD, AdamW, Strategy, carried, categories, train_step
 
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
@@ -26,7 +26,7 @@ def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model
     alone = train_step(MODELS[model](rows), AdamW(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(alone)
-    executable = Executable(step, mesh, categories=categories(step))
+    executable = Executable(step, mesh, categories=categories(step), donate=carried(step))
     cluster = cluster_of(mesh, backend, compute="modelled", **ON)
     runs = []
 

@@ -10,7 +10,7 @@ from transformed import transformer
 from parallelism import Executable, Mesh, ir, models
 from parallelism.layouts import localize
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, Parts, Strategy, categories, train_step
+from parallelism.transforms import SGD, Adam, Parts, Strategy, carried, categories, train_step
 
 ITEM = 8
 LAYERS, BATCH, SEQUENCE, WIDTH, VOCABULARY = 3, 8, 12, 48, 24
@@ -118,8 +118,10 @@ def test_memory_is_that_of_the_stages_of_zero(n, stage, weights, gradients, stat
     whole = parameter_bytes(step)
     strategy, mesh = Strategy.parse_on_mesh(f"dp={n}" + (f" zero={stage}" if stage else ""))
     step = strategy(step)
-    trace = simulate(Executable(step, mesh, categories=categories(step)), "dgx-h100")
+    executable = Executable(step, mesh, categories=categories(step), donate=carried(step))
+    trace = simulate(executable, "dgx-h100")
     for rank in range(n):
+        assert trace.peak_bytes(rank, "outputs") == 8      # the loss: all else lies in the memory of what was before
         assert trace.peak_bytes(rank, "weights") * (weights or n) == whole
         assert trace.peak_bytes(rank, "gradients") * (gradients or n) == whole
         assert (trace.peak_bytes(rank, "optimizer") - 8) * (state or n) == 2 * whole      # 8: the number of updates

@@ -1,0 +1,139 @@
+"""A training step cut into the stages of a pipeline, as an operation: schedule, sums over replicas, and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from parallelism.arrays import Array, plain_array
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.pipelined_program import PipelinedProgram, Share
+from parallelism.execution.stage_runner import ProgramStage
+from parallelism.ir import Function, TensorType
+from parallelism.ir.passes import Kinds, donations
+from parallelism.layouts.localization import Localized
+from parallelism.layouts.localization.localized import localize
+from parallelism.layouts.stages.batches import checked
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.transforms.parts import NEXT
+from parallelism.transforms.pipelines import REPLICAS, Step
+from parallelism.transforms.training import carried, categories
+
+
+class TrainedPipeline(PipelinedProgram):
+    """A `parallelism.transforms.Step` on ``mesh``: it computes what the whole step computes.
+
+    ``cluster.run(TrainedPipeline(step, mesh), inputs)``, with the inputs of ``step.function`` by name or in order,
+    returns its outputs in order: the loss, then parameters and state for the next step.  Stages lie on the axis of the
+    pipeline, replicas on ``dp``; the other axes of the mesh are inside a stage.
+
+    **Communication**: that of `PipelinedProgram`, but each device sums its gradients over replicas in its update, each
+    gradient for itself; with Zero by a reduce_scatter, and an all_gather of the new parameters.  Stages that share
+    weights exchange their gradients before.
+
+    ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
+    """
+
+    def __init__(self, step: Step, mesh: Mesh) -> None:
+        pipeline = step.pipeline.on(mesh)
+        inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, REPLICAS)}
+        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None)
+        self.step, self.mesh = step, mesh
+        around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
+        self.mesh_of_update = Mesh(**around or {"one": 1})
+        """The axes over which the update of a stage is split."""
+        self._updates: dict[int, Localized] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything except the programs, which each device computes."""
+        return super().__getstate__() | {"_updates": {}}
+
+    # -- the update of a position of the pipeline ----------------------------------------------------------------------
+
+    def update(self, position: int) -> Localized:
+        """The update of the parameters of all stages at a position."""
+        if position not in self._updates:
+            names = dict.fromkeys(
+                name for number in self.stages_on(position) for name in self.stages.functions[number].trained)
+            laid = {value.name: value.layout for value in self.stages.function.inputs if value.layout}
+            summed = REPLICAS in self.mesh.shape
+            self._updates[position] = localize(self.step.update(names, laid, summed=summed), self.mesh_of_update)
+        return self._updates[position]
+
+    def update_place(self, mesh: Mesh, rank: int) -> int:
+        """The rank on the mesh of an update."""
+        index = mesh.index(rank)
+        axes = self.mesh_of_update.axes
+        return self.mesh_of_update.rank(**{axis: index[axis] if axis in mesh.axes else 0 for axis in axes})
+
+    def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
+        """Devices at a position of one class have updates of the same shapes."""
+        return self.update(position).class_of(self.update_place(mesh, rank))
+
+    def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
+        """The types of a rank's parts of the state, by name."""
+        function = self.update(position).program(self.update_place(mesh, rank))
+        return {value.name: value.type for value in function.inputs if value.name in self._state}
+
+    @cached_property
+    def _state(self) -> frozenset[str]:
+        return frozenset(value.name for value in self.step.parts.state)
+
+    @property
+    def writes_inputs(self) -> bool:
+        """True: new parameters and state lie in the memory of the old ones."""
+        return True
+
+    # -- a run ---------------------------------------------------------------------------------------------------------
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
+        """For each rank, the data of its replica, the weights of its stages, and its part of the state."""
+        function: Function = self.step.function
+        if mesh != self.mesh:
+            raise ValueError(f"@{function.name} is cut for {self.mesh!r} and cannot run on {mesh!r}")
+        arrays, _ = checked(function, *args)
+        forward = [arrays[value.name] for value in self.stages.function.inputs]
+        state = {name: plain_array(f"%{name}", arrays[name]) for name in self._state}
+        shares = []
+        for rank, (share,) in enumerate(super().inputs(mesh, forward)):
+            position = self.places(mesh)[rank][0]
+            update, place = self.update(position), self.update_place(mesh, rank)
+            mine = {
+                value.name: layout.shard(state[value.name], self.mesh_of_update)[place]
+                for value, layout in zip(update.function.inputs, update.inputs, strict=True)
+                if value.name in self._state}
+            shares.append((replace(share, state=mine),))
+        return shares
+
+    def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
+        """Runs the update; the new parameters and state of this device, and under ``""`` the loss if it has it."""
+        sums = self.added_up(device, stages, over_replicas=False)
+        update = self.update(self.position(device))
+        function = update.program(self.update_place(device.mesh, device.rank))
+        given = {**share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name}}
+        known = {value.name for value in function.values}
+        program = DeviceProgram(
+            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
+            donated=donations(function, carried(function), Kinds.of(update.function)))
+        arrays = [np.reshape(given[value.name], value.type.shape) for value in function.inputs]
+        made = program.run(device, program.own(arrays))
+        found = {value.name: array for value, array in zip(function.outputs, made, strict=True)}
+        return found | ({"": sums[""]} if "" in sums else {})
+
+    def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
+        """The outputs of the whole step, in order."""
+        whole: dict[str, Array] = {}
+        for position in range(self.pipeline.ranks):
+            ranks = [rank for rank, place in enumerate(self.places(mesh)) if place[0] == position]
+            by_place = {self.update_place(mesh, rank): outputs[rank] for rank in ranks}
+            update = self.update(position)
+            for value, layout in zip(update.function.outputs, update.outputs, strict=True):
+                parts = [by_place[place][value.name] for place in range(self.mesh_of_update.size)]
+                whole.setdefault(value.name, layout.unshard(parts, self.mesh_of_update))
+        loss = next(each[""] for each in outputs if "" in each)
+        return tuple(whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs)

@@ -1,0 +1,45 @@
+"""Steps cut into pipelines, on real devices: they train as the step alone, and a simulation says what they do."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_runs import assert_simulated
+from transformed import MODELS, assert_trained, interpreted, trained
+
+from parallelism import ir
+from parallelism.execution import TrainedPipeline
+from parallelism.simulation import simulate
+from parallelism.transforms import SGD, Adam, AdamW, Strategy, train_step
+
+B, = ir.symbols("B")
+ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
+CASES = [
+    ("gpt", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("mlp", 7, "pp=3 gpipe:2 dp=2 zero=2", AdamW(0.01)),
+    ("llama", 8, "pp=2 zero_bubble_h1:4 dp=2 tp=2", SGD(0.1, 0.5)), ("convolutional", 6, "pp=2 1f1b:2 tp=3", SGD(0.1)),
+    ("mlp", 8, "pp=2 interleaved_1f1b:4x2 dp=2 zero=1", Adam(0.01)),
+    ("mixture", 8, "pp=2 1f1b:2 dp=2 zero=1", SGD(0.1, 0.5)), ("residual", 9, "pp=4 1f1b:3 dp=2", Adam(0.01)),
+    ("recurrent", 9, "pp=2 zero_bubble_v:4x2 dp=2 zero=2", SGD(0.1, 0.5)),
+    ("factored", 8, "pp=2 1f1b:4 tp=2", SGD(0.1)), ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)),
+    ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", Adam(0.01)),
+]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize(("model", "rows", "text", "rule"), CASES, ids=[f"{m}-{t}" for m, _, t, _ in CASES])
+def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, rule, backend):
+    alone = train_step(MODELS[model](rows), rule)
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(train_step(MODELS[model](B), rule))
+    program = TrainedPipeline(step, mesh)
+    cluster = cluster_of(mesh, backend, compute="modelled", **ON)
+    runs = []
+
+    def run(inputs):
+        runs.append(cluster.run(program, inputs))
+        return runs[-1].result
+
+    assert_trained(trained(step.function, run, like=alone), interpreted(alone))
+    assert_simulated(simulate(program, mesh=mesh, batch=rows, **ON), runs[-1].trace)
+    folded = simulate(program, mesh=mesh, batch=rows, fold=True, **ON)
+    assert folded.makespan_seconds == pytest.approx(runs[-1].trace.makespan_seconds, rel=1e-9)

@@ -1,0 +1,137 @@
+"""Steps cut into pipelines as values: their text, their updates, what they move and hold, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from transformed import MODELS, assert_trained, interpreted, transformer
+
+from parallelism import Mesh, ir, models
+from parallelism.execution import TrainedPipeline
+from parallelism.simulation import simulate
+from parallelism.transforms import SGD, Adam, DataParallel, Pipeline, Step, Strategy, train_step
+
+B, = ir.symbols("B")
+ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(("text", "pipeline"), [
+    ("pp 1f1b:8", Pipeline(microbatches=8)), ("pp:stage gpipe:2", Pipeline("stage", 2, "gpipe")),
+    ("pp interleaved_1f1b:4x2", Pipeline(microbatches=4, schedule="interleaved_1f1b", chunks=2)),
+    ("pp@block.1,head zero_bubble_h1:3", Pipeline("pp", 3, "zero_bubble_h1", begin=("block.1", "head"))),
+])
+def test_the_text_of_a_pipeline(text, pipeline):
+    assert str(pipeline) == text and Strategy.parse(text) == Strategy(pipeline)
+    strategy, mesh = Strategy.parse_on_mesh(text.replace(" ", "=3 ", 1) + " dp=2")
+    assert mesh == Mesh(**{pipeline.axis: 3, "dp": 2}) and strategy == Strategy(pipeline, DataParallel())
+    assert Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
+    step = Strategy.parse(f"dp zero=1 {text}")(train_step(MODELS["gpt"](B), Adam()))
+    assert Step.parse(str(step)) == step
+
+
+def test_the_function_of_a_step_is_interpreted_as_the_step_alone():
+    alone = train_step(MODELS["mlp"](B), Adam())
+    step = Strategy.parse("pp 1f1b:2 dp tp zero=1")(alone)
+    small = train_step(MODELS["mlp"](4), Adam())
+    assert_trained(interpreted(step.function, like=small), interpreted(small), 0)
+
+
+@pytest.mark.parametrize("text", ["zero=1", "zero=2"])
+def test_the_update_of_a_stage_sums_its_gradients_once_and_splits_its_state(text):
+    step = Strategy.parse(f"dp {text} pp 1f1b:4")(train_step(models.mlp((8, 12, 4), B), Adam()))
+    update = step.update(["p.w0", "p.b0"], summed=True)
+    laid = {value.name: str(value.layout) for value in update.inputs}
+    assert set(laid) == {f"{kind}p.{name}" for kind in ("", "grad.", "mean.", "square.") for name in ("w0", "b0")} | {
+        "updates"}
+    assert [op.kind for op in update.ops[:2]] == ["reshard"] * 2
+    assert all("partial='dp'" in laid[f"grad.p.{name}"] for name in ("w0", "b0"))
+    assert laid["mean.p.w0"] == "TensorSharding(None, 'dp')"
+
+
+def deep():
+    return models.mlp((16, 32, 8, 24, 4), B)
+
+
+def measured(text, rows=32):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    program = TrainedPipeline(strategy(train_step(deep(), Adam())), mesh)
+    trace = simulate(program, mesh=mesh, batch=rows, **ON)
+    received = Counter()
+    for event in trace:
+        if event.kind == "collective" and event.bytes_received > 8 * 8:
+            received[event.rank, event.name] += event.bytes_received
+    return program, trace, received
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatches(microbatches):
+    # Rajbhandari et al. 2020, sections 5.1 and 7: 2 Psi in all, and a quarter of the state on each of 4 replicas.
+    program, trace, _ = measured(f"pp=2 dp=4 zero=1 1f1b:{microbatches}")
+    for rank in range(8):
+        stage = program.stages.functions[rank // 4]
+        types = {value.name: value.type for value in stage.forward.inputs}
+        whole = sum(types[name].nbytes for name in stage.trained)
+        assert trace.peak_bytes(rank, "optimizer") == 2 * whole // 4 + 8
+        assert trace.peak_bytes(rank, "weights") == whole
+        assert trace.peak_bytes(rank, "outputs") == 0
+        moved = Counter()
+        for event in trace.by_rank()[rank]:
+            if event.kind == "collective" and event.name != "all_reduce":
+                moved[event.name] += event.bytes_received
+        assert moved == {"reduce_scatter": 3 * whole // 4, "all_gather": 3 * whole // 4}
+
+
+def test_without_zero_each_gradient_is_summed_once():
+    program, _, received = measured("pp=2 dp=2 gpipe:3")
+    for rank in range(4):
+        stage = program.stages.functions[rank // 2]
+        types = {value.name: value.type for value in stage.forward.inputs}
+        large = sum(types[name].nbytes for name in stage.trained if types[name].nbytes > 8 * 8)
+        assert received[rank, "all_reduce"] == large        # 2 P (n - 1) / n with n = 2
+
+
+def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apart():
+    for text, classes in (("pp=2 dp=4 zero=1 1f1b:2", 2), ("pp=2 dp=3 zero=1 1f1b:2", 6)):
+        strategy, mesh = Strategy.parse_on_mesh(text)
+        program = TrainedPipeline(strategy(train_step(models.mlp((8, 12, 4), B), Adam())), mesh)
+        folded, whole = (simulate(program, mesh=mesh, batch=12, fold=fold, **ON) for fold in (True, False))
+        assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)
+        assert len(folded.ranks) <= classes
+        assert {rank: folded.peak_bytes(rank) for rank in folded.ranks} == {
+            rank: whole.peak_bytes(rank) for rank in folded.ranks}
+
+
+STEP = train_step(MODELS["gpt"](B), Adam())
+
+
+@pytest.mark.parametrize(("build", "error", "message"), [
+    (lambda: Pipeline()(MODELS["gpt"](B)), ValueError, "pp 1f1b:1: @transformer has no optimizer"),
+    (lambda: Pipeline()(train_step(MODELS["gpt"](4), SGD(1))), ValueError, "has no symbol B for the rows"),
+    (lambda: Pipeline()(train_step(MODELS["gpt"](B), SGD(1), clip=1.0)), ValueError,
+     "in a pipeline gradients cannot be clipped together"),
+    (lambda: Strategy.parse("dp zero=3 pp 1f1b:2")(STEP), ValueError, "Zero can split gradients and state, but not"),
+    (lambda: Strategy.parse("recompute=block.* pp 1f1b:2")(STEP), ValueError, r"with Pipeline\(recompute=True\)"),
+    (lambda: Pipeline()(Pipeline()(STEP)), ValueError, "the step is cut into a pipeline already, pp 1f1b:1"),
+    (lambda: DataParallel()(Pipeline()(STEP)), TypeError, "a Function is transformed, got Step; a Pipeline comes last"),
+    (lambda: Pipeline(schedule="2f2b"), ValueError, "2f2b"),
+    (lambda: Pipeline(chunks=3), ValueError, "chunks"),
+    (lambda: TrainedPipeline(Pipeline()(STEP), Mesh(dp=2)), ValueError, "pp 1f1b:1 needs an axis 'pp'; the axes of"),
+    (lambda: TrainedPipeline(Pipeline(begin=["head"])(STEP), Mesh(pp=3)), ValueError, "2 stages begin at the start"),
+    (lambda: TrainedPipeline(Pipeline()(STEP), Mesh(pp=2)).inputs(Mesh(pp=1), {}), ValueError, "is cut for Mesh"),
+    (lambda: Strategy.parse("pp"), ValueError, "got 1 pp and 0 schedules in 'pp'"),
+    (lambda: Strategy.parse("dp 1f1b:2"), ValueError, "got 0 pp and 1 schedules"),
+    (lambda: Step.parse("dp\nfunc"), ValueError, "begins with its pipeline, such as pp 1f1b:8, got 'dp'"),
+])
+def test_a_pipeline_that_does_not_fit_is_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_stage_may_keep_its_inputs_alone():
+    step = Pipeline(microbatches=2, recompute=True)(train_step(transformer(layers=2).function(B), SGD(0.1)))
+    kept, all_kept = (
+        simulate(TrainedPipeline(each, Mesh(pp=2)), mesh=Mesh(pp=2), batch=4, **ON).peak_bytes(0, "activations")
+        for each in (step, Step(step.function, Pipeline(microbatches=2))))
+    assert kept < all_kept and np.isfinite(kept)
