@@ -46,7 +46,7 @@ def gpt(
         each = features // heads
         # Query, key and value of one head are adjacent, so the columns of the product can be split by heads.
         q, k, v = np.split((x @ qkv).reshape(rows, length, heads, 3 * each), 3, axis=-1)
-        scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each)
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each, q.dtype)
         places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
         weights = apply("softmax", np.where(places[1] <= places[0], scores, -np.inf), axis=3)
         return np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, features) @ out
@@ -72,8 +72,9 @@ def gpt(
     return record(loss, types, places, places, name="gpt")
 
 
-def root(extent: Extent) -> Any:
-    """The square root of an extent: a number, or a value of the program if the extent is symbolic."""
+def root(extent: Extent, dtype: Any) -> Any:
+    """The square root of an extent: a number, or if the extent is symbolic a value of the program, rounded to ``dtype``.
+    """
     if isinstance(extent, int):
         return sqrt(extent)
-    return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64)))
+    return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64))).astype(dtype)

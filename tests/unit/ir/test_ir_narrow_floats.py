@@ -193,3 +193,16 @@ def test_what_does_not_promote_gives_no_warning():
     ir.record(lambda x: x / np.sqrt(64), typed("f32", 3))                   # asked for or not: not 16 bits
     ir.record(lambda x: x > np.float64(0), typed("bf16", 3))
     ir.record(lambda x: x * np.ones(3, np.float32), typed("bf16", 3))       # an array: meant
+
+
+@pytest.mark.parametrize("name", ["bf16", "f32"])
+def test_a_symbolic_width_promotes_nothing(name):
+    dtype, width = typed(name).dtype, ir.symbol("D")
+    symbolic, numbered = (ir.gradient(models.gpt(12, each, 2, 1, 4, 3, dtype=dtype)) for each in (width, 8))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=v.type.shape).astype(dtype) if is_floating(v.type.dtype)
+              else rng.integers(0, 12, v.type.shape) for v in numbered.inputs]
+    found, wanted = (ir.interpret(function, arrays).outputs for function in (symbolic, numbered))
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype == dtype
+        assert_array_equal(one.astype(float), other.astype(float))
