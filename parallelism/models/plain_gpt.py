@@ -73,8 +73,7 @@ def gpt(
 
 
 def root(extent: Extent, dtype: Any) -> Any:
-    """The square root of an extent: a number, or if the extent is symbolic a value of the program, rounded to ``dtype``.
-    """
+    """The square root of an extent: a number, or if the extent is symbolic a value of the program of this dtype."""
     if isinstance(extent, int):
         return sqrt(extent)
     return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64))).astype(dtype)

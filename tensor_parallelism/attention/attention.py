@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -150,10 +151,10 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
 
     def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
         """The dtype of the computation: integers become float64."""
-        found = np.result_type(*arrays)
-        if found.kind not in "biuf":
+        found = common_dtype(*(array.dtype for array in arrays))
+        if found.kind not in "biuf" and not is_floating(found):
             raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
-        return found if found.kind == "f" else np.dtype(np.float64)
+        return found if is_floating(found) else np.dtype(np.float64)
 
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
         x, *weights = arrays

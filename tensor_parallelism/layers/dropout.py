@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array
+from parallelism.dtypes import is_floating
 from parallelism.kernels import dropout, dropout_mask
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
@@ -104,7 +105,7 @@ def _arguments(x: Any = None, step: Any = 0, *more: Any) -> tuple[Array, int]:
     if x is None or more:
         raise TypeError(f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}")
     array = np.asarray(x)
-    if array.dtype.kind != "f":
+    if not is_floating(array.dtype):
         raise TypeError(f"Dropout takes floating point numbers, got {array.dtype}")
     return array, counted("step", step)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array, plain_array
+from parallelism.dtypes import as_dtype, common_dtype
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.resharding import plan_resharding
@@ -103,7 +104,7 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
 
     def plan(self, shapes: Iterable[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Planned:
         """The plan for inputs of these shapes, in order; ``print`` it.  ``ValueError`` if they do not fit."""
-        key = tuple(tuple(int(n) for n in shape) for shape in shapes), mesh, np.dtype(dtype)
+        key = tuple(tuple(int(n) for n in shape) for shape in shapes), mesh, as_dtype(dtype)
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
         return self._plans[key]
@@ -113,7 +114,7 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
 
     def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
         """The dtype of the computation."""
-        return np.result_type(*arrays)
+        return common_dtype(*(array.dtype for array in arrays))
 
     def _check_values(self, *arrays: Array) -> None:
         """``ValueError`` or ``TypeError`` for wrong values."""
@@ -180,7 +181,7 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         return LayerPlan(title, shapes, dtype, mesh, forward, backward)
 
     def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
-        return np.result_type(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))
+        return common_dtype(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
         """The shapes of the inputs and of ``out``; ``ValueError`` if the inputs do not fit each other."""
