@@ -24,6 +24,7 @@ from parallelism.layouts import annotate, localize, partition, propagate
 from parallelism.models import TransformerSpec, convolutions, experts, layers, perceptron, plain_gpt, spec
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
+from parallelism.transforms import Adam, train_step
 
 S = TensorSharding
 B = ir.symbol("B")
@@ -98,12 +99,12 @@ PLAIN = {
 }
 
 
-def in_plain_numpy(model):
-    """The function that the model is recorded from, on arrays."""
+def in_plain_numpy(make):
+    """The function that the model that ``make`` makes is recorded from, on arrays."""
     with ExitStack() as patches:
         for module in MODULES:
             patches.enter_context(mock.patch.object(module, "record", lambda function, *_, name: function))
-        loss = MODELS[model]()
+        loss = make()
 
     def plain(*arguments):
         with ExitStack() as patches:
@@ -137,7 +138,12 @@ def reference(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_interpreted_is_what_plain_numpy_gives(model):
-    loss, (arrays, (value, *gradients)) = in_plain_numpy(model), reference(model)
+    assert_as_in_plain_numpy(MODELS[model], *reference(model))
+
+
+def assert_as_in_plain_numpy(make, arrays, interpreted):
+    """The loss, and the slope of each gradient in one direction."""
+    loss, (value, *gradients) = in_plain_numpy(make), interpreted
     weights = {name.removeprefix("p."): array for name, array in arrays.items() if name.startswith("p.")}
     batch = [array for name, array in arrays.items() if not name.startswith("p.")]
     assert_allclose(value, loss(weights, *batch), rtol=1e-10)
@@ -358,8 +364,8 @@ def assert_numbers(found, wanted):
         assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max(initial=0))
 
 
-def assert_three_ways(cluster, function, arrays, wanted):
-    executable = Executable(localize(propagate(function, cluster.mesh), cluster.mesh))
+def assert_three_ways(cluster, function, arrays, wanted, donate=()):
+    executable = Executable(localize(propagate(function, cluster.mesh), cluster.mesh), donate=donate)
     assert_numbers(ir.interpret(executable.programs.function, arrays).outputs, wanted)
     result, trace = executed(cluster, executable, arrays)
     assert_numbers(result, wanted)
@@ -367,7 +373,8 @@ def assert_three_ways(cluster, function, arrays, wanted):
     assert_agree(simulated, trace)
     assert_folds(executable, simulated, "dgx-h100")
     if cluster.mesh.size == 1:
-        assert simulated.peak_bytes(0) == ir.interpret(executable.programs.program(0), arrays).peak_bytes
+        alone = ir.interpret(executable.programs.program(0), arrays, donate=donate)
+        assert simulated.peak_bytes(0) == alone.peak_bytes
     return executable, trace
 
 
@@ -513,3 +520,46 @@ def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed
     assert_agree(simulated, trace.on(HARDWARE[name], **there))
     if name in ("another", "straggler") or not there["link_sharing"]:
         assert_folds(executable, simulated, HARDWARE[name], **there)
+
+
+def some_spec(rng):
+    """A Transformer of any kind: norms, activations, positions, attention, dropout, biases, tables."""
+    def pick(*choices):
+        return choices[int(rng.integers(len(choices)))]
+
+    groups, each = pick(1, 2, 3), pick(1, 2)
+    return TransformerSpec(
+        layers=pick(1, 2), width=2 * pick(1, 2) * groups * each, heads=groups * each, key_value_heads=groups,
+        feed_forward=pick(None, 5, 8), vocabulary=pick(6, 7, 8), sequence=pick(1, 3, 4),
+        activation=pick("gelu", "relu", "swiglu"), norm=pick("layer", "rms"), positions=pick("learned", "rotary"),
+        biases=pick(False, True), tied=pick(False, True), attention_dropout=pick(0.0, 0.25),
+        hidden_dropout=pick(0.0, 0.25), fused_attention=pick(False, True), dtype="f64", epsilon=0.1)
+
+
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("seed", range(48))
+def test_any_donated_training_step_is_one_program_three_ways(cluster_of, seed):
+    """Of any Transformer, on 1 to 8 devices, in any layouts; the next state lies in the memory of the last."""
+    rng = np.random.default_rng(seed)
+    spec, rows, mesh = some_spec(rng), int(rng.integers(1, 5)), STEP_MESHES[seed % len(STEP_MESHES)]
+    loss = spec.function(rows)
+    arrays = arrays_of(loss)
+    gradient = ir.gradient(loss, weights_of(loss), keep_outputs=True)
+    assert_as_in_plain_numpy(lambda: spec.function(rows), arrays, ir.interpret(gradient, arrays).outputs)
+    step = train_step(loss, Adam(0.02))
+    arrays |= {v.name: rng.random(v.type.shape) + 0.1 for v in step.inputs if v.name.startswith(("mean.", "square."))}
+    arrays["updates"] = np.asarray(3)
+    share = rng.choice([0.0, 0.1, 0.4])
+    given = {value.name: some_layout(rng, value, mesh) for value in step.values if rng.random() < share}
+    for value in step.inputs:
+        if value.name.startswith(("p.", "mean.", "square.", "updates")):
+            layout = some_layout(rng, value, mesh)
+            given[value.name] = given[f"next.{value.name}"] = S(*layout.dims)
+    _, trace = assert_three_ways(
+        cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled"), annotate(step, given), arrays,
+        ir.interpret(step, arrays).outputs, ("p", "mean", "square", "updates"))
+    assert {*trace.peaks("outputs").values()} == {8}        # the loss
+
+
+STEP_MESHES = [
+    Mesh(one=1), Mesh(x=2), Mesh(y=3), Mesh(x=2, y=2), Mesh(x=5), Mesh(x=2, y=3), Mesh(x=7), Mesh(a=2, b=2, c=2)]

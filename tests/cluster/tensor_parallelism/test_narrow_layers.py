@@ -1,4 +1,4 @@
-"""Layers of bfloat16 arrays: results and gradients of that dtype, near those of float64, with a quarter of the bytes."""
+"""Layers of bfloat16 arrays: results of that dtype that are near those of float64, and a quarter of the bytes."""
 
 from __future__ import annotations
 
