@@ -70,7 +70,7 @@ def _dropout(x, step, rate, seed, whole, starts):
     return x * kept / (1 - rate), kept
 
 
-def _attention(q, k, v, step, scale, causal, rate, seed, whole, starts):
+def _attention(q, k, v, step=0, *, scale, causal, rate, seed, whole, starts):
     k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     weights = _attention_weights(np.einsum("bqhd,bkhd->bhqk", q, k), scale, causal, starts)
     weights, _ = _dropout(weights, step, rate, seed, weights.shape, starts)
@@ -88,7 +88,7 @@ PLAIN = {
     "attention": _attention, "attention_weights": _attention_weights, "dropout": _dropout, "rotary": _rotary,
     "take": np.take, "swiglu": lambda gate, x: gate / (1 + np.exp(-gate)) * x,
     "rms_norm": lambda x, weight, epsilon: x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight,
-    "softmax": _softmax, "layer_norm": _layer_norm,
+    "softmax": _softmax, "layer_norm": _layer_norm, "relu": lambda x: np.where(x.real > 0, x, 0),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x))),
     "exponential_sums": lambda logits, largest: np.sum(np.exp(logits - largest[..., None]), axis=-1),
     "cross_entropy": lambda logits, classes, largest, sums, rows, first, whole: np.sum(
@@ -536,7 +536,7 @@ def some_spec(rng):
         hidden_dropout=pick(0.0, 0.25), fused_attention=pick(False, True), dtype="f64", epsilon=0.1)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("seed", range(48))
 def test_any_donated_training_step_is_one_program_three_ways(cluster_of, seed):
     """Of any Transformer, on 1 to 8 devices, in any layouts; the next state lies in the memory of the last."""

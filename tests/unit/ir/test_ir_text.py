@@ -16,6 +16,7 @@ from ir_random_examples import MAKERS, drawn
 
 from parallelism import TensorSharding, ir
 from parallelism.ir.core import DTYPES
+from parallelism.models import TransformerSpec
 
 T = ir.TensorType
 
@@ -97,6 +98,18 @@ def laid_out(draw):
 
 @given(functions() | laid_out())
 def test_what_is_printed_is_read_back_as_it_was(function):
+    check_read_back(function)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=1000)
+@given(functions() | laid_out())
+def test_a_thousand_programs_are_read_back(function):
+    check_read_back(function)
+
+
+def check_read_back(function):
     text = str(function)
     again = ir.parse(text)
     assert again == function
@@ -115,6 +128,13 @@ def test_any_operators_are_printed_and_read_back(kinds, data):
         with builder.region(data.draw(regions)):
             builder.emit(kind, inputs, example.attributes)
     function = builder.function("f", [])
+    assert ir.parse(str(function)) == function
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_a_transformer_and_its_gradient_are_read_back(dtype):
+    spec = TransformerSpec(layers=1, width=8, heads=2, vocabulary=6, sequence=3, dropout=0.1, dtype=dtype)
+    function = ir.gradient(spec.function(ir.symbol("B")), keep_outputs=True)
     assert ir.parse(str(function)) == function
 
 
