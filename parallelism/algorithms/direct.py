@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from parallelism.algorithms.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
-from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Stage, around, listed, turns, with_root
+from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Stage, Turns, around, listed, with_root
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 IN_GROUP_ORDER = "in group order"
@@ -48,13 +48,13 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
         return Cost(int(used), tuple(part * n for n in messages), tuple(part * len(mine) for mine in needed), messages,
                     whole(g))
 
-    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
+    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Phase | Turns]:
         if kind.paired:
             moved = [(s, t, 1) for s, t in sorted(pairs) if s != t]
             if moved:
                 yield listed(moved, 1)
         elif not kind.moves:
-            yield from turns(g, 0, 1)
+            yield Turns(g, 0, 1)
         elif callable(kind.sources):
             needed = np.zeros((g, g), np.bool_)
             for target in range(g):
@@ -67,7 +67,7 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
         elif kind.sources == "root" or kind.gets == "root":
             yield from with_root(g, root, kind.sources == "root", whole(g))
         else:
-            yield from turns(g, 1, whole(g))
+            yield Turns(g, 1, whole(g))
 
     return CollectiveAlgorithm(
         name, (kind.name,), _formula(kind), closed_form, steps,
@@ -94,15 +94,15 @@ DIRECT = (
     CollectiveAlgorithm(
         "direct", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
         lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))], lambda g: g,
-        lambda g, root, pairs: (*turns(g, 1, g), *turns(g, 1, g)), IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
+        lambda g, root, pairs: (Turns(g, 1, g), Turns(g, 1, g)), IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
     *(direct_of(kind) for kind in KINDS.records.values() if kind.name != "all_reduce"),
     CollectiveAlgorithm(
         "naive", ("all_reduce",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
-        lambda g, root, pairs: [Pairwise(lambda s, t: (0,), True)], phases=lambda g, root, pairs: turns(g, 1, 1),
+        lambda g, root, pairs: [Pairwise(lambda s, t: (0,), True)], phases=lambda g, root, pairs: (Turns(g, 1, 1),),
         order=IN_GROUP_ORDER, turns=True, preference=3),
     CollectiveAlgorithm(
         "naive", ("reduce_scatter",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
         lambda g, root, pairs: [Pairwise(lambda s, t: tuple(range(g)), True)], lambda g: g,
-        lambda g, root, pairs: turns(g, 1, 1), IN_GROUP_ORDER, turns=True, preference=3),
+        lambda g, root, pairs: (Turns(g, 1, 1),), IN_GROUP_ORDER, turns=True, preference=3),
     *(direct_of(KINDS.records[name], "naive", 3) for name in ("all_gather", "broadcast", "reduce")),
 )

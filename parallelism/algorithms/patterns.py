@@ -180,9 +180,22 @@ def around(g: int, distance: int, part: int, whole: int, times: int = 1) -> Phas
     return Phase(times, here, (here + distance) % g, np.full(g, part), whole)
 
 
-def turns(g: int, part: int, whole: int) -> Iterator[Phase]:
-    """Every position sends to every other, the nearest first."""
-    return (around(g, d, part, whole) for d in range(1, g))
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The phases in which every position sends to every other, the nearest first: `around` at each distance."""
+
+    g: int
+    part: int
+    whole: int
+
+    def __iter__(self) -> Iterator[Phase]:
+        return (around(self.g, distance, self.part, self.whole) for distance in range(1, self.g))
+
+
+def each_phase(phases: Iterable[Phase | Turns]) -> Iterator[Phase]:
+    """The phases, those of turns one by one."""
+    for phase in phases:
+        yield from phase if isinstance(phase, Turns) else (Phase._make(phase),)
 
 
 def swap(g: int, distance: int, part: int, whole: int) -> Phase:

@@ -6,12 +6,12 @@ Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communicati
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
     Listed,
+    Turns,
     around,
     listed,
     ring_all_gather,
     ring_all_to_all,
     ring_reduce_scatter,
-    turns,
 )
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
@@ -62,7 +62,7 @@ RINGS = (
         lambda g, root, pairs: (around(g, 1, left, g) for left in range(g - 1, 0, -1)), turns=True),
     CollectiveAlgorithm(
         "pairwise", ("reduce_scatter", "all_to_all"), "(g-1)/g S",
-        lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g), phases=lambda g, root, pairs: turns(g, 1, g),
+        lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g), phases=lambda g, root, pairs: (Turns(g, 1, g),),
         turns=True),
     *_chains("broadcast", "S each but the root", away=True),
     *_chains("reduce", "(g-1) S over the group", away=False, order=CHAIN_ORDER),

@@ -29,12 +29,11 @@ from parallelism.algorithms import (
     CollectiveKind,
     Cost,
     Pairs,
-    Phase,
     RegistrationError,
     check_kind,
     direct_of,
 )
-from parallelism.algorithms.patterns import Stage
+from parallelism.algorithms.patterns import Stage, each_phase
 from parallelism.algorithms.registry import refuse
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.call import MemberCall, payload_bytes
@@ -154,7 +153,7 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
         _check_results(plan, kind, what)
     if record.phases is not None:
         priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
-        for phase in map(Phase._make, record.phases(g, root, pairs)):
+        for phase in each_phase(record.phases(g, root, pairs)):
             times = 1 if phase.piped else phase.times
             ends_and_parts = (phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist())
             for source, target, parts in zip(*ends_and_parts, strict=True):

@@ -23,8 +23,12 @@ from functools import cache, partial
 from math import inf, sqrt
 from typing import Any
 
-from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
-from parallelism.algorithms.phases import names, phases
+import numpy as np
+
+from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phase, bus_factor, kind_of, record_of
+from parallelism.algorithms.patterns import Turns, each_phase
+from parallelism.algorithms.phases import names, phase_rules
+from parallelism.cost.group_shapes import group_shapes, has_own_ports
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
@@ -67,6 +71,9 @@ class Costs:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self._halves = cache(partial(taken_apart, hardware))
+        self._own_ports = has_own_ports(hardware)
+        self._shapes: dict[tuple[int, bytes], Group] = {}
+        """The first group of each shape."""
 
     def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
         return Costs, (self.hardware,)
@@ -123,7 +130,10 @@ class Costs:
         array for permute.  ``root`` and ``pairs`` are positions in the group.  Over one rank it takes nothing.
         ``ValueError`` for an algorithm that does not apply, naming those that do.
         """
-        return self._collective(collective, nbytes, _ranks(group), algorithm, root, pairs)
+        ranks = _ranks(group)
+        if algorithm is not None:       # an error names the ranks
+            return self._collective(collective, nbytes, ranks, algorithm, root, pairs)
+        return self._collective(collective, nbytes, self._like(ranks), algorithm, root, pairs)
 
     @memoized
     def _collective(
@@ -174,7 +184,8 @@ class Costs:
 
     @memoized
     def _loads(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Channel, float]:
-        return channel_loads(self.hardware, self._phases(collective, name, groups[0], root, pairs), groups)
+        return channel_loads(
+            self.hardware, tuple(each_phase(self._rules(collective, name, groups[0], root, pairs))), groups)
 
     def _cheapest(
         self, collective: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
@@ -211,20 +222,39 @@ class Costs:
                     f"than one, in each of several units); these apply: "
                     f"{', '.join(names(collective, len(groups[0])))}")
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
-        found = self._terms(collective, name, groups, root, pairs)
+        found = self._terms(collective, name, self._once(groups), root, pairs)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
 
     @memoized
     def _terms(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Term, int]:
-        made = self._phases(collective, name, groups[0], root, pairs)
+        rules = self._rules(collective, name, groups[0], root, pairs)
         size = len(groups[0])
         rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
         share = 1 / size if kind_of(collective).in_shards else 1.0
-        return terms(self.hardware, made, groups, rounds, share)
+        return terms(self.hardware, rules, groups, rounds, share)
 
-    def _phases(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> Phases:
+    @memoized
+    def _once(self, groups: Groups) -> Groups:
+        """The first of groups that lie alike and share no channel, as the others take as long; else all."""
+        if len(groups) > 1 and self._own_ports:
+            shapes = group_shapes(self.hardware, np.array(groups, np.int64))
+            if (shapes == shapes[:1]).all():
+                return groups[:1]
+        return groups
+
+    @memoized
+    def _like(self, ranks: Group) -> Group:
+        """The first group that was asked for and that lies as this one, so that every collective takes as long."""
+        if self.hardware.faults or len(ranks) < 2:
+            return ranks
+        shape = group_shapes(self.hardware, np.array([ranks], np.int64))
+        return self._shapes.setdefault((len(ranks), shape.tobytes()), ranks)
+
+    def _rules(
+        self, collective: str, name: str, group: Group, root: int, pairs: Pairs
+    ) -> tuple[Phase | Turns, ...]:
         if name != TORUS or collective not in ON_A_TORUS:
-            return phases(collective, name, len(group), root, pairs)
+            return phase_rules(collective, name, len(group), root, pairs)
         grid = positions_on_torus(self.hardware, group)
         if grid is None:
             raise ValueError(

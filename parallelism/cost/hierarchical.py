@@ -15,7 +15,10 @@ reduce; Cho et al., *BlueConnect* (2019), for all_reduce and its halves; NCCL's 
 
 from collections.abc import Callable
 
+import numpy as np
+
 from parallelism.algorithms import kind_of
+from parallelism.cost.group_shapes import places_of
 from parallelism.hardware import Hardware
 
 Group = tuple[int, ...]
@@ -59,14 +62,16 @@ def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | N
 
     A group across has the ranks with the same place in the order of their unit.
     """
-    outermost = max((hardware.level(ranks[0], rank) for ranks in groups for rank in ranks[1:]), default=0)
-    inside = hardware.inside(outermost)
+    places = places_of(hardware, np.array(groups, np.int64))
+    outermost = max((
+        level for level in range(len(hardware.links)) if (units := places // hardware.inside(level)).size
+        and (units != units[:, :1]).any()), default=0)
     insides: list[Group] = []
     across: list[Group] = []
-    for ranks in groups:
+    for ranks, numbers in zip(groups, (places // hardware.inside(outermost)).tolist(), strict=True):
         units: dict[int, list[int]] = {}
-        for rank in ranks:
-            units.setdefault(hardware.place(rank) // inside, []).append(rank)
+        for rank, unit in zip(ranks, numbers, strict=True):
+            units.setdefault(unit, []).append(rank)
         if len(units) == 1 or len({len(unit) for unit in units.values()}) > 1:
             return None
         insides += map(tuple, units.values())

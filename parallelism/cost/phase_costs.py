@@ -5,7 +5,7 @@ bytes on the busiest port or link over its bandwidth.  Over one level with a por
 textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest level counts in each phase.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
+from parallelism.algorithms.patterns import Turns, each_phase
+from parallelism.cost.group_shapes import blocks_of, has_own_ports, places_of
 from parallelism.cost.hierarchical import Groups
 from parallelism.hardware import Channel, Hardware, Ints, Link
 
@@ -54,47 +56,76 @@ class Term(NamedTuple):
 
 
 def terms(
-    hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0, share: float = 1.0
+    hardware: Hardware, rules: Sequence[Phase | Turns], groups: Groups, rounds: int = 0, share: float = 1.0
 ) -> dict[Term, int]:
     """The phases, and how many are alike, of an algorithm that every group runs at the same time.
 
     ``share`` is the part of S that each member has.  If every two ranks have a link of their own, an algorithm in which
     each rank takes turns with all others needs only ``rounds`` phases; 0 for other algorithms.
     """
-    if rounds and made and _fully_connected(hardware, groups):
+    if rounds and rules and _fully_connected(hardware, groups):
+        made = tuple(each_phase(rules))
         each = len(made) // rounds
-        made = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
+        rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
-    for phase in made:
-        term = Term(_lines(hardware, phase, ranks, places, share), phase.piped)
-        found[term] = found.get(term, 0) + phase.times
+    for rule in rules:
+        alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
+        for term, times in alike if alike is not None else (
+            (Term(_lines(hardware, phase, ranks, places, share), phase.piped), phase.times)
+            for phase in each_phase((rule,))
+        ):
+            found[term] = found.get(term, 0) + times
     return found
+
+
+def _turns(hardware: Hardware, turns: Turns, groups: Groups, share: float) -> list[tuple[Term, int]] | None:
+    """The different terms of turns, and how often each comes; None if they must be looked at one by one.
+
+    Every member sends one message in each phase, and receives one.  If it has ports of its own, then its message is
+    alone there, and it only matters at which levels any members meet.
+    """
+    blocks = blocks_of(hardware, groups[0]) if len(groups) == 1 and has_own_ports(hardware) else None
+    if blocks is None:
+        return None
+    lines = [
+        _with_pieces(Line(link.latency_seconds, turns.part, turns.whole * link.bytes_per_second), link, share)
+        for link in hardware.links]
+    return [
+        (Term(tuple(lines[level] for level in blocks.levels(first))), end - first)
+        for first, end in blocks.distances()]
 
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
     """By channel, the parts of S that cross it when every group runs these phases."""
     ranks, places = _ranks_and_places(hardware, groups)
-    found: dict[Channel, float] = {}
+    by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
+    slowed: dict[Channel, float] = {}
     for phase in made:
         times = (1 if phase.piped else phase.times) / phase.whole
         for used in _used(hardware, phase, ranks, places):
-            if not hardware.links[used.level].shared:
-                continue
-            loads = [(-1, number, load) for number, load in zip(
-                used.channels.tolist(), used.loads.tolist(), strict=True)]
-            loads += [(i, 0, float(used.parts[slowed].sum())) for i, slowed in enumerate(used.slowed)]
-            for fault, number, load in loads:
-                if load:
-                    channel = used.level, fault, number
-                    found[channel] = found.get(channel, 0.0) + times * load
-    return found
+            if hardware.links[used.level].shared:
+                some = used.loads != 0
+                by_level.setdefault(used.level, []).append((used.channels[some], times * used.loads[some]))
+                for i, concerned in enumerate(used.slowed):
+                    if load := float(used.parts[concerned].sum()):
+                        channel = used.level, i, 0
+                        slowed[channel] = slowed.get(channel, 0.0) + times * load
+    found: dict[Channel, float] = {}
+    for level, each in by_level.items():
+        numbers, place = np.unique(np.concatenate([channels for channels, _ in each]), return_inverse=True)
+        sums, start = np.zeros(len(numbers)), 0
+        for channels, loads in each:                                # in the order of the phases
+            sums[place[start:start + len(channels)]] += loads       # the channels of one phase differ
+            start += len(channels)
+        found |= {(level, -1, number): load for number, load in zip(numbers.tolist(), sums.tolist(), strict=True)}
+    return found | slowed
 
 
 def _ranks_and_places(hardware: Hardware, groups: Groups) -> tuple[Ints, Ints]:
     """Of each member of each group."""
-    places = [[hardware.place(rank) for rank in group] for group in groups]
-    return np.array(groups, np.int64), np.array(places, np.int64)
+    ranks = np.array(groups, np.int64)
+    return ranks, places_of(hardware, ranks)
 
 
 class _Used(NamedTuple):
@@ -131,6 +162,8 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
 
 def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: float) -> tuple[Line, ...]:
     """By level: the longest latency, and what comes together on one channel."""
+    if has_own_ports(hardware) and _is_each_once(phase.sources) and _is_each_once(phase.targets):
+        return _lines_of_ports(hardware, phase, places, share)
     lines = []
     for used in _used(hardware, phase, ranks, places):
         link = hardware.links[used.level]
@@ -140,13 +173,39 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: f
             latency = latency + slowed * fault.delay_seconds
             loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
         load, per_second = max(loads, key=lambda load: load[0] / load[1])
-        line = Line(float(latency.max()), load, per_second)
-        lines.append(line._replace(link=link, share=share) if link.pieces or link.collective_pieces else line)
+        lines.append(_with_pieces(Line(float(latency.max()), load, per_second), link, share))
     return tuple(lines)
+
+
+def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints, share: float) -> tuple[Line, ...]:
+    """`_lines` if each device sends and receives one message at most, over ports of its own: all messages are alone."""
+    lines, here, there = [], places[:, phase.sources], places[:, phase.targets]
+    apart = here != there
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level) * link.units
+        further = here // inside != there // inside
+        met = (apart & ~further).any(axis=0)
+        if met.any():
+            line = Line(link.latency_seconds, int(phase.parts[met].max()), phase.whole * link.bytes_per_second)
+            lines.append(_with_pieces(line, link, share))
+        apart = further
+    return tuple(lines)
+
+
+def _is_each_once(positions: Ints) -> bool:
+    """Whether the positions differ."""
+    return not len(positions) or int(np.bincount(positions).max()) < 2
+
+
+def _with_pieces(line: Line, link: Link, share: float) -> Line:
+    """The line, which knows its link if that has other lines for other sizes."""
+    return line._replace(link=link, share=share) if link.pieces or link.collective_pieces else line
 
 
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
     """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
+    if all(link.shape != "fully_connected" for link in hardware.links):
+        return False
     for ranks in groups:
         level, *more = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
         units = {hardware.place(rank) // hardware.inside(level) for rank in ranks}

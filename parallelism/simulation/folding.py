@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.cost.group_shapes import group_shapes, places_of
 from parallelism.events.columns import combined
 from parallelism.hardware import Hardware
 from parallelism.simulation.event_classes import Ints, Templates
@@ -85,37 +86,9 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
-    """A number for each row of ``groups``; equal numbers only for groups in which every collective takes equally long.
-
-    Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
-    fully connected links on which each device has ports of its own, it is enough that the two members meet at the same
-    level of the hardware.  Otherwise, such as along a ring or torus, the members must lie at the same places.
-    """
-    places = _placed(hardware, groups)
-    keys = []
-    for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        unit = places // inside
-        if link.shape in ("switch", "fully_connected") and all(
-            above.ports in (None, hardware.inside(i)) for i, above in enumerate(hardware.links) if i >= level
-        ):
-            keys.append(_first_alike(unit))
-        else:
-            apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
-            keys += [np.where(apart, unit % link.units, 0), np.where(apart, places % inside, 0)]
-    return _codes(np.concatenate(keys, axis=1), axis=0)
-
-
-def _first_alike(values: Ints) -> Ints:
-    """For each value, the first place in its row that has the same value."""
-    order = np.argsort(values, axis=1, kind="stable")
-    in_order = np.take_along_axis(values, order, axis=1)
-    begins = np.ones(values.shape, np.bool_)
-    begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
-    run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
-    first = np.empty(values.shape, np.int64)
-    np.put_along_axis(first, order, np.take_along_axis(order, run, axis=1), axis=1)
-    return first
+    """A number for each row of ``groups``: equal numbers only for groups in which every collective takes equally long
+    (`parallelism.cost.group_shapes`)."""
+    return _codes(group_shapes(hardware, groups), axis=0)
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
@@ -159,7 +132,7 @@ class _Ways:
     """The paths of messages: the length of each, and the channels that each crosses."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
-        here, there = _placed(hardware, source), _placed(hardware, target)
+        here, there = places_of(hardware, source), places_of(hardware, target)
         self.lengths = np.zeros(len(here), np.int64)
         """The level and the hops of each path as one number; 0 for a message from a rank to itself."""
         messages, channels = [], []
@@ -201,10 +174,6 @@ def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
     seen: dict[int, bytes] = {}
     pairs = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
     return all(seen.setdefault(kind, way) == way for kind, way in pairs)
-
-
-def _placed(hardware: Hardware, ranks: Ints) -> Ints:
-    return np.array(hardware.placement, np.int64)[ranks] if hardware.placement else ranks
 
 
 _SHARED = ("messages of equal devices share links, so that one of them cannot stand for the others; simulate them all, "

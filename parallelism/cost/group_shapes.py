@@ -1,0 +1,100 @@
+"""How groups of ranks lie on the levels of links: groups that lie alike have equal prices.
+
+Where each device has ports of its own, it only matters at which level two members meet.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.hardware import Hardware
+
+Ints = npt.NDArray[np.int64]
+
+
+def places_of(hardware: Hardware, ranks: Ints) -> Ints:
+    """The places of ranks.  ``ValueError`` if one has none."""
+    if ranks.size and not 0 <= int(ranks.min()) <= int(ranks.max()) < hardware.ranks:
+        hardware.place(next(rank for rank in ranks.ravel().tolist() if not 0 <= rank < hardware.ranks))
+    return np.array(hardware.placement, np.int64)[ranks] if hardware.placement else ranks
+
+
+def group_shapes(hardware: Hardware, groups: Ints) -> Ints:
+    """A row for each row of ``groups``; equal rows only for groups in which every collective takes equally long.
+
+    Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
+    fully connected links on which each device has ports of its own, it is enough that the two members meet at the same
+    level of the hardware.  Otherwise, such as along a ring or torus, the members must lie at the same places.  Faults
+    are not considered.
+    """
+    places = places_of(hardware, groups)
+    keys = []
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        unit = places // inside
+        if link.shape in ("switch", "fully_connected") and all(
+            above.ports in (None, hardware.inside(i)) for i, above in enumerate(hardware.links) if i >= level
+        ):
+            keys.append(_first_alike(unit))
+        else:
+            apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
+            keys += [np.where(apart, unit % link.units, 0), np.where(apart, places % inside, 0)]
+    return np.concatenate(keys, axis=1)
+
+
+def has_own_ports(hardware: Hardware) -> bool:
+    """Whether each device has ports of its own on every level, so that no two devices share a channel."""
+    return not hardware.faults and all(
+        link.shape == "memory"
+        or (link.shape in ("switch", "fully_connected") and link.ports in (None, hardware.inside(level)))
+        for level, link in enumerate(hardware.links))
+
+
+class Blocks(NamedTuple):
+    """A group whose members in each unit follow each other, equally many in every unit."""
+
+    size: int
+    inside: tuple[int, ...]
+    """By level, how many members are in a unit that the level joins; at the end, in all."""
+
+    def levels(self, distance: int) -> tuple[int, ...]:
+        """The levels at which members at this distance meet, counted around the group."""
+        nearest = min(distance, self.size - distance)
+        return tuple(level for level, (inner, outer) in enumerate(zip(self.inside, self.inside[1:], strict=False))
+                     if inner < outer and nearest < outer)
+
+    def distances(self) -> list[tuple[int, int]]:
+        """The distances from 1 on, as ranges (first, end) in which `levels` are the same."""
+        edges = {1, self.size, *(edge for inside in self.inside for edge in (inside, self.size - inside + 1))}
+        ordered = sorted(edge for edge in edges if 1 <= edge <= self.size)
+        return list(itertools.pairwise(ordered))
+
+
+def blocks_of(hardware: Hardware, group: tuple[int, ...]) -> Blocks | None:
+    """The group as blocks; None if it is not regular in this way."""
+    places, size = places_of(hardware, np.array(group, np.int64)), len(group)
+    inside = []
+    for level in range(len(hardware.links)):
+        unit = places // hardware.inside(level)
+        count = int(np.count_nonzero(unit == unit[0]))
+        if size % count:
+            return None
+        rows = unit.reshape(-1, count)
+        if (rows != rows[:, :1]).any() or len(np.unique(rows[:, 0])) < len(rows):
+            return None
+        inside.append(count)
+    return Blocks(size, (*inside, size))
+
+
+def _first_alike(values: Ints) -> Ints:
+    """For each value, the first place in its row that has the same value."""
+    order = np.argsort(values, axis=1, kind="stable")
+    in_order = np.take_along_axis(values, order, axis=1)
+    begins = np.ones(values.shape, np.bool_)
+    begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
+    first = np.empty(values.shape, np.int64)
+    np.put_along_axis(first, order, np.take_along_axis(order, run, axis=1), axis=1)
+    return first
