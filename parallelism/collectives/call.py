@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -304,6 +305,12 @@ class Moved:
             self.received[t] = self.sent[s] = own[s]
             self.messages[s] = 1
         self._given = lambda position: np.where(np.arange(len(own)) == source_of.get(position, -1), own, 0)
+
+    def named(self, ranks: Sequence[int]) -> Moved:
+        """The same, with sources that are named by these ranks, in the order of positions."""
+        named = copy(self)
+        named._names, named._pairs = ranks, {}
+        return named
 
     @property
     def even(self) -> bool:

@@ -63,9 +63,8 @@ def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | N
     A group across has the ranks with the same place in the order of their unit.
     """
     places = places_of(hardware, np.array(groups, np.int64))
-    outermost = max((
-        level for level in range(len(hardware.links)) if (units := places // hardware.inside(level)).size
-        and (units != units[:, :1]).any()), default=0)
+    apart = (places // hardware.inside(level) for level in range(len(hardware.links)))
+    outermost = max((level for level, unit in enumerate(apart) if (unit != unit[:, :1]).any()), default=0)
     insides: list[Group] = []
     across: list[Group] = []
     for ranks, numbers in zip(groups, (places // hardware.inside(outermost)).tolist(), strict=True):

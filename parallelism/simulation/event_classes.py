@@ -197,6 +197,7 @@ class Templates:
         more than `MOST_SOURCES` members."""
         different, inverse = np.unique(np.stack([look, place, ranks], axis=1), axis=0, return_inverse=True)
         known: dict[tuple[Moved, int, int], int] = {}
+        named: dict[tuple[Moved, int], Moved] = {}
         index = np.zeros(len(different), np.int64)
         sources: list[Any] = []
         for i, (one, group, rank) in enumerate(different.tolist()):
@@ -206,7 +207,9 @@ class Templates:
             traffic = self.moved(one, int(self.group_of[self.axes_of[one], rank]))
             same = traffic, group, rank
             if same not in known:
-                sources.append(tuple((members[q], n) for q, n in traffic.sources(positions[group][rank])))
+                if same[:2] not in named:
+                    named[same[:2]] = traffic.named(members)
+                sources.append(named[same[:2]].sources(positions[group][rank]))
                 known[same] = len(sources)
             index[i] = known[same]
         return sources, index[inverse.ravel()]

@@ -88,18 +88,24 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
     """A number for each row of ``groups``: equal numbers only for groups in which every collective takes equally long
     (`parallelism.cost.group_shapes`)."""
-    return _codes(group_shapes(hardware, groups), axis=0)
+    return _codes_of_rows(group_shapes(hardware, groups))
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
     """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
-    return _codes(np.sort(colour[groups], axis=1), axis=0) if colour.any() else np.zeros(len(groups), np.int64)
+    return _codes_of_rows(np.sort(colour[groups], axis=1)) if colour.any() else np.zeros(len(groups), np.int64)
 
 
-def _codes(values: npt.NDArray[np.generic], axis: int | None = None) -> Ints:
-    """A number from 0 for each value, or along an ``axis`` for each part."""
-    codes: Ints = np.unique(values, axis=axis, return_inverse=True)[1].ravel().astype(np.int64)
+def _codes(values: npt.NDArray[np.generic]) -> Ints:
+    """A number from 0 for each value."""
+    codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     return codes
+
+
+def _codes_of_rows(values: Ints) -> Ints:
+    """A number from 0 for each row."""
+    rows = np.ascontiguousarray(values)
+    return _codes(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))))
 
 
 def _codes_at(where: Ints, values: Ints, size: int) -> Ints:

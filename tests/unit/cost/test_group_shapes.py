@@ -1,0 +1,101 @@
+"""Groups that lie alike share a price, and ports of their own are priced by rule: equal to each looked at by itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from parallelism.algorithms import kind_of
+from parallelism.cost import Costs, cost, phase_costs
+from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
+from parallelism.cost.hierarchical import Groups
+from parallelism.hardware import Hardware, Link
+
+BASE = Hardware.preset("dgx-h100:2")
+KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier")
+SHAPES = ("switch", "fully_connected", "ring")
+
+
+@st.composite
+def hardwares(draw: st.DrawFn) -> Hardware:
+    """Up to three levels of links, on which ranks may lie in any order."""
+    links, inside = [], 1
+    for level in range(draw(st.integers(1, 3))):
+        ports = draw(st.sampled_from([None, None, 1, inside]))
+        link = Link(
+            f"level {level}", draw(st.integers(2, 4)), draw(st.sampled_from([0.0, 1e-6, 1.1e-6, 3e-6])),
+            draw(st.sampled_from([1e9, 3.3e9, 7e8])), draw(st.sampled_from(SHAPES)), ports)
+        links.append(link)
+        inside *= link.units
+    hardware = replace(BASE, links=tuple(links), placement=())
+    return hardware.placed(draw(st.permutations(range(inside)))) if draw(st.booleans()) else hardware
+
+
+@st.composite
+def groups_of(draw: st.DrawFn, hardware: Hardware) -> tuple[int, ...]:
+    """Neighbours, or ranks at equal distances, or any."""
+    count = hardware.ranks
+    size = draw(st.integers(2, count))
+    step = draw(st.integers(1, count // size))
+    regular = range(draw(st.integers(0, count - 1 - (size - 1) * step)), count, step)[:size]
+    return tuple(draw(st.sampled_from([regular, draw(st.permutations(range(count)))[:size]])))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_prices_are_those_of_each_group_looked_at_message_by_message(data: st.DataObject) -> None:
+    hardware = data.draw(hardwares())
+    groups = [data.draw(groups_of(hardware)) for _ in range(3)]
+    kind, nbytes = data.draw(st.sampled_from(KINDS)), data.draw(st.sampled_from([0, 1000, 2**20, 2**31 + 1]))
+
+    def told(costs: Costs) -> list[object]:
+        found: list[object] = []
+        for group in groups:
+            root = len(group) - 1 if kind_of(kind).rooted else 0
+            price = costs.collective(kind, nbytes, group, root=root)
+            found += [price, costs.channel_bytes(price, group, root=root), costs.prices(kind, nbytes, group, root=root)]
+        return found
+
+    by_rule = told(Costs(hardware))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cost, phase_costs):
+            patch.setattr(module, "has_own_ports", lambda hardware: False)
+        patch.setattr(cost.Costs, "_like", lambda self, ranks: ranks)
+        assert told(Costs(hardware)) == by_rule
+
+
+def test_groups_that_lie_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Groups] = []
+
+    def counted(hardware: Hardware, rules: Any, groups: Groups, *more: Any) -> dict[phase_costs.Term, int]:
+        asked.append(groups)
+        return phase_costs.terms(hardware, rules, groups, *more)
+
+    monkeypatch.setattr(cost, "terms", counted)
+    costs = Costs(Hardware.preset("dgx-h100:4"))
+    first = costs.collective("all_reduce", 2**20, range(0, 32, 2))
+    count = len(asked)
+    assert count and all(len(groups) == 1 for groups in asked)     # the groups of a part lie alike, too
+    assert costs.collective("all_reduce", 2**20, range(1, 32, 2)) == first
+    assert costs.collective("all_reduce", 2**21, range(1, 32, 2)) != first
+    assert len(asked) == count
+    costs.collective("all_reduce", 2**20, range(16))
+    assert len(asked) > count
+
+
+def test_shapes_of_groups() -> None:
+    hardware = Hardware.preset("dgx-h100:4")
+    assert has_own_ports(hardware)
+    shapes = group_shapes(hardware, np.array([[0, 1, 8, 9], [3, 5, 30, 24], [0, 8, 1, 9], [0, 1, 2, 8]]))
+    alike = [[bool((one == other).all()) for other in shapes] for one in shapes]
+    assert alike == [[True, True, False, False], [True, True, False, False], [False, False, True, False],
+                     [False, False, False, True]]
+    blocks = blocks_of(hardware, tuple(range(8, 24)))
+    assert blocks is not None and blocks.inside == (1, 8, 16)
+    assert [blocks.levels(distance) for distance in (1, 7, 8, 9, 15)] == [(0, 1), (0, 1), (1,), (0, 1), (0, 1)]
+    assert blocks_of(hardware, (0, 1, 8)) is None and blocks_of(hardware, (0, 8, 1, 9)) is None
+    with pytest.raises(ValueError, match="dgx-h100 has places for ranks 0 to 31, got rank 32"):
+        Costs(hardware).collective("all_reduce", 1, [0, 32])
