@@ -202,6 +202,7 @@ class Group:
         self.sequence = self._looked_at = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
+        self._in_turn = [*range(self.position + 1, self.size), *range(self.position)]   # each begins elsewhere
         self.slots: list[Slot] = [None] * self.size  # type: ignore[list-item]
         """The members' slots, in group order, once each has posted something."""
         place = endpoint.heap.allocate(_SLOT_BYTES)
@@ -260,7 +261,7 @@ class Group:
             endpoint.signals.fence()
         self.own.tokens[sequence & 1][0] = call.signature + sequence
         self.own.posted[0] = sequence + 1
-        endpoint.signals.wake(self.others)
+        self.wake_if_last(sequence + 1, 0)
         yield from self.all_come(sequence)
         return sequence
 
@@ -273,7 +274,7 @@ class Group:
     def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
         """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
-        self._endpoint.signals.wake(self.others)
+        self.wake_if_last(sequence + 1, LINE)
         if together and not self._all_have(sequence + 1, LINE):
             yield self._wait(sequence + 1, LINE)
 
@@ -309,13 +310,14 @@ class Group:
 
     def _missing(self, count: int, word: int) -> list[Need]:
         """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
-        needs = []
+        needs, lane = [], ("group", self.key)
         for position, rank in enumerate(self.ranks):
             slot = self.slots[position] or self._find(position)
-            place = self._entry(rank) if slot is None else slot.offset + word
-            value = self._endpoint.arena.words(place)[0]
-            if slot is None or value < count:
-                needs.append(Need(rank, ("group", self.key), place, value))
+            if slot is None:
+                place = self._entry(rank)
+                needs.append(Need(rank, lane, place, self._endpoint.arena.words(place)[0]))
+            elif (value := (slot.done if word else slot.posted)[0]) < count:
+                needs.append(Need(rank, lane, slot.offset + word, value))
         return needs
 
     def _all_have(self, count: int, word: int) -> bool:
@@ -328,6 +330,19 @@ class Group:
                 return False
         self._looked_at = 0
         return True
+
+    def wake_if_last(self, count: int, word: int) -> None:
+        """Wake the others if every member has posted (``word`` 0) or finished (``word`` LINE) so many operations.
+
+        None of them can go on before.  Of two that come last at the same moment, at least one sees both.
+        """
+        signals, slots = self._endpoint.signals, self.slots
+        signals.fence()
+        for i in self._in_turn:
+            slot = slots[i] or self._find(i)
+            if slot is None or (slot.done if word else slot.posted)[0] < count:
+                return
+        signals.rouse(self.others)
 
     def _find(self, position: int) -> Slot | None:
         entry = self._endpoint.arena.words(self._entry(self.ranks[position]), 2)

@@ -96,13 +96,13 @@ class LastArriver(Prepared):
         for _ in self._endpoint.signals.turns():
             if released[0] == word:
                 return True
-            while place < len(others) and others[place][0][0] == others[place][1] + sequence:
-                place += 1
+            if place < len(others) and others[place][0][0] == others[place][1] + sequence:
+                place += 1      # one at a time: if every member looked at all, all would look g^2 times
             if place == len(others):
                 left -= 1
                 if not left:
                     return False
-        self._endpoint.signals.wake(self._group.others)  # this may be the last arriver for one that calls otherwise
+        self._group.wake_if_last(sequence + 1, 0)  # this may be the last arriver for one that calls otherwise
         self._endpoint.tasks.drive(self._lane, self._group.all_come(sequence), self._text)
         is_same = all(token[0] == signature + sequence for token, signature in others)
         return released[0] == word if is_same else None

@@ -20,7 +20,7 @@ from parallelism.operation import Lane
 from vcluster.collectives.general import deliver, empty_result, gets_scalar, new_array, own_result, write
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
-from vcluster.memory import STORES_IN_ORDER
+from vcluster.memory import LINE, STORES_IN_ORDER
 from vcluster.messages import Endpoint
 
 
@@ -97,7 +97,10 @@ class Prepared:
             signals.fence()
         group.own.tokens[parity][0] = self._signature + sequence
         group.own.posted[0] = sequence + 1
-        signals.wake(group.others)
+        if group.size == 2:
+            signals.wake(group.others)
+        else:
+            group.wake_if_last(sequence + 1, 0)
         for token, signature in self._tokens[parity]:
             if token[0] != signature + sequence and not self._wait(token, signature + sequence):
                 return False
@@ -156,7 +159,7 @@ class PreparedZeroCopy(Prepared):
             array = write(self._endpoint, self._call.kind, result, out)
         finally:
             group.own.done[0] = sequence + 1
-            self._endpoint.signals.wake(group.others)
+            group.wake_if_last(sequence + 1, LINE)
             if shown.place and not shown.lasts:
                 for done in self._others_done:
                     if done[0] <= sequence:

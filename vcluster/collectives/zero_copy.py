@@ -25,7 +25,7 @@ MOST_ROOM = 1 << 22
 """The most bytes of a copy that lies in the room of its group; a larger one is freed when it has been read."""
 
 MOST_STRETCHES = 64
-"""The number of stretches of other members' memory that a prepared call keeps."""
+"""The number of stretches of other members' memory that a prepared call of a small group keeps."""
 
 
 def is_contiguous(call: Call) -> bool:
@@ -192,7 +192,11 @@ class ZeroCopy:
         Where owners store slices, the slice of this member is written into every result that is shown; if this
         member's own is not, all of it is written, too.
         """
-        buffers, position, flat = self._group.buffers(sequence), self._group.position, out.reshape(-1)
+        position, flat = self._group.position, out.reshape(-1)
+        owners = self._owners_store and owners_of(out.nbytes, len(self._calls), self._endpoint.layout.cores)
+        if owners and position >= owners and self._group.own.buffers[sequence & 1].words[OUT]:
+            return  # the owners write all of it
+        buffers = self._group.buffers(sequence)
         sources: list[Any] = [
             None if call.dtype is None else self._stretch(i, buffers[i].words[PAYLOAD])
             for i, call in enumerate(self._calls)
@@ -206,8 +210,7 @@ class ZeroCopy:
         elif self._owners_store:
             shown = [buffer.words[OUT] for buffer in buffers]
             targets = [self._stretch(i, place) for i, place in enumerate(shown) if place]
-            owners = targets and owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
-            if owners and position < owners:
+            if targets and position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
                 _reduce_everywhere(sources, targets, places[position], places[position + 1], self._reduction)
             if not shown[position]:
@@ -227,7 +230,7 @@ class ZeroCopy:
         if stretch is None:
             call = self._calls[position]
             assert call.dtype is not None
-            if len(self._stretches) >= MOST_STRETCHES:
+            if len(self._stretches) >= max(MOST_STRETCHES, 4 * len(self._calls)):
                 self._stretches.clear()
             stretch = Stretch(self._endpoint, call.ranks[position], place, call.dtype, prod(call.shape or ()))
             self._stretches[position, place] = stretch

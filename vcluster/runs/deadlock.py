@@ -65,8 +65,13 @@ def find_stuck(
     ]
 
 
-def look(status: Status, size: int, *, host_may_act: bool = True) -> list[Stuck]:
+def look(
+    status: Status, size: int, *, host_may_act: bool = True, wake: Callable[[list[int]], object] | None = None
+) -> list[Stuck]:
     """The devices that can never continue, from what they publish.
+
+    ``wake(ranks)`` wakes devices: those that wait for several others are woken by the last of these, so that what they
+    publish may be out of date, and they would not be found.
 
     A stuck device only needs what other stuck or finished devices would have to do.  If none of these has changed by
     the time all states are read, all had these states at one moment, and what the other devices do does not matter.
@@ -74,6 +79,9 @@ def look(status: Status, size: int, *, host_may_act: bool = True) -> list[Stuck]
     states = [status.read(rank) for rank in range(size)]
     if all(state.state != BLOCKED for state in states):
         return []
+    if wake is not None:
+        wake([rank for rank, state in enumerate(states) if state.state == BLOCKED and any(
+            status.has_changed(need) for operation in state.operations for need in operation.needs or ())])
     stuck = find_stuck(states, status.has_changed, host_may_act=host_may_act)
     still = {stick.rank for stick in stuck} | {rank for rank, state in enumerate(states) if state.state == FINISHED}
     return stuck if all(status.version(rank) == states[rank].version for rank in still) else []

@@ -158,7 +158,8 @@ class Conduct:
         with self._body.endpoint.threads:
             self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
         host_may_act = others_run()
-        self._stuck = look(self._status, self._body.size, host_may_act=host_may_act)
+        self._stuck = look(
+            self._status, self._body.size, host_may_act=host_may_act, wake=self._body.endpoint.signals.wake)
         if host_may_act and not self._stuck:
             self._host_waits.look(self._status, self._body.size, now)
         self._looks = self._looks + 1 if self._stuck else 0

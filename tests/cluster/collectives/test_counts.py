@@ -493,3 +493,35 @@ def test_who_sleeps_is_woken_once_and_who_does_not_sleep_not_at_all(cluster_of):
     assert sender == (["wake"], [], [])
     assert set(receiver[0]) <= {"sleep"}  # it may have looked once more in time
     assert receiver[1:] == ([], [])
+
+
+# -- many members ------------------------------------------------------------------------------------------------------
+
+MANY = 10
+
+
+def count_wake_ups(device, elements, times):
+    """How often this device wakes another one, if every waiting device sleeps at once."""
+    signals, roused = device.endpoint.signals, []
+    before = signals.spins, signals.spin_ns, signals._rouse
+    x = np.ones(elements, np.float32)
+    out = np.empty_like(x)
+    for _ in range(3):
+        device.all_reduce(x, out=out)
+    signals.spins, signals.spin_ns, signals._rouse = 0, 0, lambda address: roused.append(1) or before[2](address)
+    try:
+        for _ in range(times):
+            device.all_reduce(x, out=out)
+    finally:
+        signals.spins, signals.spin_ns, signals._rouse = before
+    assert (out == device.size).all()
+    return len(roused)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices sleep on futexes only on Linux")
+@pytest.mark.parametrize(("elements", "rendezvous"), [(2, 1), (3 * INLINE_BYTES, 2)])
+def test_each_member_is_woken_once_for_each_rendezvous(cluster_of, elements, rendezvous):
+    times = 10
+    roused = sum(cluster_of(Mesh(devices=MANY)).run(count_wake_ups, elements, times))
+    # If two come last at the same moment, both may wake the others.  If each woke the others, it would be MANY^2 / 2.
+    assert roused <= 1.5 * MANY * rendezvous * times

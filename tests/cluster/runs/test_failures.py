@@ -30,6 +30,7 @@ from vcluster import (
     ClusterError,
     ClusterTimeoutError,
     CollectiveMismatchError,
+    DeadlockError,
     DeviceFailedError,
     OperationCancelled,
     UndeliveredMessageError,
@@ -949,3 +950,18 @@ def test_memory_and_descriptors_are_flat_over_failures_and_kills():
             fail(attempt)
         assert shared_nbytes() - before < 12 << 20
         assert belongings()["descriptors"] == descriptors
+
+
+def meet_one_after_the_other(device):
+    for rank in range(device.rank):
+        device.recv(rank, tag=1)    # each comes when those before it have been asleep for long
+    for rank in range(device.rank + 1, device.size):
+        device.send(1.0, rank, tag=1)
+    if device.rank < device.size - 1:
+        device.barrier()
+
+
+def test_members_that_came_after_one_fell_asleep_hide_no_deadlock(cluster_of):
+    with pytest.raises(DeadlockError) as caught:
+        cluster_of(Mesh(devices=4)).run(meet_one_after_the_other)
+    assert "rank 3" in str(caught.value) and "barrier" in str(caught.value)

@@ -190,3 +190,8 @@ def test_what_is_written_is_read_and_a_change_while_reading_counts_as_running():
     version = status.version(0)
     status.set_blocked(0, [operation], HERE)
     assert status.version(0) == version  # saying the same again is no move
+    woken = []
+    assert look(status, 2, wake=woken.extend) and woken == []
+    missing = [Need(1, ("group", 5), layout.status(0) + 4096, 0), Need(1, ("group", 5), layout.status(1), 0)]
+    status.set_blocked(0, [Operation(("group", 5), "barrier()", missing)], HERE)
+    assert look(status, 2, wake=woken.extend) == [] and woken == [0]  # one has come: it may publish less now
