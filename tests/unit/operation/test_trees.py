@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
+from profiled import profiled
 
 from parallelism.operation.trees import leaf_types, leaves, rebuild
 from vcluster.messages.encoding import decode_alone, encode_message
@@ -18,11 +18,8 @@ TREE = {"a": [1, (2.0, True)], "b": Pair((), np.float32(3)), "c": OrderedDict(d=
 def calls_of(function, *arguments):
     """How many functions a call enters."""
     entered = []
-    sys.setprofile(lambda frame, event, argument: entered.append(event) if event in ("call", "c_call") else None)
-    try:
+    with profiled(lambda frame, event, argument: entered.append(event) if event in ("call", "c_call") else None):
         function(*arguments)
-    finally:
-        sys.setprofile(None)
     return len(entered)
 
 
