@@ -152,7 +152,7 @@ class Host:
             "descriptors of the host": me.num_fds(), "threads of the host": me.num_threads(),
             "children": len(me.children(recursive=True)),
         }
-        if self.backend == "process":
+        if self._method in ("forkserver", "spawn"):  # a fork of the host has what the host has then
             for mesh, cluster in self._long.items():
                 cluster.run(kernels.collect)
                 for rank, pid in enumerate(cluster.pids()):
