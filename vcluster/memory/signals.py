@@ -101,6 +101,9 @@ class Signals:
         self.saw_cancellation = False
         """Whether this endpoint has seen that the run is cancelled. Exceptions that it raises later are
         consequences."""
+        self.passed_cancellation = False
+        """Whether the run was cancelled during a wait that may have ended all the same. No later one goes on for long:
+        devices that never wait for a device that has ended could otherwise call each other for ever."""
         self.before_sleep: Callable[[], object] | None = None
         """Called before each sleep, to take in messages so that no ring stays full."""
         self.note_awaited: Callable[[], Any] | None = None
@@ -170,6 +173,8 @@ class Signals:
         cancellation."""
         cancelled = self._cancelled
         yield
+        if self.passed_cancellation:
+            self.check()
         if self.home is not None and not self.has_waited:
             self.has_waited = True
             self.home.stay()
@@ -180,6 +185,8 @@ class Signals:
             for _ in looks:
                 yield
             give_way()
+            if cancelled[0]:
+                self.passed_cancellation = True
             yield
             if cancelled[0] or time.perf_counter_ns() > give_up:
                 return

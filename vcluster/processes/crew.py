@@ -23,6 +23,7 @@ from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.deaths import is_ending
 from vcluster.processes.device_process import Descriptor, Process, start_process
+from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.processes.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
 
 STOP_SECONDS = 2.0
@@ -215,15 +216,16 @@ class ThreadCrew:
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
         ranks = []
-        for spec in specs:
-            commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            link = _QueueLink(spec.rank, commands, self._replies)
-            worker = Worker(spec, self._arena, link, own_process=False)
-            thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
-            own.add(thread)
-            self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
-            thread.start()
-            ranks.append(spec.rank)
+        with DeferredInterrupt():  # all of them are started, or none
+            for spec in specs:
+                commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                link = _QueueLink(spec.rank, commands, self._replies)
+                worker = Worker(spec, self._arena, link, own_process=False)
+                thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
+                own.add(thread)
+                thread.start()
+                self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
+                ranks.append(spec.rank)
         _await_ready(self, ranks)
 
     def send(self, rank: int, message: Any) -> None:

@@ -216,7 +216,7 @@ class Worker:
         if command.number == 1:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
-        signals.saw_cancellation = signals.has_waited = False
+        signals.saw_cancellation = signals.has_waited = signals.passed_cancellation = False
         device.collectives.begin_run()
         self.endpoint.threads.begin(own_process=self._own_process)
         device.recorder.start()

@@ -805,6 +805,23 @@ def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
         assert (err, process.returncode) == ("", 0)
 
 
+def test_ctrl_c_while_threads_start_leaves_none(monkeypatch):
+    start = threading.Thread.start
+    waiting = [True]
+
+    def interrupted(thread):
+        if waiting and thread.name == "vcluster-1":
+            waiting.clear()
+            signal.raise_signal(signal.SIGINT)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    before = threading.enumerate()
+    with pytest.raises(KeyboardInterrupt):
+        VirtualCluster(2, backend="thread")
+    assert threading.enumerate() == before
+
+
 @pytest.mark.parametrize(
     "start_method",
     ["forkserver", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("fork", marks=pytest.mark.slow)],

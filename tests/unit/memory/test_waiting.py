@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vcluster.code import OperationCancelled
 from vcluster.memory import NAPS_SECONDS, NAPS_WITH_QUEUES_SECONDS, PAGE, Arena, Layout, Signals
 
 
@@ -46,3 +47,13 @@ def test_who_was_woken_looks_before_anything_else(arena):
     signals.before_sleep = lambda: done.append("took in")
     signals.wait(lambda: "slept" in done)
     assert done == ["took in", "slept"]
+
+
+def test_calls_that_never_wait_for_long_do_not_outlast_a_cancellation(arena):
+    signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=5)
+    signals.cancel()
+    polls = iter([False, True, True, False, True])
+    signals.wait(lambda: next(polls))  # what has happened all the same is told, as that members call different things
+    signals.wait(lambda: next(polls))
+    with pytest.raises(OperationCancelled):
+        signals.wait(lambda: next(polls))
