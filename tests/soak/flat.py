@@ -6,7 +6,6 @@ The programs of the warm-up come again and again, with failing runs among them, 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
 import tracemalloc
@@ -106,22 +105,28 @@ def traced(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
         if host.backend == "process":
             cluster.run(kernels.start_tracing)
         repeat(cluster, warm_up)
-        rounds = []
-        for number in range(ROUNDS + 1):
-            lines = {"the host": kernels.lines_here()}
-            if host.backend == "process":
-                lines |= {f"rank {rank}": one for rank, one in enumerate(cluster.run(kernels.traced_lines).outputs)}
-            rounds.append(lines)
-            say(end="traced", text=f"round {number} of {ROUNDS}")
-            if number < ROUNDS:
-                repeat(cluster, runs // ROUNDS)
+        growing = lines_of(cluster)
+        for number in range(ROUNDS):
+            repeat(cluster, runs // ROUNDS)
+            now = lines_of(cluster)
+            for name, lines in growing.items():  # what is kept here gets less from round to round
+                growing[name] = {
+                    line: [*sizes, *now[name][line]] for line, sizes in lines.items()
+                    if line in now[name] and now[name][line][0] > sizes[-1]
+                }
+            say(end="traced", text=f"round {number + 1} of {ROUNDS}: {sum(map(len, growing.values()))} lines have grown")
         tracemalloc.stop()
-    for name in rounds[0]:
-        for line in sorted(rounds[-1][name]):
-            sizes = [lines[name].get(line, (0, 0)) for lines in rounds]
-            if all(after > before for before, after in itertools.pairwise(sizes)):
-                say(finding="a line grows", trial="traced", seed="", text=f"{name}: {line}: bytes and objects {sizes}")
-    say(note=f"{sum(map(len, rounds[-1].values()))} lines of {len(rounds[0])} processes on {host.kind}")
+    for name, lines in growing.items():
+        for line, sizes in lines.items():
+            say(finding="a line grows", trial="traced", seed="", text=f"{name}: {line}: bytes {sizes}")
+
+
+def lines_of(cluster):
+    """By process and line, the bytes that were allocated there and are in use, in a list."""
+    lines = {"the host": kernels.lines_here()}
+    if cluster.backend == "process":
+        lines |= {f"rank {rank}": one for rank, one in enumerate(cluster.run(kernels.traced_lines).outputs)}
+    return lines
 
 
 def repeat(cluster, runs):

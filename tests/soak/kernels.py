@@ -136,5 +136,5 @@ def lines_here():
     gc.collect()
     snapshot = tracemalloc.take_snapshot().filter_traces([
         tracemalloc.Filter(False, tracemalloc.__file__), tracemalloc.Filter(False, __file__)])
-    return {f"{each.traceback[0].filename}:{each.traceback[0].lineno}": (each.size, each.count)
+    return {f"{each.traceback[0].filename}:{each.traceback[0].lineno}": [each.size]
             for each in snapshot.statistics("lineno")}

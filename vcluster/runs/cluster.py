@@ -162,19 +162,18 @@ class VirtualCluster:
         closed.
         """
         body = self._open()
-        if not self._running.acquire(blocking=False):
-            raise ClusterError("a run is in progress on this cluster; a cluster runs one program at a time")
-        self._runner = threading.get_ident()
-        body.show_output = self.show_output
-        try:
-            if self.around_run is None:
-                return body.run(program, args, kwargs)
-            with self.around_run(body.endpoint, program) as shipped:
-                return body.run(program, args, kwargs, shipped)
-        finally:
-            self._runner = None
-            self._running.release()
-            del self  # a traceback that a notebook keeps must not keep the devices alive
+        self._refuse_if_running("a cluster runs one program at a time")
+        with self._running:  # an interrupt can come between `acquire` and the next statement
+            try:
+                self._runner = threading.get_ident()
+                body.show_output = self.show_output
+                if self.around_run is None:
+                    return body.run(program, args, kwargs)
+                with self.around_run(body.endpoint, program) as shipped:
+                    return body.run(program, args, kwargs, shipped)
+            finally:
+                self._runner = None
+                del self  # a traceback that a notebook keeps must not keep the devices alive
 
     def channel(self, rank: int) -> VirtualChannel:
         """The host's end of its channel to device ``rank``. The device's end is ``device.channel(HOST)``."""
@@ -197,13 +196,13 @@ class VirtualCluster:
         if self._runner == threading.get_ident():  # a signal handler called close() inside a run; the run notices
             body.finalizer()
             return
-        if not self._running.acquire(blocking=False):
-            body.break_off(ClusterError("the cluster was closed while a run was in progress"))
-            self._running.acquire()
         try:
-            body.finalizer()
-        finally:
-            self._running.release()
+            body.break_off(ClusterError("the cluster was closed while a run was in progress"))
+            with self._running:
+                body.finalizer()
+        except BaseException:  # Ctrl-C while another thread's run comes to its end
+            body.asked = None
+            raise
 
     def forget(self) -> None:
         """Reset the devices to the state of a new cluster, without restarting them.
@@ -212,17 +211,18 @@ class VirtualCluster:
         a kernel made in its process stay, such as imported modules and the current directory.
         """
         body = self._open()
-        if not self._running.acquire(blocking=False):
-            raise ClusterError("a run is in progress on this cluster; forget() must be called between runs")
-        try:
+        self._refuse_if_running("forget() must be called between runs")
+        with self._running:
             body.forget()
-        finally:
-            self._running.release()
 
     def restart(self) -> None:
         """Replace all devices by new ones with empty state. This also opens a closed cluster again."""
         self.close()
         self._start()
+
+    def _refuse_if_running(self, rule: str) -> None:
+        if self._running.locked():
+            raise ClusterError(f"a run is in progress on this cluster; {rule}")
 
     def _start(self) -> None:
         from vcluster.runs.engine import close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import faulthandler
 import gc
 import inspect
@@ -803,6 +804,56 @@ def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
     with script(OFTEN, backend=backend) as (process, _):
         _, err = process.communicate(timeout=30)
         assert (err, process.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("method", ["run", "close", "forget"])
+def test_ctrl_c_at_any_step_leaves_a_cluster_that_runs_and_closes(method, interrupted_at):
+    code = getattr(VirtualCluster, method).__code__
+    with VirtualCluster(2, backend="thread") as cluster:
+        call = {"run": lambda: cluster.run(lambda device: 1), "close": cluster.close, "forget": cluster.forget}[method]
+        step = 0
+        while interrupted_at(code, step, call):
+            step += 1
+            assert not cluster._running.locked(), step
+            if not cluster.closed:
+                assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+        assert step > 3
+
+
+@pytest.fixture
+def interrupted_at():
+    """Makes a call that is interrupted at the given step of a function. False if it has fewer steps.
+
+    A step is an instruction after which Python looks for signals.
+    """
+    before = sys.gettrace()
+    looks = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+
+    def interrupted(code, step, call):
+        steps, last = iter(range(step + 1)), ""
+
+        def trace(frame, event, _):
+            nonlocal last
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                now, last = last, dis.opname[code.co_code[frame.f_lasti]]
+                if now in looks and next(steps, None) == step:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    yield interrupted
+    sys.settrace(before)
 
 
 def test_ctrl_c_while_threads_start_leaves_none(monkeypatch):
