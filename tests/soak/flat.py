@@ -114,7 +114,7 @@ def traced(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
                     line: [*sizes, *now[name][line]] for line, sizes in lines.items()
                     if line in now[name] and now[name][line][0] > sizes[-1]
                 }
-            say(end="traced", text=f"round {number + 1} of {ROUNDS}: {sum(map(len, growing.values()))} lines have grown")
+            say(end="traced")
         tracemalloc.stop()
     for name, lines in growing.items():
         for line, sizes in lines.items():
