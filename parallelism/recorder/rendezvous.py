@@ -5,7 +5,6 @@ returned, and none has what it waits for, none ever will: that is a deadlock, fo
 several ranks are those of the runtime (`parallelism.operation.errors`), with the same ranks, operation, lines and text.
 """
 
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -25,6 +24,7 @@ from parallelism.operation import (
     undelivered_error,
 )
 from parallelism.operation.errors import located
+from parallelism.operation.thread_frames import frames_by_thread
 from parallelism.operation.user_lines import user_lines
 
 LONG_TURN_SECONDS = 0.1
@@ -249,7 +249,7 @@ class Lockstep:
 
     def _deadlock(self) -> DeadlockError:
         waiting = self._waiting
-        frames = sys._current_frames()
+        frames = frames_by_thread()
         lines = {rank: [*user_lines(frames.get(self._threads[rank].ident or 0))] for rank in waiting}
         stuck = [
             Stuck(rank, wait.text() + ("" if lines[rank] else ", never waited for,"),

@@ -106,7 +106,7 @@ def traced(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
             cluster.run(kernels.start_tracing)
         repeat(cluster, warm_up)
         growing = lines_of(cluster)
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             repeat(cluster, runs // ROUNDS)
             now = lines_of(cluster)
             for name, lines in growing.items():  # what is kept here gets less from round to round

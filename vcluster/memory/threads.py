@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Self
 
 from parallelism.operation import ROOT
+from parallelism.operation.thread_frames import frames_by_thread
 
 POLL_SECONDS = 2e-4
 """Seconds between two looks whether the first thread, which holds no lock, has left the library."""
@@ -33,7 +34,7 @@ own: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 def others_run() -> bool:
     """Whether this process has another Python thread than the calling one and the library's own, by any name."""
     ours = {thread.ident for thread in own} | {threading.get_ident()}
-    return any(ident not in ours and not _is_feeder(frame) for ident, frame in sys._current_frames().items())
+    return any(ident not in ours and not _is_feeder(frame) for ident, frame in frames_by_thread().items())
 
 
 def _is_feeder(frame: FrameType | None) -> bool:
@@ -73,7 +74,7 @@ class Threads:
         self._first_sleeps = False
         if not self.helpers:
             self.many = False
-        self._known = None if own_process else set(sys._current_frames())
+        self._known = None if own_process else set(frames_by_thread())
 
     def __enter__(self) -> Self:
         mine = threading.get_ident()
@@ -111,7 +112,7 @@ class Threads:
         """From now on every call takes the lock. Wait until the first thread, which has not, leaves the library."""
         self.many = True
         self.on_many()
-        while not self._first_sleeps and _is_inside(sys._current_frames().get(self.first)):
+        while not self._first_sleeps and _is_inside(frames_by_thread().get(self.first)):
             time.sleep(POLL_SECONDS)
 
     def let_go(self) -> Any:
@@ -139,7 +140,7 @@ class Threads:
         mine = threading.get_ident()
         return any(
             ident != mine and ident not in asleep and not is_passive(frame)
-            for ident, frame in sys._current_frames().items()
+            for ident, frame in frames_by_thread().items()
             if self._known is None or ident not in self._known or ident in self.helpers
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from parallelism.operation import is_installed, is_ours
+from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import OperationCancelled
 from vcluster.memory import Signals
 
@@ -26,7 +26,7 @@ def cancel_helpers(signals: Signals, *, own_process: bool) -> None:
     """
     helpers, mine = signals.threads.helpers, threading.get_ident()
     if own_process:
-        for ident, frame in sys._current_frames().items():
+        for ident, frame in frames_by_thread().items():
             if ident not in (mine, *helpers) and _runs_users_code(frame):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(ident), ctypes.py_object(OperationCancelled))

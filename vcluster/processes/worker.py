@@ -36,6 +36,7 @@ from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.device_process import Descriptor
+from vcluster.processes.interrupts import defer
 from vcluster.processes.kernel_forks import end_fork
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
@@ -170,7 +171,8 @@ class Worker:
             try:
                 if self._in_kernel:
                     self.endpoint.signals.saw_cancellation = True
-                    raise_there()
+                    if not defer(self.endpoint.threads.first, OperationCancelled("another device failed")):
+                        raise_there()
             finally:
                 self._gate.release()
 

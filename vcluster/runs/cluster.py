@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -225,12 +224,10 @@ class VirtualCluster:
             raise ClusterError(f"a run is in progress on this cluster; {rule}")
 
     def _start(self) -> None:
-        from vcluster.runs.engine import close
         from vcluster.runs.system_limits import naming_limits
 
         with naming_limits(self.size):
-            self._body = body = self._new_body()
-        body.finalizer = weakref.finalize(self, close, body.crew, body.arena, body.layout, body.endpoints, os.getpid())
+            self._body = self._new_body(owner=self)
 
     def _open(self) -> Body:
         if self._body is None or self._body.closed:

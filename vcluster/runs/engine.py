@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
 class Body:
     """Owns the devices, the shared memory and the host's endpoint of one cluster, and runs programs on them."""
 
-    finalizer: Any
-
     def __init__(
         self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
-        deadline_seconds: float | None, pricing: Pricing | None = None,
+        deadline_seconds: float | None, pricing: Pricing | None = None, *, owner: object,
     ) -> None:
+        """The devices end with ``owner``, if not sooner."""
         self.pid = os.getpid()
         """The process that the devices belong to."""
         self._mesh = mesh
@@ -71,10 +71,12 @@ class Body:
         self.show_output: ShowOutput = print_with_rank
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
+        self.finalizer = weakref.finalize(
+            owner, close, self.crew, self.arena, self.layout, self.endpoints, os.getpid())
         try:
             self._start_devices(range(mesh.size))
         except BaseException:
-            close(self.crew, self.arena, self.layout, self.endpoints, os.getpid())
+            self.finalizer()
             raise
 
     def _start_devices(self, ranks: Iterable[int]) -> None:

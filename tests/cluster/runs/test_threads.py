@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from parallelism.mesh import Mesh
 from vcluster import HOST
 from vcluster.code import DeadlockError, DeviceFailedError, HostWaitWarning
 from vcluster.messages import VirtualChannel
-from vcluster.runs import host_waits
+from vcluster.runs import VirtualCluster, host_waits
 
 GRID = Mesh(a=2, b=2)
 
@@ -224,3 +225,26 @@ def test_a_deadlock_with_hundreds_of_receives_under_way_is_told(cluster_of, back
 
     with pytest.raises(DeadlockError, match="rank 1 returned without sending what rank 0 waits for"):
         cluster_of(Mesh(devices=2), backend).run(kernel)
+
+
+def has_a_cluster(device, fails):
+    """One device fails while the others start, use or close clusters of their own."""
+    with VirtualCluster(2, backend="thread") as inner:
+        inner.run(lambda mine: int(mine.all_reduce(mine.rank)))
+        if device.rank == fails:
+            raise ValueError
+        inner.run(lambda mine: [mine.barrier() for _ in range(20)])
+    device.barrier()
+
+
+def test_devices_that_have_clusters_of_their_own_are_cancelled_in_any_state_of_those(cluster_of, backend):
+    cluster = cluster_of(GRID, backend)
+    pids, threads = cluster.pids(), threading.active_count()
+    for number in range(12):
+        with pytest.raises(DeviceFailedError) as caught:
+            cluster.run(has_a_cluster, number % cluster.size)
+        assert caught.value.ranks == (number % cluster.size,)
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [4] * 4
+    assert cluster.pids() == pids
+    gc.collect()
+    assert threading.active_count() == threads
