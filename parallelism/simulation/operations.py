@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray
-from parallelism.ir import TensorType
+from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
+from parallelism.ir import Function, TensorType
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
@@ -28,6 +28,7 @@ from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
+from parallelism.transforms import Step
 
 PriceEvents = Callable[[Ints, DeviceEvents], float | None]
 """Seconds of some events on each of the ranks that have them; None if the events cannot be one piece."""
@@ -215,17 +216,25 @@ def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
         for extent, dim in zip(type.shape, layout.dims, strict=True))
 
 
+Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step
+
+
 def simulated_operation(
     operation: Any, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None
 ) -> SimulatedOperation:
     """``operation`` in a form that makes events.  ``TypeError`` for another type, ``ValueError`` for a wrong mesh."""
+    if isinstance(operation, Function | Step):
+        if mesh is None:
+            raise TypeError(f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
+                            "mesh=Mesh(...)), with batch=64 for a pipeline")
+        operation = operation_on(operation, mesh)
     if isinstance(operation, PipelinedProgram):
         if mesh is None or batch is None:
             raise TypeError("a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "
                             "hardware, mesh=Mesh(...), batch=64)")
         return PipelinedStep(operation, mesh, batch, **(numbers or {}))
     if not isinstance(operation, Executable | PipelinedStep):
-        raise TypeError(f"simulate takes an Executable(function, mesh) or a PipelinedProgram, got "
+        raise TypeError(f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
                         f"{type(operation).__name__}")
     if batch is not None or numbers:
         raise TypeError(f"batch= and numbers= are for a PipelinedProgram; the {type(operation).__name__} has its own")

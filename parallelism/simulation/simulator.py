@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.events import HOST, Columns, Table
-from parallelism.execution import Executable, PipelinedProgram
 from parallelism.hardware import Hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -25,7 +24,7 @@ from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
-from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
+from parallelism.simulation.operations import Simulable, SimulatedOperation, simulated_operation
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import (
@@ -44,14 +43,15 @@ from parallelism.trace import Trace
 
 
 def simulate(
-    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None, fold: bool = False,
     op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Trace:
     """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
     A `PipelinedProgram` needs a ``mesh`` and a ``batch``, the number of its rows.  ``numbers`` are the values of its
-    other symbols.  An `Executable` already has all three.
+    other symbols.  An `Executable` already has all three.  A program and a `parallelism.transforms.Step` are simulated
+    as `parallelism.execution.operation_on` places them on ``mesh``; a step needs a ``batch``, too.
 
     With ``fold``, only one representative of all equal devices (`parallelism.simulation.folding`) is simulated, with
     its real groups and their prices.  The trace has the events of the representatives only and cannot be priced again.
@@ -76,7 +76,7 @@ def simulate(
 
 
 def step_parts(
-    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> StepParts:
@@ -94,7 +94,7 @@ def step_parts(
 
 
 def equal_devices(
-    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Lanes:

@@ -150,8 +150,10 @@ class VirtualCluster:
         """Run a program on every device and return when all devices have finished.
 
         ``program`` is a function, called on each device with its `VirtualDevice` and the arguments, or an `Operation`,
-        which distributes the arguments itself. A `PerDevice` argument gives each device its own value. Every other
-        argument reaches every device whole. Each device gets its own copy of every argument and may modify it.
+        which distributes the arguments itself. A program of `parallelism.ir` or a step of `parallelism.transforms` is
+        laid out on the cluster's mesh and takes its inputs (`parallelism.execution.operation_on`). A `PerDevice`
+        argument gives each device its own value. Every other argument reaches every device whole. Each device gets its
+        own copy of every argument and may modify it.
 
         Returns a `Run`: the outputs by rank, the operation's result, and the trace.
 
@@ -161,6 +163,10 @@ class VirtualCluster:
         closed.
         """
         body = self._open()
+        if not callable(program):
+            from parallelism.execution.placing import operation_on  # what loads much, for those who need it
+
+            program = operation_on(program, self.mesh)
         self._refuse_if_running("a cluster runs one program at a time")
         with self._running:  # an interrupt can come between `acquire` and the next statement
             try:

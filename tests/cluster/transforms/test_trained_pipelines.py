@@ -7,7 +7,6 @@ from simulated_runs import assert_simulated
 from transformed import MODELS, assert_trained, interpreted, trained
 
 from parallelism import ir
-from parallelism.execution import TrainedPipeline
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, AdamW, Strategy, train_step
 
@@ -31,15 +30,14 @@ def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, 
     alone = train_step(MODELS[model](rows), rule)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(train_step(MODELS[model](B), rule))
-    program = TrainedPipeline(step, mesh)
     cluster = cluster_of(mesh, backend, compute="modelled", **ON)
     runs = []
 
     def run(inputs):
-        runs.append(cluster.run(program, inputs))
+        runs.append(cluster.run(step, inputs))
         return runs[-1].result
 
     assert_trained(trained(step.function, run, like=alone), interpreted(alone))
-    assert_simulated(simulate(program, mesh=mesh, batch=rows, **ON), runs[-1].trace)
-    folded = simulate(program, mesh=mesh, batch=rows, fold=True, **ON)
+    assert_simulated(simulate(step, mesh=mesh, batch=rows, **ON), runs[-1].trace)
+    folded = simulate(step, mesh=mesh, batch=rows, fold=True, **ON)
     assert folded.makespan_seconds == pytest.approx(runs[-1].trace.makespan_seconds, rel=1e-9)

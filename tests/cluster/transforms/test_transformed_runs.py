@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from simulated_runs import assert_simulated
 from transformed import MODELS, assert_trained, interpreted, trained
 
-from parallelism import Executable, ir
+from parallelism import Mesh, ir, models
+from parallelism.execution import Executable, operation_on
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, AdamW, Strategy, carried, categories, train_step
+from parallelism.transforms import SGD, AdamW, Strategy, train_step
 
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
@@ -26,16 +28,15 @@ def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model
     alone = train_step(MODELS[model](rows), AdamW(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(alone)
-    executable = Executable(step, mesh, categories=categories(step), donate=carried(step))
     cluster = cluster_of(mesh, backend, compute="modelled", **ON)
     runs = []
 
     def run(inputs):
-        runs.append(cluster.run(executable, inputs))
+        runs.append(cluster.run(step, inputs))
         return runs[-1].result
 
     assert_trained(trained(step, run), interpreted(alone))
-    assert_simulated(simulate(executable, **ON), runs[-1].trace)
+    assert_simulated(simulate(step, mesh=mesh, **ON), runs[-1].trace)
 
 
 def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
@@ -44,4 +45,18 @@ def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
     step = ir.parse(str(strategy(alone)))
     assert step == strategy(alone)
     cluster = cluster_of(mesh, "thread")
-    assert_trained(trained(step, lambda inputs: cluster.run(Executable(step, mesh), inputs).result), interpreted(alone))
+    assert_trained(trained(step, lambda inputs: cluster.run(step, inputs).result), interpreted(alone))
+
+
+def test_a_program_is_placed_on_a_mesh_once_and_runs_without_an_update_too(cluster_of):
+    mesh = Mesh(dp=2)
+    loss = Strategy.parse("dp")(models.mlp((3, 2), 4))
+    assert operation_on(loss, mesh) is operation_on(Strategy.parse("dp")(models.mlp((3, 2), 4)), mesh)
+    assert isinstance(operation_on(loss, mesh), Executable) and operation_on(print, mesh) is print
+    inputs = [np.ones(value.type.shape) for value in loss.inputs]
+    found, = cluster_of(mesh, "thread").run(loss, inputs).result
+    assert found == ir.interpret(loss, inputs).outputs[0] == 9
+    with pytest.raises(TypeError, match="a Function is simulated on a mesh"):
+        simulate(loss, "dgx-h100")
+    with pytest.raises(TypeError, match=r"run\(\) takes a function of a device or an Operation, got int"):
+        cluster_of(mesh, "thread").run(3)

@@ -253,7 +253,10 @@ def test_groups_along_different_axes_may_be_met_in_the_same_devices():
     assert told(folded) == [event for rank in (0, 1) for event in told(all_of_them, rank)]
 
 
-def test_a_function_is_not_laid_out_on_devices_yet():
-    message = r"^simulate takes an Executable\(function, mesh\) or a PipelinedProgram, got Function$"
-    with pytest.raises(TypeError, match=message):
-        simulate(models.mlp((3, 2), 5), "dgx-h100")
+def test_a_function_is_laid_out_on_the_mesh_that_is_given():
+    function, mesh = models.mlp((3, 2), 5), Mesh(dp=2)
+    assert told(simulate(function, "dgx-h100", mesh=mesh)) == told(simulate(Executable(function, mesh), "dgx-h100"))
+    with pytest.raises(TypeError, match="a Function is simulated on a mesh"):
+        simulate(function, "dgx-h100")
+    with pytest.raises(TypeError, match=r"a Function or a Step, got int$"):
+        simulate(3, "dgx-h100")

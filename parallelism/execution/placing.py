@@ -1,0 +1,31 @@
+"""A program, or a step cut into a pipeline, as the operation that runs it on a mesh."""
+
+from functools import lru_cache
+from typing import Any
+
+from parallelism.execution.executable import Executable
+from parallelism.execution.trained_pipeline import TrainedPipeline
+from parallelism.ir import Function
+from parallelism.mesh import Mesh
+from parallelism.transforms.parts import NEXT
+from parallelism.transforms.pipelines import Step
+from parallelism.transforms.training import carried, categories
+
+
+def operation_on(program: Any, mesh: Mesh) -> Any:
+    """What runs a `parallelism.ir.Function` or a `parallelism.transforms.Step` on ``mesh``; any other ``program``.
+
+    A function becomes an `Executable`.  If it is a training step, its memory is counted as weights, gradients and
+    state, and new parameters and state lie in the memory of the old ones.  A step becomes a `TrainedPipeline`.  Equal
+    programs on equal meshes become one operation, which is prepared once.
+    """
+    return _placed(program, mesh) if isinstance(program, Function | Step) else program
+
+
+@lru_cache(maxsize=8)
+def _placed(program: Function | Step, mesh: Mesh) -> Executable | TrainedPipeline:
+    if isinstance(program, Step):
+        return TrainedPipeline(program, mesh)
+    if not any(value.name.startswith(NEXT) for value in program.outputs):
+        return Executable(program, mesh)
+    return Executable(program, mesh, categories=categories(program), donate=carried(program))
