@@ -35,7 +35,8 @@ PLAIN = {
     ("startup", "cold minus numpy", 4): 0.080, ("startup", "warm", 4): 0.020, ("startup", "cold", 64): 0.5,
     ("startup", "cold", 256): 2.5, ("startup", "shutdown", 64): 0.2, ("run", "empty", 4): 200e-6,
     ("run", "empty", 64): 4e-3, ("idle", "wake", 2): 60e-6,
-    ("simulate", "op", 8): 4e-6, ("simulate", "gpt3", 8192): 2.0, ("simulate", "folded", 102400): 5.0,
+    ("simulate", "op", 8): 4e-6, ("simulate", "whole", 8192): 2.0, ("simulate", "whole", 3072): 3.0,
+    ("simulate", "folded", 102400): 5.0, ("simulate", "all_reduce", 1024): 0.02,
 }
 """Of other suites: seconds by suite, operation and devices."""
 MEMORY_BYTES = {4: 10 * MIB, 64: 6 * MIB}

@@ -118,6 +118,8 @@ def parse_step(text: str) -> Step:
 
 def as_step(given: Written) -> Step:
     """The entry in any of its forms, as a value.  ``ValueError`` or ``TypeError`` if it is not an entry."""
+    if type(given) is tuple and len(given) == 3:    # most are
+        return Action(*given)  # type: ignore[arg-type]
     if isinstance(given, Action | Overlapped):
         return given
     if isinstance(given, str):

@@ -381,7 +381,7 @@ def pretended_results() -> Results:
     results.note("products", "vcluster", "unsharded, all cores, threads", [64], "of a device")
     results.note("products", "vcluster", "flops a second", [123.4e9], "flop/s")
     results.note("products", "vcluster", "bytes copied a second", [12.3e9], "B/s")
-    for what in ("record", "cut", "lay out", "localize", "gpt3"):
+    for what in ("record", "cut", "lay out", "localize", "step", "whole"):
         results.add("simulate", "vcluster", what, [1.234, 2.345], devices=8192)
     for what in ("record many", "localize many", "folded"):
         results.add("simulate", "vcluster", what, [1.234, 2.345], devices=102400)
@@ -459,7 +459,7 @@ def test_other_reports_say_whether_a_figure_is_what_it_may_be_at_most():
         ("cold minus numpy", 4, 0.07), ("warm", 4, 0.03), ("cold", 256, 2.6), ("script", 4, 0.3)
     ):
         results.add("startup", "vcluster", what, [seconds], devices=devices)
-    for what in ("record", "cut", "lay out", "localize", "gpt3"):
+    for what in ("record", "cut", "lay out", "localize", "step", "whole"):
         results.add("simulate", "vcluster", what, [1.234, 2.345], devices=8192)
     for what in ("record many", "localize many", "folded"):
         results.add("simulate", "vcluster", what, [1.234, 2.345], devices=102400)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import kind_of
+from parallelism.algorithms.patterns import Turns
 from parallelism.cost import Costs, cost, phase_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
@@ -65,6 +66,19 @@ def test_prices_are_those_of_each_group_looked_at_message_by_message(data: st.Da
             patch.setattr(module, "has_own_ports", lambda hardware: False)
         patch.setattr(cost.Costs, "_like", lambda self, ranks: ranks)
         assert told(Costs(hardware)) == by_rule
+
+
+def test_turns_have_the_terms_of_their_phases_in_their_order() -> None:
+    for extents in ((2, 3, 2), (4, 3), (5,), (2, 2, 2)):
+        links = [Link(f"level {i}", extent, 1e-6 / (i + 1), 1e9 * (i + 1)) for i, extent in enumerate(extents)]
+        hardware = replace(BASE, links=tuple(links), placement=())
+        for size in range(2, hardware.ranks + 1):
+            turns = Turns(size, 3, size)
+            for start in range(hardware.ranks - size + 1):
+                groups = (tuple(range(start, start + size)),)
+                by_rule = phase_costs.terms(hardware, (turns, turns), groups)
+                one_by_one = phase_costs.terms(hardware, tuple(turns) * 2, groups)
+                assert list(by_rule.items()) == list(one_by_one.items())
 
 
 def test_groups_that_lie_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
