@@ -1,4 +1,5 @@
-from .data import DataParallel as DataParallel
+from .data import ContextParallel as ContextParallel, DataParallel as DataParallel
+from .experts import ExpertParallel as ExpertParallel
 from .parts import Parts as Parts
 from .pipelines import Pipeline as Pipeline, Step as Step
 from .precision import MixedPrecision as MixedPrecision

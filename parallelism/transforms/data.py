@@ -1,12 +1,12 @@
-"""Data parallelism: the rows of the batch are split over an axis, and gradients are summed over it."""
+"""Parallelism along dims of the batch: its rows (data parallelism) and its sequences (context parallelism)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parallelism.ir.core import Function
-from parallelism.transforms.dims import DimClasses, batch_class, dims_of, layout
+from parallelism.transforms.dims import DimClasses, Place, batch_class, dims_of, layout, sequence_class
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -38,20 +38,59 @@ class DataParallel:
         if rows is None:
             raise ValueError(f"{self}: the inputs of @{function.name} have no rows to split: every dim is that of a "
                              "parameter, too")
-        layouts = {}
-        for value in parts.forward.values:
-            if value.layout is None and value not in parts.forward.inputs:
-                continue
-            for dim in range(value.type.ndim):
-                if classes.of(value, dim) == rows:
-                    axes = dims_of(value)
-                    if any(self.axis in each for each in axes):
-                        raise ValueError(f"{self}: %{value.name} of @{function.name} is split over {self.axis!r} "
-                                         f"already, {value.layout and value.layout.short()}")
-                    axes[dim] = (self.axis, *axes[dim])
-                    layouts[value.name] = layout(axes, value.layout)
-                    break
-        return parts.laid(layouts).joined()
+        return split_class(self, parts, classes, rows).joined()
 
     def __str__(self) -> str:
         return word("dp", self.axis)
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """The sequences of the batch are split over ``axis``: each device has some of the tokens of every row.
+
+    The dim is one of the inputs that is not that of the rows, and no dim of a weight or of a table
+    (`parallelism.transforms.dims.sequence_class`).  What needs a sequence whole gathers it: attention gathers keys and
+    values, forward and backward, and reduce-scatters their gradients (Dubey et al., *The Llama 3 Herd of Models*, 2024,
+    arXiv:2407.21783, section 3.3.2).  Gradients of parameters are summed over the axis, as in `DataParallel`.
+
+    ``ValueError`` if the sequences are split over ``axis`` already, and if the program has no such dim.
+    """
+
+    axis: str = "cp"
+    phase: ClassVar[int] = 12
+
+    def __post_init__(self) -> None:
+        checked_axis(self)
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        classes = DimClasses(parts.forward)
+        sequence = sequence_class(parts.forward, parts.parameters, classes)
+        if sequence is None:
+            raise ValueError(f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
+                             "every dim is that of a weight, or no op has it")
+        return split_class(self, parts, classes, sequence).joined()
+
+    def __str__(self) -> str:
+        return word("cp", self.axis)
+
+
+def split_class(transform: Any, parts: Parts, classes: DimClasses, chosen: Place) -> Parts:
+    """The parts with the dims of a class split over the axis of a transform, around what splits them already.
+
+    Inputs other than parameters are split, and activations that have a layout.
+    """
+    layouts = {}
+    for value in parts.forward.values:
+        if value in parts.parameters or (value.layout is None and value not in parts.forward.inputs):
+            continue
+        for dim in range(value.type.ndim):
+            if classes.of(value, dim) == chosen:
+                axes = dims_of(value)
+                if any(transform.axis in each for each in axes):
+                    raise ValueError(f"{transform}: %{value.name} of @{parts.name} is split over {transform.axis!r} "
+                                     f"already, {value.layout and value.layout.short()}")
+                axes[dim] = (transform.axis, *axes[dim])
+                layouts[value.name] = layout(axes, value.layout)
+                break
+    return parts.laid(layouts)

@@ -86,6 +86,33 @@ def batch_class(function: Function, parameters: Iterable[Value], classes: DimCla
     return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
 
 
+def sequence_class(function: Function, parameters: Iterable[Value], classes: DimClasses) -> Place | None:
+    """The class of the sequences of the batch; None if there is none.
+
+    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that an
+    op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that most
+    inputs have; then that of the outermost dim.
+    """
+    parameters = set(parameters)
+    taken = {batch_class(function, parameters, classes)}
+    made: set[Place] = set()
+    for op in function.ops:
+        of = relation_of(op)
+        made |= classes.all_of(op.outputs)
+        for value, letters in zip(op.inputs, of.inputs, strict=True):
+            if value in parameters and any(
+                    letter is None or letter == of.indexed or any(letter in each for each in of.reduced)
+                    for letter in letters):
+                taken |= classes.all_of([value])        # a weight or a table, not what is added to a sequence
+    data = [value for value in function.inputs if value not in parameters]
+    found: dict[Place, list[int]] = {}
+    for value in data:
+        for dim in range(value.type.ndim):
+            if (place := classes.of(value, dim)) in made - taken:
+                found.setdefault(place, []).append(dim)
+    return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
+
+
 def dims_of(value: Value) -> Dims:
     """The axes of each dim of a value; none without a layout."""
     return [dim.axes for dim in value.layout.dims] if value.layout else [()] * value.type.ndim

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
-from parallelism.transforms.data import DataParallel
+from parallelism.transforms.data import ContextParallel, DataParallel
+from parallelism.transforms.experts import ExpertParallel
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
@@ -97,7 +98,7 @@ class Strategy:
             if size is None:
                 continue
             axis, order = getattr(transform, "axis"), [*_SIZED].index(word.name)  # noqa: B009
-            if sizes.setdefault(axis, (order, size)) != (order, size):
+            if sizes.setdefault(axis, (order, size))[1] != size:
                 raise ValueError(f"the axis {axis!r} is given twice, with {sizes[axis][1]} and with {size} devices")
         if not sizes:
             raise ValueError(f"the strategy {text!r} names no axis with its size, such as dp=2")
@@ -158,6 +159,8 @@ def _order(transform: Transform) -> tuple[int, str]:
 _SIZED: dict[str, Callable[[Word], Any]] = {
     "pp": lambda word: Pipeline(word.axis or "", *_scheduled(word), begin=word.regions),
     "dp": lambda word: DataParallel(word.axis or ""),
+    "cp": lambda word: ContextParallel(word.axis or ""),
+    "ep": lambda word: ExpertParallel(word.axis or ""),
     "tp": lambda word: TensorParallel(word.axis or "", word.regions),
 }
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""

@@ -24,7 +24,8 @@ class Zero:
     Stage 1 splits the state of the optimizer: the gradients stay whole, and unsummed, until the update.  Stage 2 splits
     the gradients, too: each is reduce-scattered where the backward has made it.  Stage 3 splits the parameters, too:
     each is gathered before an op that reads it, in the forward and again in the backward.  Of the dims of a parameter
-    that no axis splits it is the largest one that is split; if there is none, the outermost dim is split further.
+    that no axis splits it is the largest one that is split; if there is none, the outermost dim is split further.  A
+    parameter that is split over the axis already, such as a device's own experts, stays as it is.
 
     **Communication** and memory: Rajbhandari et al., *ZeRO*, 2020, arXiv:1910.02054, sections 5 and 7.  With P bytes of
     parameters and as many of gradients on n devices, a device receives 2 P (n - 1) / n in stages 1 and 2, and
@@ -49,15 +50,19 @@ class Zero:
         if parts.update is None:
             raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
                              "step of it")
-        for value in (*parts.state, *parts.parameters):
-            if any(self.axis in axes for axes in dims_of(value)):
-                raise ValueError(f"{self}: %{value.name} of @{function.name} is split over {self.axis!r} already")
+        own = {value.name for value in parts.parameters if any(self.axis in axes for axes in dims_of(value))}
+        again = [value for value in (*parts.state, *parts.gradients) if any(self.axis in a for a in dims_of(value))]
+        again += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
+        again += parts.parameters if len(own) == len(parts.parameters) else ()
+        if again:
+            raise ValueError(f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already")
         data = [value for value in parts.forward.inputs if value not in parts.parameters]
         if not any(self.axis in axes for value in data for axes in dims_of(value)):
             raise ValueError(f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
                              f"summed over it; DataParallel comes before {self}, or both in one Strategy")
         whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
-        split = {value.name: layout(self._split(value)) for value in parts.parameters}
+        split = {name: kept if name in own else layout(self._split(value))
+                 for value in parts.parameters for name, kept in [(value.name, whole[value.name])]}
         forward = split if self.stage == 3 else whole
         state = {value.name: split[owner] for value in parts.state if (owner := parts.owner(value))}
         gradients = {f"grad.{name}": kept for name, kept in split.items()}

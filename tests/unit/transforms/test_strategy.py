@@ -127,7 +127,7 @@ def np_sum(p):
     (lambda: Zero(4), "the stage of Zero must be 1, 2 or 3, got 4"),
     (lambda: DataParallel("a b"), "the axis of DataParallel must be the name of a mesh axis, got 'a b'"),
     (lambda: Strategy.parse("dq"), "no transform is written 'dq'; did you mean 'dp'?"),
-    (lambda: Strategy.parse("warp"), "no transform is written 'warp'; they are pp, dp, tp, "),
+    (lambda: Strategy.parse("warp"), "no transform is written 'warp'; they are pp, dp, "),
     (lambda: Strategy.parse("dp=2"), "'dp' has no value here, got '2'"),
     (lambda: Strategy.parse("zero"), "'zero' must be followed by = and a value"),
     (lambda: Strategy.parse("zero=x"), "the stage of Zero must be 1, 2 or 3, got 'x'"),

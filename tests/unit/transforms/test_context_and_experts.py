@@ -1,0 +1,92 @@
+"""Context and expert parallelism: what is split, what is moved, and steps of training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from localized_runs import run_everywhere
+from transformed import MODELS, assert_trained, interpreted, trained, transformer
+
+from parallelism import models
+from parallelism.layouts import localize
+from parallelism.transforms import SGD, Adam, ContextParallel, ExpertParallel, Strategy, train_step
+
+
+def check(model, rows, text):
+    alone = train_step(MODELS[model](rows), Adam(0.01), clip=1.0)
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    assert Strategy.parse(str(strategy)) == strategy
+    localized = localize(strategy(alone), mesh)
+    assert_trained(trained(alone, lambda inputs: run_everywhere(localized, inputs)), interpreted(alone))
+
+
+@pytest.mark.parametrize(("model", "text"), [
+    ("gpt", "cp=2"), ("gpt", "cp=3 dp=2 zero=1"), ("llama", "cp=2 tp=2 sp dp=2 zero=3"), ("dropout", "cp=4"),
+    ("plain_gpt", "cp=2 dp=2"), ("factored", "cp=2 dp=2"), ("convolutional", "cp=2"),
+])
+def test_sequences_are_split_and_a_step_trains_as_alone(model, text):
+    check(model, 4, text)
+
+
+@pytest.mark.parametrize("text", ["ep=2", "ep=4 zero:ep=1", "dp=2 ep=2 zero=1", "dp=3 ep:dp=3 zero=3",
+                                  "ep=2 tp=2 dp=2"])
+def test_experts_are_split_and_a_step_trains_as_alone(text):
+    check("mixture", 6, text)
+
+
+def moved(loss, text):
+    """Collectives by kind, axes and part, with the bytes that a device receives."""
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    found = Counter()
+    for op in localize(strategy(train_step(loss, SGD(0.1))), mesh).program().ops:
+        if op.bytes_received and op.kind != "all_reduce":
+            found[op.kind, ",".join(op["axes"]), (op.region or "").startswith("gradient")] += op.bytes_received
+    return found
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_attention_gathers_keys_and_values_and_scatters_their_gradients(heads):
+    # Dubey et al. 2024, section 3.3.2: keys and values are gathered, so fewer heads of them move fewer bytes.
+    spec = transformer(layers=3, sequence=8, key_value_heads=heads)
+    pair = 2 * 8 * spec.layers * 4 * spec.sequence * spec.head_width * heads // 2      # 4 rows of float64, the half
+    assert moved(spec.function(4), "cp=2") == {
+        ("all_gather", "cp", False): pair, ("all_gather", "cp", True): pair, ("reduce_scatter", "cp", True): pair}
+
+
+def test_tokens_go_to_their_experts_and_back():
+    # Lepikhin et al. 2020, section 3.2: two all_to_alls of every slot of every group forward, and as many backward; but
+    # here the tokens are inputs, without a gradient, so one backward.
+    groups, experts, capacity, width = 8, 4, 3, 6
+    slots = 8 * groups * experts * capacity * width
+    loss = models.mixture(width, 8, experts, 2, capacity, groups, 5)
+    found = moved(loss, "ep=2")
+    each = slots // 2 // 2      # a device has a half of the slots, and half of these lie on the other
+    assert found == {("all_to_all", "ep", False): 2 * each, ("all_to_all", "ep", True): each}
+    strategy, mesh = Strategy.parse_on_mesh("ep=2")
+    program = localize(strategy(train_step(loss, SGD(1))), mesh).program()
+    local = {value.name: value.type.shape for value in program.inputs}
+    assert local["p.up"] == (2, 6, 8) and local["p.router"] == (6, 4) and local["x"] == (4, 5, 6)
+
+
+GPT = train_step(MODELS["gpt"](4), SGD(0.1))
+MIXTURE = train_step(MODELS["mixture"](4), SGD(0.1))
+
+
+@pytest.mark.parametrize("order", [("cp", "dp", "tp"), ("tp", "cp", "dp", "sp"), ("tp", "sp", "dp", "cp")])
+def test_the_order_of_context_parallelism_does_not_matter(order):
+    step = GPT
+    for text in order:
+        step = Strategy.parse(text)(step)
+    assert step == Strategy.parse(" ".join(order))(GPT)
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: ContextParallel()(ContextParallel()(GPT)), "cp: %tokens of @transformer.step is split over 'cp' already"),
+    (lambda: ContextParallel()(train_step(MODELS["mlp"](4), SGD(1))), "cp: the inputs of @mlp.step have no sequence"),
+    (lambda: ExpertParallel()(GPT), "ep: no weight of @transformer.step is left to be split over 'ep'"),
+    (lambda: ExpertParallel()(ExpertParallel()(MIXTURE)), "ep: no weight of @mixture.step is left"),
+])
+def test_what_has_no_sequence_or_no_experts_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
