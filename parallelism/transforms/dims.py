@@ -89,9 +89,9 @@ def batch_class(function: Function, parameters: Iterable[Value], classes: DimCla
 def sequence_class(function: Function, parameters: Iterable[Value], classes: DimClasses) -> Place | None:
     """The class of the sequences of the batch; None if there is none.
 
-    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that an
-    op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that most
-    inputs have; then that of the outermost dim.
+    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
+    an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
+    most inputs have; then that of the outermost dim.
     """
     parameters = set(parameters)
     taken = {batch_class(function, parameters, classes)}
