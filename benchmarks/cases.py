@@ -29,6 +29,9 @@ COPY = "copy"
 """No operation, but what limits them: each of some processes copies its own array (`benchmarks.copying`)."""
 MEMORIES = ("private", "shared")
 
+LOOP_WARM = 20
+"""Calls before those of a loop that are timed."""
+
 STREAM_MESSAGES = 16
 """Messages that one round of ``stream`` sends, one after the other."""
 
@@ -48,13 +51,14 @@ class Case:
     ``nbytes`` is the whole buffer: the input of an all_reduce, a reduce_scatter, an all_to_all, a broadcast or a
     message, the output of an all_gather.  Where it is dealt to the ranks each gets the same, at least one element.
     ``memory`` is ``private`` (ordinary arrays) or ``shared`` (of `VirtualDevice.empty`, which only vcluster has).
-    ``fresh``: without ``out=``, each result is a new array.
+    ``fresh``: without ``out=``, each result is a new array.  ``in_a_loop``: calls follow each other without barriers.
     """
 
     operation: str
     nbytes: int
     memory: str = "private"
     fresh: bool = False
+    in_a_loop: bool = False
 
     def __post_init__(self) -> None:
         for what, got, right in (
@@ -169,6 +173,8 @@ def timed_rounds(
 
     One more goes before them to warm up: two where results are fresh, since the last one lives while the next is made.
     """
+    if trial.case.in_a_loop:
+        return _loop(trial, count, barrier, call, prepare)
     warm = 2 if trial.case.fresh else 1
     make_ready = prepare if prepare is not None else trial.spoil
     times: Times = []
@@ -183,6 +189,27 @@ def timed_rounds(
         trial.check(answer)
         times.append((start, end))
     return times[warm:]
+
+
+def _loop(
+    trial: Trial, count: int, barrier: Callable[[], object], call: Callable[[], Any],
+    prepare: Callable[[], None] | None,
+) -> Times:
+    """``count`` calls in a plain loop; the last answer is checked."""
+    (prepare if prepare is not None else trial.spoil)()
+    for _ in range(LOOP_WARM):
+        call()
+    barrier()
+    times: Times = []
+    start = time.perf_counter()
+    for _ in range(count):
+        answer = call()
+        end = time.perf_counter()
+        times.append((start, end))
+        start = end
+    barrier()
+    trial.check(answer)
+    return times
 
 
 def receive_stream(receive: Callable[[], Array]) -> Array:
@@ -216,6 +243,13 @@ def seconds_of(operation: str, times: Sequence[Times]) -> list[float]:
     return [
         max(end for _, end in rounds) - begin(start for start, _ in rounds) for rounds in zip(*times, strict=True)
     ]
+
+
+def seconds_in_a_loop(times: Sequence[Times]) -> list[float]:
+    """One figure a call: from the moment the last rank had ended the call before.  Their sum is that of the loop."""
+    ends = [max(end for _, end in rounds) for rounds in zip(*times, strict=True)]
+    begin = max(rounds[0][0] for rounds in times)
+    return [end - start for start, end in zip([begin, *ends], ends, strict=False)]
 
 
 def seconds_from_first_start(operation: str, times: Sequence[Times]) -> list[float]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks import figures_page, page
 from benchmarks.cases import COLLECTIVES, ITEM_BYTES, WrongAnswerError
 from benchmarks.installed import missing
-from benchmarks.machine import in_a_line, machine, versions
+from benchmarks.machine import additions_seconds, in_a_line, machine, versions
 from benchmarks.plan import Plan
-from benchmarks.results import Results, write_json
+from benchmarks.results import Results, speed_line, write_json
 from benchmarks.suites import SUITES
 from benchmarks.systems import Say, SystemFailedError
 from benchmarks.tables import paragraph
@@ -59,6 +59,7 @@ def main(words: Sequence[str]) -> int:
         print(f"\n{name}: {SUITES[name].title}")
         skipped = set(results.skipped)
         say, done = _status()
+        before = additions_seconds()
         try:
             SUITES[name].measure(plan, results, say)
         except (WrongAnswerError, SystemFailedError) as error:
@@ -68,7 +69,8 @@ def main(words: Sequence[str]) -> int:
         finally:
             done()
         if any(results.of(name)):
-            print(f"\n{SUITES[name].report(results)}")
+            results.additions[name] = before, additions_seconds()
+            print(f"\n{SUITES[name].report(results)}\n\n{paragraph(speed_line(results, name))}")
         for system, reason in results.skipped.items():
             if system not in skipped:
                 print(paragraph(f"{system}: skipped, {reason}"))

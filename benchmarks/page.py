@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.machine import in_a_line
 from benchmarks.plan import MIB
 from benchmarks.remote import ROOT
-from benchmarks.results import Measurement, Quantity, Results
+from benchmarks.results import Measurement, Quantity, Results, speed_line
 from benchmarks.suites import SUITES
 from benchmarks.tables import nbytes_text, ratio_text, seconds_text
 from benchmarks.targets import Bound, Growth, Standing, Verdict
@@ -72,6 +72,7 @@ def merged(parts: Sequence[Results]) -> Results:
             quantities.setdefault((q.suite, q.system, q.what, q.devices), q)
         whole.skipped = {**part.skipped, **whole.skipped}
         whole.versions = {**part.versions, **whole.versions}
+        whole.additions = {**part.additions, **whole.additions}
     whole.measurements, whole.quantities = list(measurements.values()), list(quantities.values())
     return whole
 
@@ -85,6 +86,7 @@ def tables(results: Results, pictures: Sequence[str]) -> list[str]:
             title = "Beside the peers" if name == "peers" else suite.title[0].upper() + suite.title[1:]
             parts += [f"## {title}", *(
                 _peers(results, pictures, report) if name == "peers" else [f"```text\n{report}\n```"])]
+            parts += [line for line in [speed_line(results, name)] if line]
     return parts
 
 

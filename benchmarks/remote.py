@@ -116,8 +116,11 @@ class RemoteSystem:
         self._lines = [by_rank[rank] for rank in sorted(by_rank)]
 
     def supports(self, case: Case) -> bool:
-        """Private arrays only, and results that are given: nobody else has others."""
-        return case.memory == "private" and not case.fresh and case.operation in self._operations
+        """Private arrays only, and results that are given: nobody else has others.  JAX's host has no loops."""
+        return (
+            case.memory == "private" and not case.fresh and case.operation in self._operations
+            and not (case.in_a_loop and self.name == "jax")
+        )
 
     def rounds(self, case: Case, count: int) -> list[Times]:
         """Start and end of each round, by rank."""

@@ -19,6 +19,7 @@ DEFINITIONS = {
     "broadcast": "latest end minus earliest start, since its root need not wait",
     "from_first_start": "the same rounds as latest end minus earliest start; an upper bound",
     "round_trip": "rank 0 sends, rank 1 sends back what came; the time of rank 0",
+    "loops": "calls in a plain loop; from the end of the call before on the last rank to the end on the last rank",
     "limits": "from the moment from which nothing can save the run until the error leaves it, the cluster repaired",
     "stream": "16 messages one after the other, receiver's end minus sender's start, per message",
     "copy": "each of some processes copies an array of its own; the slowest one's time for one copy",
@@ -79,6 +80,8 @@ class Results:
     levels: list[Level] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     """What each peer says of itself."""
+    additions: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By suite: seconds of 10^7 additions in Python (`benchmarks.machine.additions_seconds`), before it and after."""
 
     def add(
         self, suite: str, system: str, operation: str, seconds: Sequence[float], *, devices: int = 0, nbytes: int = 0,
@@ -125,6 +128,7 @@ class Results:
             ],
             "levels": [asdict(level) for level in self.levels],
             "quantities": [asdict(quantity) for quantity in self.quantities],
+            "additions": {name: list(seconds) for name, seconds in self.additions.items()},
         }
 
     @classmethod
@@ -147,9 +151,18 @@ class Results:
                 [Quantity(**{**values, "amount": Summary(**values["amount"])}) for values in document["quantities"]],
                 dict(document["skipped"]), [Level(**values) for values in document["levels"]],
                 dict(document["versions"]),
+                {name: (before, after) for name, (before, after) in document.get("additions", {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the figures are incomplete: {error}") from None
+
+
+def speed_line(results: Results, suite: str) -> str:
+    """How fast this machine ran Python before and after a suite; empty if that was not measured."""
+    if suite not in results.additions:
+        return ""
+    before, after = results.additions[suite]
+    return f"10^7 additions in Python took {before:.2f} s before and {after:.2f} s after."
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """Median and spread, in seconds."""
+    """Median, spread and tail, in seconds."""
 
     median: float
     low_quartile: float
@@ -17,6 +17,9 @@ class Summary:
     minimum: float
     maximum: float
     rounds: int
+    mean: float = 0.0
+    p99: float = 0.0
+    """The least figure that is not exceeded by 99 of 100."""
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Summary:
@@ -26,7 +29,9 @@ class Summary:
         low, median, high = (
             statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
         )
-        return cls(median, low, high, min(seconds), max(seconds), len(seconds))
+        in_order = sorted(seconds)
+        p99 = in_order[-(-99 * len(in_order) // 100) - 1]
+        return cls(median, low, high, in_order[0], in_order[-1], len(seconds), statistics.fmean(seconds), p99)
 
     @property
     def points(self) -> tuple[float, float, float, float]:

@@ -17,6 +17,7 @@ from benchmarks.cases import (
     WrongAnswerError,
     receive_stream,
     seconds_from_first_start,
+    seconds_in_a_loop,
     seconds_of,
     timed_rounds,
 )
@@ -31,6 +32,8 @@ Say = Callable[[str], None]
 """Tells what is being done just now."""
 
 OURS = "vcluster"
+LOOP_ROUNDS = 20
+"""Calls of a loop for each round of a case."""
 
 
 class SystemFailedError(Exception):
@@ -149,13 +152,13 @@ def take_turns(
                     f"{case.operation} {nbytes_text(case.nbytes)}, {system.name}"
                 )
                 try:
-                    times = system.rounds(case, plan.rounds(case.nbytes))
+                    times = system.rounds(case, plan.rounds(case.nbytes) * (LOOP_ROUNDS if case.in_a_loop else 1))
                 except SystemFailedError as error:
                     results.skipped[f"{system.name} on {system.devices}"] = str(error)
                     alive.remove(system)
                     continue
                 plain, upper = figures.setdefault((system.name, case), ([], []))
-                plain.extend(seconds_of(case.operation, times))
+                plain.extend(seconds_in_a_loop(times) if case.in_a_loop else seconds_of(case.operation, times))
                 upper.extend(seconds_from_first_start(case.operation, times))
     for (name, case), (plain, upper) in figures.items():
         results.add(

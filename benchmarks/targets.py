@@ -53,6 +53,11 @@ IDLE_PART = 0.01
 """Of a core, for an idle cluster of 64."""
 STREAM_RATE, STREAM_FACTOR = 10e9, 40.0
 """Bytes a second in messages of 4 MiB, and how many times faster than ``multiprocessing.Queue``."""
+LOOP_FACTORS = {2: (1.5, 3.0), 4: (1.0, 2.0), 8: (1.0, 2.0)}
+"""A small collective in a plain loop, by its mean over the best peer's: in a fast phase of the machine and in a slow
+one, by the number of devices."""
+SLOW_SECONDS = 1.0
+"""10^7 additions in Python take longer in a slow phase."""
 JUDGED = (2, 4, 8)
 """Numbers of devices that have bounds of their own; larger ones are judged by their growth."""
 

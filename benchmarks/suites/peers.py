@@ -8,6 +8,7 @@ processes that only copy take their turns as well, for the least that the memory
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from benchmarks.cases import Case
@@ -46,21 +47,29 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
             say(f"{NAME}: starting {', '.join(present)} on {devices} devices")
             systems: list[System] = [stack.enter_context(closing(OurCluster(devices)))]
             systems += [stack.enter_context(closing(Copying(processes))) for processes in PROCESSES]
-            starting = []
-            for name in present:  # all at once: each takes seconds
-                try:
-                    starting.append(stack.enter_context(closing(start_peer(name, python, devices))))
-                except SystemFailedError as error:
-                    results.skipped[f"{name} on {devices}"] = str(error)
-            for peer in starting:
-                try:
-                    peer.connect()
-                except SystemFailedError as error:
-                    results.skipped[f"{peer.name} on {devices}"] = str(error)
-                else:
-                    results.versions[peer.name] = peer.version
-                    systems.append(peer)
+            systems += started(stack, present, python, devices, results)
             take_turns(NAME, systems, _todo(plan.operations, sizes, devices), plan, results, say)
+
+
+def started(
+    stack: ExitStack, names: Sequence[str], python: str, devices: int, results: Results
+) -> list[System]:
+    """The peers of these names, ready, until the ``stack`` ends; those that fail are noted as skipped."""
+    starting, ready = [], list[System]()
+    for name in names:  # all at once: each takes seconds
+        try:
+            starting.append(stack.enter_context(closing(start_peer(name, python, devices))))
+        except SystemFailedError as error:
+            results.skipped[f"{name} on {devices}"] = str(error)
+    for peer in starting:
+        try:
+            peer.connect()
+        except SystemFailedError as error:
+            results.skipped[f"{peer.name} on {devices}"] = str(error)
+        else:
+            results.versions[peer.name] = peer.version
+            ready.append(peer)
+    return ready
 
 
 def _todo(operations: tuple[str, ...], sizes: tuple[int, ...], devices: int) -> list[Case]:

@@ -81,10 +81,13 @@ class Prepared:
     def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
         """Whether the result can be written into ``out`` as it is."""
         result = self._results[0]
-        return (
-            result is not None and type(out) is np.ndarray and out.dtype == result.dtype and out.shape == result.shape
-            and out.flags.c_contiguous and out.flags.writeable
-            and (out is x or type(x) is not np.ndarray or not np.may_share_memory(out, x))
+        if result is None or type(out) is not np.ndarray or out.dtype != result.dtype or out.shape != result.shape:
+            return False
+        flags = out.flags
+        return bool(flags.c_contiguous and flags.writeable) and (
+            out is x or type(x) is not np.ndarray
+            or (out.base is None and x.base is None)    # both own their memory
+            or not np.may_share_memory(out, x)
         )
 
     def run(self) -> bool:
@@ -97,7 +100,7 @@ class Prepared:
             signals.fence()
         group.own.tokens[parity][0] = self._signature + sequence
         group.own.posted[0] = sequence + 1
-        if group.size == 2:
+        if group.size <= 2:
             signals.wake(group.others)
         else:
             group.wake_if_last(sequence + 1, 0)

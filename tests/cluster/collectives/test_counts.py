@@ -116,6 +116,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
             for what, (functions, builtins) in ranks.items():
                 assert functions <= MOST_SMALL, what
                 assert builtins["acquire"] == 1, what  # one fence, before one looks who sleeps
+                assert not builtins["may_share_memory"] and not builtins["copyto"], what  # a microsecond each
                 assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what  # no pipe, no nap
                 counted.setdefault(what, set()).add(functions)
     for what, numbers in counted.items():

@@ -107,8 +107,8 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "messages", "checks", "limits", "step", "block", "products", "idle",
-        "tracing", "simulate", "peers",
+        "startup", "run", "collectives", "loops", "messages", "checks", "limits", "step", "block", "products",
+        "idle", "tracing", "simulate", "peers",
     ]
     assert max(map(len, lines)) <= 80
 
@@ -242,9 +242,10 @@ def test_the_figure_never_exceeds_its_upper_bound(times, operation):
 
 
 def test_a_summary_has_the_inclusive_quartiles():
-    assert Summary.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Summary(3.0, 2.0, 4.0, 1.0, 5.0, 5)
-    assert Summary.of([1.0, 2.0]) == Summary(1.5, 1.25, 1.75, 1.0, 2.0, 2)
-    assert Summary.of([7.0]) == Summary(7.0, 7.0, 7.0, 7.0, 7.0, 1)
+    assert Summary.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Summary(3.0, 2.0, 4.0, 1.0, 5.0, 5, 3.0, 5.0)
+    assert Summary.of([1.0, 2.0]) == Summary(1.5, 1.25, 1.75, 1.0, 2.0, 2, 1.5, 2.0)
+    assert Summary.of([7.0]) == Summary(7.0, 7.0, 7.0, 7.0, 7.0, 1, 7.0, 7.0)
+    assert Summary.of([float(number) for number in range(1, 201)]).p99 == 198.0
     assert Summary.of([5.0, 1.0, 2.0, 4.0, 3.0]).spread == pytest.approx(2 / 3)
     assert Summary.of([0.0]).spread == 0.0
     with pytest.raises(ValueError, match="at least one figure"):
@@ -358,6 +359,9 @@ def pretended_results() -> Results:
             results.add("peers", "vcluster", operation, [0.1], **options)
             if memory == "private":
                 results.add("peers", "mpich", operation, [0.4], **options)
+        for operation, system in itertools.product(("all_reduce", "broadcast", "barrier"), ("vcluster", "mpich")):
+            results.add("loops", system, operation, [0.1234, 0.5678], devices=devices, nbytes=8)
+    results.additions = {"loops": (0.5, 0.7)}
     for what in ("import numpy", "import vcluster", "import VirtualCluster"):
         results.add("startup", "vcluster", what, [0.1234])
     for system, seconds in (("vcluster", 0.001), ("queue", 0.04)):
