@@ -202,8 +202,8 @@ class PipelinedProgram(PipelinedOperation):
         for stage in stages.values():
             loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
             if replicas is not None:
-                for dtype, flat in stage.gradients.flat.items() if over_replicas else ():
-                    stage.gradients.flat[dtype] = device.all_reduce(flat, replicas)
+                for flat in stage.gradients.flat.values() if over_replicas else ():
+                    device.all_reduce(flat, replicas, out=flat)
                 loss = [device.all_reduce(part, replicas) for part in loss]
             sums.update(("", np.reshape(part, ())) for part in loss)
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):

@@ -128,7 +128,9 @@ class TypedDevice:
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum") -> TypedArray:
+    def all_reduce(
+        self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum", out: TypedArray | None = None
+    ) -> TypedArray:
         """Records the collective; the result is of the type of ``x``."""
         self._collective("all_reduce", x, axes)
         return x

@@ -65,6 +65,20 @@ def measured(text, rows=32):
     return program, trace, received
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
+def test_a_stage_of_a_float32_step_holds_sixteen_bytes_a_parameter_and_one_gradient(schedule):
+    loss = models.mlp((16, 32, 8, 24, 4), B, dtype="float32")
+    program = TrainedPipeline(Strategy.parse(f"pp {schedule}:4")(train_step(loss, Adam())), Mesh(pp=2))
+    trace = simulate(program, mesh=Mesh(pp=2), batch=8, **ON)
+    for rank, stage in enumerate(program.stages.functions):
+        types = {value.name: value.type for value in stage.forward.inputs}
+        counts = [types[name].size for name in stage.trained]
+        held = {kind: trace.peak_bytes(rank, kind) for kind in ("weights", "gradients", "optimizer", "outputs")}
+        assert held == {
+            "weights": 4 * sum(counts), "gradients": 4 * (sum(counts) + max(counts)),
+            "optimizer": 8 * sum(counts) + 8, "outputs": 0}
+
+
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatches(microbatches):
     # Rajbhandari et al. 2020, sections 5.1 and 7: 2 Psi in all, and a quarter of the state on each of 4 replicas.
