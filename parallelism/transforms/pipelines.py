@@ -18,6 +18,7 @@ from parallelism.pipelining import Pipeline as Scheduled
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
 from parallelism.transforms.parts import NEXT, Parts, needed
+from parallelism.transforms.recomputation import Recompute, RunAgain
 from parallelism.transforms.words import checked_axis, word
 from parallelism.transforms.zero import summed_first
 
@@ -31,7 +32,8 @@ class Pipeline:
 
     The program must have a symbol ``batch`` for the rows, because the parts need not be equal.  Each rank of the axis
     has ``chunks`` stages, cut for equal flops; ``begin`` names the regions or values at which stages begin instead.
-    With ``recompute`` a stage keeps only its inputs.  The result is a `Step`, so a pipeline is the last transform.
+    With ``recompute`` a stage keeps only its inputs; regions run again by a `Recompute` in the same `Strategy`.  The
+    result is a `Step`, so a pipeline is the last transform.
 
     Gradients are summed over replicas (axis ``dp``) after the last backward, by the update of each stage: Zero(1) and
     Zero(2) then reduce-scatter them once, whatever the number of microbatches.
@@ -86,6 +88,8 @@ class Step:
 
     function: Function
     pipeline: Pipeline
+    recompute: tuple[Recompute, ...] = ()
+    """What runs again in the backward of each stage."""
 
     def __post_init__(self) -> None:
         parts, subject = self.parts, f"{self.pipeline}"
@@ -93,8 +97,11 @@ class Step:
             raise ValueError(f"{subject}: @{self.function.name} has no optimizer; train_step(loss, optimizer) makes a "
                              "training step of it")
         if parts.again:
-            raise ValueError(f"{subject}: @{self.function.name} computes regions again; in a pipeline whole stages "
-                             "can, with Pipeline(recompute=True)")
+            raise ValueError(f"{subject}: @{self.function.name} computes regions again already; Recompute and Pipeline "
+                             "must be in one Strategy")
+        if self.recompute and self.pipeline.recompute:
+            raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
+        _ = self._again
         if self.pipeline.batch not in parts.forward.symbols:
             raise ValueError(f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
                              f"the batch: its symbols are {', '.join(sorted(parts.forward.symbols)) or 'none'}")
@@ -111,13 +118,15 @@ class Step:
         from parallelism.transforms.strategy import Strategy
 
         first, _, rest = text.partition("\n")
-        pipeline, = Strategy.parse(first).transforms
-        if not isinstance(pipeline, Pipeline):
-            raise ValueError(f"the text of a step begins with its pipeline, such as pp 1f1b:8, got {first!r}")
-        return cls(parse(rest), pipeline)
+        *others, pipeline = Strategy.parse(first).transforms or (None,)
+        recompute = tuple(each for each in others if isinstance(each, Recompute))
+        if not isinstance(pipeline, Pipeline) or len(recompute) < len(others):
+            raise ValueError("the text of a step begins with its pipeline and what runs again, such as pp 1f1b:8 "
+                             f"recompute=block.*, got {first!r}")
+        return cls(parse(rest), pipeline, recompute)
 
     def __str__(self) -> str:
-        return f"{self.pipeline}\n{self.function}"
+        return f"{' '.join(map(str, (self.pipeline, *self.recompute)))}\n{self.function}"
 
     @cached_property
     def parts(self) -> Parts:
@@ -133,7 +142,14 @@ class Step:
         pipeline = self.pipeline
         return partition(
             laid_out(forward, bare), [*pipeline.begin] or count, batch=pipeline.batch, recompute=pipeline.recompute,
-            trained=[value.name for value in self.parts.parameters])
+            trained=[value.name for value in self.parts.parameters], rewritten=self._again)
+
+    @cached_property
+    def _again(self) -> RunAgain | None:
+        each = [recompute.of(self.parts.forward) for recompute in self.recompute]
+        if not each:
+            return None
+        return RunAgain(*(tuple(path for one in each for path in getattr(one, side)) for side in ("paths", "kept")))
 
     def update(
         self, names: Collection[str], layouts: Mapping[str, TensorSharding] | None = None, *, summed: bool = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.regions import each, inside
 from parallelism.ir.passes.gradients import MARK
+from parallelism.transforms.dims import paths
 from parallelism.transforms.parts import AGAIN, Parts, needed
 from parallelism.transforms.scope import matching, patterns
 from parallelism.transforms.words import word
@@ -45,49 +46,69 @@ class Recompute:
         if parts.update is None:
             raise ValueError(f"{self}: @{function.name} has no backward; train_step(loss, optimizer) makes a training "
                              "step of it")
-        forward = {op.outputs: op for op in function.ops if op in {*parts.forward.ops}}
-        paths: dict[str, list[Op]] = {}
-        for op, path in matching(parts.forward, self.regions, f"{self}").items():
-            paths.setdefault(path, []).append(op)
-        kept = {value for op in matching(parts.forward, self.keep, f"{self}") for value in op.outputs} \
-            if self.keep else set()
-        backward = [op for op in function.ops if op.outputs not in forward]
-        if twice := [path for path in paths for op in backward
-                     if inside(op, f"{MARK}.{path}") and any(v.name.startswith(AGAIN) for v in op.outputs)]:
+        again = self.of(parts.forward)
+        backward = [op for op in function.ops if any(value.name.startswith(AGAIN) for value in op.outputs)]
+        if twice := [path for path in again.paths for op in backward if inside(op, f"{MARK}.{path}")]:
             raise ValueError(f"{self}: region {twice[0]!r} of @{function.name} runs again already")
-        before: dict[Op, list[Op]] = {}
-        """The ops that run again, by the first op of the backward that needs them."""
-        new: dict[tuple[str, Value], Value] = {}
-        for path, ops in paths.items():
-            first, again, values = self._again(path, ops, backward, kept)
-            if first is not None:
-                before.setdefault(first, []).extend(again)
-                new.update(((path, old), value) for old, value in values.items())
-        if not before:
+        changed = again(function, parts.forward)
+        if changed == function:
             raise ValueError(f"{self}: the regions of @{function.name} that match keep nothing for the backward")
-        changed = []
-        for op in function.ops:
-            changed += before.get(op, [])
-            own = next((path for path in paths if inside(op, f"{MARK}.{path}")), "")
-            mine = {value: new.get((own, value), value) for value in op.inputs}
-            changed.append(replace(op, inputs=each(op.inputs, mine)))
-        return replace(function, ops=tuple(changed))
+        return changed
 
-    def _again(
-        self, path: str, ops: Sequence[Op], backward: Sequence[Op], kept: set[Value]
-    ) -> tuple[Op | None, list[Op], dict[Value, Value]]:
-        """Of a region: the first op of the backward that reads its values, the ops that run again, and their values."""
-        made = {value for op in ops for value in op.outputs}
-        own = [op for op in backward if inside(op, f"{MARK}.{path}")]
-        others = {value for op in backward if not inside(op, f"{MARK}.{path}") for value in op.inputs}
-        wanted = {value for op in own for value in op.inputs if value in made} - kept - others
-        first = next((op for op in own if not wanted.isdisjoint(op.inputs)), None)
-        again = needed(ops, wanted, kept | others)
-        values = {value: replace(value, name=f"{AGAIN}{value.name}") for op in again for value in op.outputs}
-        return first, [
-            replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values),
-                    region=f"{MARK}.{op.region}") for op in again
-        ], values
+    def of(self, forward: Function) -> RunAgain:
+        """The regions of a forward that match.  ``ValueError`` for a pattern that no region matches."""
+        kept = matching(forward, self.keep, f"{self}") if self.keep else {}
+        return RunAgain(tuple(dict.fromkeys(matching(forward, self.regions, f"{self}").values())),
+                        tuple(dict.fromkeys(kept.values())))
 
     def __str__(self) -> str:
         return word("recompute", value=",".join([*self.regions, *(f"-{pattern}" for pattern in self.keep)]))
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """Regions that run again, by their ``paths``, but for those that are ``kept``."""
+
+    paths: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+    def mark(self, op: Op) -> str | None:
+        """The path of the region that an op runs again with; None if its values are kept."""
+        return None if _path(op, {*self.kept}) else _path(op, {*self.paths})
+
+    def __call__(self, joint: Function, forward: Function) -> Function:
+        """A function of a forward and its gradient, in which the gradients of the regions read new values."""
+        first = {op.outputs for op in forward.ops}
+        backward = [op for op in joint.ops if op.outputs not in first]
+        kept, marks = {*self.kept}, {f"{MARK}.{path}" for path in self.paths}
+        read: dict[str | None, set[Value]] = {}
+        """By region: the values that its gradient reads."""
+        for op in backward:
+            read.setdefault(_path(op, marks), set()).update(op.inputs)
+        before: dict[Op, list[Op]] = {}
+        """The ops that run again, by the first op of the backward that needs them."""
+        new: dict[str | None, dict[Value, Value]] = {}
+        for path in self.paths:
+            mark = f"{MARK}.{path}"
+            ops = [op for op in forward.ops if inside(op, path)]
+            saved = {value for op in ops if _path(op, kept) for value in op.outputs}.union(
+                *(values for other, values in read.items() if other != mark))
+            wanted = (read.get(mark, set()) & {value for op in ops for value in op.outputs}) - saved
+            again = needed(ops, wanted, saved)
+            if not again:
+                continue
+            new[mark] = {value: replace(value, name=f"{AGAIN}{value.name}") for op in again for value in op.outputs}
+            reader = next(op for op in backward if inside(op, mark) and not wanted.isdisjoint(op.inputs))
+            before.setdefault(reader, []).extend(
+                replace(op, inputs=each(op.inputs, new[mark]), outputs=each(op.outputs, new[mark]),
+                        region=f"{MARK}.{op.region}") for op in again)
+        changed = []
+        for op in joint.ops:
+            changed += before.get(op, [])
+            changed.append(replace(op, inputs=each(op.inputs, new.get(_path(op, marks), {}))))
+        return replace(joint, ops=tuple(changed))
+
+
+def _path(op: Op, regions: Collection[str]) -> str | None:
+    """The outermost of these regions that an op is in; None if there is none."""
+    return next((path for path in paths(op) if path in regions), None)

@@ -64,10 +64,13 @@ class Strategy:
         """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""
         # Of one phase the last one is applied first: what is split over an axis later is split around it.
         backwards = sorted(self.transforms, key=lambda each: -each.phase)
-        result: Any = function
-        for transform in reversed(backwards):
-            result = transform(result)
-        return result
+        pipelines = [each for each in backwards if isinstance(each, Pipeline)]
+        again = [each for each in backwards if pipelines and isinstance(each, Recompute)]
+        for transform in reversed([each for each in backwards if each not in (*pipelines, *again)]):
+            function = transform(function)  # type: ignore[assignment]  # only a pipeline makes a Step
+        if len(pipelines) > 1:
+            raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")
+        return Step(function, pipelines[0], tuple(again)) if pipelines else function
 
     def __str__(self) -> str:
         return " ".join(map(str, self.transforms))

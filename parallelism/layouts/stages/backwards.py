@@ -7,22 +7,34 @@ computed twice, except ops that cost nothing.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from parallelism.ir import Function, Op, Value, gradient
 from parallelism.layouts.stages.stages import StageFunctions
 
 
+class Rewriting(Protocol):
+    """A change of a backward: it takes a function with its gradient, and the function, and returns both changed."""
+
+    def __call__(self, joint: Function, forward: Function) -> Function: ...
+
+    def mark(self, op: Op) -> str | None:
+        """What tells ops of the forward apart for the change; functions alike but for the marks' texts are alike."""
+
+
 def with_backward(
     forward: Function, received: Sequence[Value], data: Sequence[Value], weights: Sequence[Value],
-    trained: Sequence[Value], learning: Collection[Value], *, recompute: bool,
+    trained: Sequence[Value], learning: Collection[Value], *, recompute: bool, rewritten: Rewriting | None = None,
 ) -> StageFunctions:
     """The functions of a stage, given its forward, which returns the values that the stage sends.
 
     ``learning`` holds the values that have a gradient.  With ``recompute`` only inputs of the forward are kept.
+    ``rewritten`` changes the backward before it is separated from the forward.
     """
     returned = [value for value in received if value in learning]
     answered = [value for value in forward.outputs if value in learning]
     joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
+    joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
     needed = [value for value in forward.values if value in backward.inputs and value not in weights]
     kept = [value for value in needed if value not in forward.inputs]

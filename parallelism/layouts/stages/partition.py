@@ -10,7 +10,7 @@ from typing import Any
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes import Form, Renaming
-from parallelism.layouts.stages.backwards import needed_ops, with_backward
+from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
 from parallelism.layouts.stages.microbatches import batch_dim, microbatched
 from parallelism.layouts.stages.stages import StageFunctions, Stages
@@ -26,6 +26,7 @@ def flops(op: Op) -> Any:
 def partition(
     function: Function, stages: int | Sequence[str], *, batch: str = "B", trained: Collection[str] | None = None,
     recompute: bool | Collection[int] = False, cost: Cost = flops, sizes: Mapping[str, int] | None = None,
+    rewritten: Rewriting | None = None,
 ) -> Stages:
     """Cut a loss into stages.  Each stage gets its part of the forward and of the backward.
 
@@ -47,7 +48,7 @@ def partition(
     - A weight that several stages read has a copy in each; its gradients are summed at the end.
 
     A stage keeps only those values of its forward that its backward reads; constants and views are computed again.
-    Stages in ``recompute`` (True: all) keep only their inputs.
+    Stages in ``recompute`` (True: all) keep only their inputs.  ``rewritten`` changes the backward of each stage.
 
     ``ValueError`` for a function, a batch or names that do not fit, and for more stages than ops that depend on data.
     """
@@ -58,7 +59,7 @@ def partition(
     if isinstance(stages, str):
         raise TypeError(f"stages must be a number, or a list of the names at which stages begin, got {stages!r}")
     whole = microbatched(function, batch)
-    program = _Program(whole, batch, trained)
+    program = _Program(whole, batch, trained, rewritten)
     if isinstance(stages, int):
         one = {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0}
         cuts = program.balanced_cuts(stages, cost, {**one, **(sizes or {})})
@@ -75,8 +76,10 @@ def partition(
 class _Program:
     """A program before it is cut.  Cuts are possible along the chain of ops that depend on data."""
 
-    def __init__(self, function: Function, batch: str, trained: Collection[str] | None) -> None:
-        self.function = function
+    def __init__(
+        self, function: Function, batch: str, trained: Collection[str] | None, rewritten: Rewriting | None
+    ) -> None:
+        self.function, self.rewritten = function, rewritten
         self.order = {value: place for place, value in enumerate(function.values)}
         self.data = [value for value in function.inputs if batch_dim(value.type, batch) is not None]
         self.weights = [value for value in function.inputs if value not in self.data]
@@ -142,13 +145,20 @@ class _Program:
         trained = [value for value in weights if value in self.trained]
         form = Form([forward], more=(
             len(received), len(data), recompute, *(value in trained for value in weights),
-            *(value in self.learning for value in forward.values)))
+            *(value in self.learning for value in forward.values), self._marks(forward)))
         if (first := self.stages.get(form)) is not None:
             with suppress(ValueError):
                 forwards = [replace(first.forward, outputs=first.forward.outputs[:len(sent)])], [forward]
                 return first.renamed(Renaming.between(*forwards), forward.name)
-        made = with_backward(forward, received, data, weights, trained, self.learning, recompute=recompute)
+        made = with_backward(forward, received, data, weights, trained, self.learning, recompute=recompute,
+                             rewritten=self.rewritten)
         return self.stages.setdefault(form, made)
+
+    def _marks(self, forward: Function) -> tuple[int, ...]:
+        """The marks of the ops, numbered in order; of functions with equal numbers the backwards are changed alike."""
+        numbers: dict[str | None, int] = {None: 0}
+        marks = [self.rewritten.mark(op) for op in forward.ops] if self.rewritten else []
+        return tuple([numbers.setdefault(mark, len(numbers)) for mark in marks])
 
 
 def _trained(function: Function, weights: Sequence[Value], names: Collection[str] | None) -> list[Value]:
