@@ -147,7 +147,9 @@ def test_a_pipeline_that_does_not_fit_is_refused(build, error, message):
 
 
 @pytest.mark.parametrize(("text", "units", "blocks"), [
-    ("recompute=block.*.attention.core", 34, (2, 2)), ("recompute=block.*", 2, (2, 2)), ("recompute=block.2", 2, (0, 1))])
+    ("recompute=block.*.attention.core", 34, (2, 2)), ("recompute=block.*", 2, (2, 2)),
+    ("recompute=block.2", 2, (0, 1)),
+])
 def test_a_region_keeps_in_a_pipeline_what_it_keeps_in_one_program(text, units, blocks):
     # Korthikanti et al. 2022, table 2: a block keeps 34 sbh and 5 a s s b; without the scores 34 sbh; its input 2 sbh.
     spec = models.TransformerSpec(layers=4, width=32, heads=4, vocabulary=8, sequence=16, dropout=0.1, dtype="f16",
