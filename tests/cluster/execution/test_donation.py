@@ -11,6 +11,8 @@ from simulated_runs import assert_simulated, run, told
 
 from parallelism import Mesh, TensorSharding as S, ir, models
 from parallelism.execution import Executable
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.ir.passes import donations
 from parallelism.kernels.optimizers import Adam, AdamState
 from parallelism.layouts import annotate
 from parallelism.recorder import record
@@ -107,6 +109,21 @@ def test_a_donated_training_step_on_processes():
     assert trace.peaks("outputs") == dict.fromkeys(range(4), 4)       # the loss
     with np.errstate(all="ignore"):
         assert record(executable, mesh, inputs).trace.peaks() == trace.peaks()
+
+
+def whose_memory(device, function, *arrays):
+    """For each output, the numbers of the inputs whose memory it shares."""
+    program = DeviceProgram(function, {}, donated=donations(function, ("p", "mean", "square")))
+    given = program.own(arrays)
+    assert all(own is array for own, array in zip(given, arrays, strict=True))
+    return [[i for i, x in enumerate(given) if np.shares_memory(x, made)] for made in program.run(device, given)]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_on_a_device_an_output_is_written_into_the_array_of_its_input(cluster_of, backend):
+    names = [value.name for value in UPDATE.inputs]
+    own = [[names.index(f"{kind}.{name}")] for kind in ("p", "mean", "square") for name in WIDTHS]
+    assert cluster_of(Mesh(dp=1), backend).run(whose_memory, UPDATE, *arrays_of(UPDATE)).outputs == [own]
 
 
 def test_arrays_that_may_not_be_written_are_donated_as_copies():
