@@ -179,6 +179,8 @@ def _priced(*, required: bool) -> Arguments:
         "--priced-dtype": {"metavar": "DTYPE", "help": "price all floats as this dtype, as bfloat16"},
         "--profile": {"type": Path, "metavar": "FILE.json",
                       "help": "use the times of ops on this machine, measured once and stored in this file"},
+        "--donate": {"default": "", "metavar": "NAMES",
+                     "help": "inputs whose memory results take, as p,mean: names, or beginnings of names before a dot"},
         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
         "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
     }
@@ -241,7 +243,9 @@ def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
     mesh = _described(arguments) if most is None else mesh_of(arguments, ONE_DEVICE, any_axes=True, most=most)
     function = _function(arguments)
     seconds = None if arguments.profile is None else _right(Profile, arguments.profile)
-    return Executable(_right(localize, function, mesh), seconds=seconds)
+    donate = [name.strip() for name in arguments.donate.split(",") if name.strip()]
+    executable: Executable = _right(Executable, _right(localize, function, mesh), seconds=seconds, donate=donate)
+    return executable
 
 
 def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, NDArray[Any]]:

@@ -75,6 +75,19 @@ def test_simulate_prints_the_summary_and_writes_page_and_trace(command, tmp_path
     assert command("report", "t.json")[0] == 0
 
 
+def test_donated_inputs_are_held_once(command, tmp_path):
+    step = ir.record(lambda p, g: {name: p[name] - 0.1 * g[name] for name in p},
+                     *[{"w": ir.TensorType("f64", (4, 6)), "v": ir.TensorType("f64", (5,))}] * 2)
+    (tmp_path / "step.mlir").write_text(str(step))
+    plain = command("simulate", "step.mlir", *ON[2:])[1]
+    status, out, err = command("simulate", "step.mlir", *ON[2:], "--donate", "p")
+    state = 8 * (24 + 5)
+    assert (status, err) == (0, "") and f"inputs {2 * state}, outputs {state})" in plain
+    assert f"inputs {2 * state})" in out
+    status, out, err = command("run", "step.mlir", "--backend", "thread", "--donate", " p.w, p.v")
+    assert (status, err) == (0, "")
+
+
 def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
     folded, all_of_them = command(*words)[1], command(*words, "--no-fold")[1]
@@ -232,6 +245,7 @@ WRONG = [
     (["simulate", "m.mlir", "--hardware", "dgx-h10"], "simulate: --hardware: no hardware 'dgx-h10'; did you mean "),
     (["simulate", "m.mlir", "--hardware", "pcie-v100", *ON[:2], *ON[4:]],
      "simulate: pcie-v100 has no rate for bfloat16"),
+    (["simulate", "m.mlir", *ON, "--donate", "x"], "simulate: @f cannot take the memory of the donated %x: it has"),
     (["simulate", "m.mlir", *ON, "--profile", "m.mlir"], "simulate: m.mlir: expected a vcluster profile"),
     (["simulate", "m.mlir", *ON, "--profile", "no/p.json"], "simulate: --profile: no/p.json cannot be written: "),
     (["simulate", "m.mlir", *ON, "--profile", "."], "simulate: --profile: . cannot be written: Is a directory"),
