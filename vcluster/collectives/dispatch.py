@@ -115,6 +115,7 @@ class Collectives:
         self.dropped: dict[str, str] = {}
         """The lines that drop the result of a collective, and its name."""
         self._mesh = mesh
+        self._lanes, self._threads = endpoint.tasks.lanes, endpoint.threads
         self._rank = rank
         self._by_messages = by_messages
         self._groups: dict[tuple[int, ...], Group] = {}
@@ -161,19 +162,18 @@ class Collectives:
         pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each argument means."""
-        key = checked = None
+        key: Any = None
+        checked: CheckedCall | None = None
         form = type(x)
         if groups is None and split_sizes is None and not callable(op) and (
-            x is None or form is np.ndarray or (form in SCALARS and (form is not int or -(1 << 63) <= x < 1 << 63))
+            form is np.ndarray or x is None or (form in SCALARS and (form is not int or -(1 << 63) <= x < 1 << 63))
         ):
-            look: Any = None
             if form is np.ndarray:
-                look = x.dtype, x.shape
-            elif x is not None:
-                look = form
-            elif type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
-                look = None, out.dtype, out.shape
-            key = kind, axes, look, algorithm, dim, concat_dim, root, op, pairs, name
+                key = kind, axes, x.dtype, x.shape, algorithm, dim, concat_dim, root, op, pairs, name
+            elif x is None and type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
+                key = kind, axes, (out.dtype, out.shape), None, algorithm, dim, concat_dim, root, op, pairs, name
+            else:
+                key = kind, axes, form, None, algorithm, dim, concat_dim, root, op, pairs, name
             try:
                 checked = self._checked.get(key)
             except TypeError:  # a list somewhere
@@ -181,7 +181,7 @@ class Collectives:
         if checked is not None:
             if checked.calls:
                 self._prepare(checked)
-            if checked.prepared is not None and not async_op and not self.endpoint.tasks.lanes:
+            if checked.prepared is not None and not async_op and not self._lanes:
                 return self._run_prepared(checked, checked.prepared, x, out)
             array = checked.array_of(x)
         else:
@@ -216,7 +216,7 @@ class Collectives:
         call, group = checked.call, self._groups.get(checked.call.ranks)
         if (
             group is None or not group.has_met or call.of_kind.gives == "root" or call.algorithm not in (None, "direct")
-            or call.kind in self._misguessed or self._by_messages or self.endpoint.tasks.lanes
+            or call.kind in self._misguessed or self._by_messages or self._lanes
         ):
             return False
         checked.calls = [call] * call.size
@@ -229,7 +229,7 @@ class Collectives:
         recorder, template = self.recorder, checked.template
         assert prepared is not None and template is not None
         with recorder as start:
-            if recorder.many or not prepared.prepare(x, out):
+            if self._threads.many or not prepared.prepare(x, out):
                 return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
             site = call_site(2)
             if out is None and site.drops_result and checked.warns:

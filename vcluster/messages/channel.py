@@ -128,7 +128,8 @@ class VirtualChannel:
         recorder, lane = self._owner.recorder, ("send", self._peer, tag)
         with recorder as start:
             work, location = recorder.next_work(), here(1)
-            if type(x) is np.ndarray and self._repeats and self._owner.endpoint.tasks.is_free(lane):
+            is_plain = type(x) is np.ndarray and type(tag) is int
+            if is_plain and self._repeats and self._owner.endpoint.tasks.is_free(lane):
                 prepared = self._outgoing.get((tag, x.dtype, x.shape))
                 if self._send_now(x, tag, prepared and prepared[1]):
                     values = {"peer": self._peer, "tag": tag, "work": work, "bytes_sent": x.nbytes, "messages": 1,

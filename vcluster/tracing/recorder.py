@@ -276,11 +276,6 @@ class Recorder:
     __enter__ = enter  # ``with recorder as start:`` around a call
     __exit__ = leave
 
-    @property
-    def many(self) -> bool:
-        """Whether several threads make calls."""
-        return self._threads.many
-
     def _share(self) -> None:
         """Several threads make calls from now on."""
         self._thread, self._shared = 0, True
