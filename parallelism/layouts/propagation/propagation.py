@@ -133,9 +133,10 @@ class _Propagation:
         open_dims = [d for d, letter in enumerate(self.letters[number][target]) if letter and not dims[d]]
         if value.name in self.given or not open_dims:
             return []
-        sides = [(self.values[number][source], self.letters[number][source]) for source in sources]
+        values, letters_of = self.values[number], self.letters[number]
+        sides = [(values[source], letters_of[source]) for source in sources if self.used[values[source].name]]
         changed = []
-        for d in open_dims:
+        for d in open_dims if sides else ():
             letter = self.letters[number][target][d]
             assert letter is not None
             asked = [

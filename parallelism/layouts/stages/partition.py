@@ -83,7 +83,7 @@ class _Program:
         self.order = {value: place for place, value in enumerate(function.values)}
         self.data = [value for value in function.inputs if batch_dim(value.type, batch) is not None]
         self.weights = [value for value in function.inputs if value not in self.data]
-        self.trained = _trained(function, self.weights, trained)
+        self.trained = {*_trained(function, self.weights, trained)}
         varying = _reached(function, self.data)
         self.places = [place for place, op in enumerate(function.ops) if not varying.isdisjoint(op.inputs)]
         """Where the ops of the chain stand in the function."""
