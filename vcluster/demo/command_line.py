@@ -45,8 +45,16 @@ class Parser(argparse.ArgumentParser):
         raise WrongWords(message.removeprefix("argument ") + (
             "; see --help" if message.startswith("the following arguments are required") else ""))
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As usual; but argparse takes the value of ``--x=--`` for the end of the options, and gives an empty list."""
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The words as a namespace. Raises `WrongWords` for an unknown word, with the nearest known one."""
+        if zero := next((word for word in words if "\0" in word), None):  # no shell passes one on
+            raise WrongWords(f"a word cannot hold a zero byte, got {zero!r}")
         namespace, unknown = self.parse_known_args(words)
         if unknown:
             word = unknown[0].partition("=")[0]

@@ -10,6 +10,7 @@ import os
 import re
 import string
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from vcluster import __main__ as top
 from vcluster.cli import doctor
 from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp, moved
 from vcluster.demo.command_line import serve
+from vcluster.runs import VirtualCluster
 
 within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -279,6 +281,68 @@ def test_command_lines(nothing_starts, main, first, rest):
         assert len(said.splitlines()) == 1
     else:
         assert said == ""
+
+
+def answer(main, words):
+    """The status and what a command line prints to stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = serve("program", main, words)
+        except SystemExit as end:  # --help
+            status = end.code
+    return status, out.getvalue(), err.getvalue()
+
+
+COMMANDS = [
+    *((top.main, name) for name in top.COMMANDS if name not in ("doctor", "calibrate")),
+    *((demos.main, name) for name in demos.DEMOS),
+]
+FILES = ("good.mlir", "good.json", "bad.json", "empty", "directory", "nowhere/file", "/", "", ".", "a" * 300)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_trace().save("good.json")
+    Path("good.mlir").write_text(
+        "func.func @main(%0: tensor<4x6xf32>) -> tensor<4x6xf32> {\n"
+        "  %1 = stablehlo.add %0, %0 : tensor<4x6xf32>\n  return %1 : tensor<4x6xf32>\n}\n")
+    Path("bad.json").write_text("{\"a\": [")
+    Path("empty").touch()
+    Path("directory").mkdir()
+
+
+@pytest.mark.parametrize(("main", "name"), COMMANDS, ids=[name for _, name in COMMANDS])
+@within_a_test
+@given(draw=st.data())
+def test_every_command_refuses_what_it_does_not_take_in_one_line(files, monkeypatch, main, name, draw):
+    class Started(BaseException):
+        pass
+
+    def start(*_, **__):
+        raise Started
+
+    monkeypatch.setattr(VirtualCluster, "__init__", start)
+    options = sorted(set(re.findall("--[a-z][a-z-]*", answer(main, [name, "--help"])[1])))
+    value = st.sampled_from(FILES) | values
+    option = st.sampled_from(options)
+    word = option | value | st.builds("{}={}".format, option, value)
+    words = [name, *draw.draw(st.sampled_from(([], ["good.mlir"], ["good.json"], ["good.json"] * 2))),
+             *draw.draw(st.lists(word, max_size=6))]
+    try:
+        status, _, said = answer(main, words)
+    except Started:
+        return
+    assert status in (0, 2)
+    assert (said == "") == (status == 0)
+    assert status == 0 or re.fullmatch(r"program.*: .+\n", said)
+
+
+@pytest.mark.parametrize("words", [["attention", "--policy=--"], ["mlp", "--hardware=--"]])
+def test_the_end_of_options_is_no_value(words):
+    status, _, said = answer(demos.main, words)
+    assert (status, said) == (2, f"program {words[0]}: {words[1][:-3]}: expected one argument\n")
 
 
 @within_a_test
