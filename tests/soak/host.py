@@ -56,7 +56,8 @@ class Host:
         self._meshes = self.rng.sample(MESHES, 2)
         self._number = 0
         self._fresh: Any = None
-        self._held: dict[str, Any] | None = None
+        self.held: dict[str, Any] | None = None
+        """What this process and the devices held at the last look."""
         sys.unraisablehook = self._unraisable
 
     def new_cluster(self, mesh: Any, **options: Any) -> VirtualCluster:
@@ -116,7 +117,7 @@ class Host:
         what = "finding" if isinstance(error, Finding) else f"unexpected {type(error).__name__}"
         say(finding=what, trial=name, seed=seed, text="".join(traceback.format_exception(error)))
         self.hand.wait()
-        self._fresh = self._held = None
+        self._fresh = self.held = None
         for cluster in self._long.values():
             with contextlib.suppress(Exception):
                 cluster.close()
@@ -133,15 +134,15 @@ class Host:
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             now = self._holds()
-            if self._held is None or len(now) != len(self._held):
-                self._held = now
+            if self.held is None or len(now) != len(self.held):
+                self.held = now
                 return
-            more = {what: (self._held[what], now[what]) for what in now if now[what] > self._held.get(what, now[what])}
+            more = {what: (self.held[what], now[what]) for what in now if now[what] > self.held.get(what, now[what])}
             if not more:
                 return
             if time.monotonic() > end:
                 names = [thread.name for thread in threading.enumerate()]
-                self._held = now
+                self.held = now
                 raise Finding("more than before:", more, names, psutil.Process().children())
             time.sleep(0.05)
 

@@ -178,6 +178,7 @@ def server_stopped(host):
     host.hand.later(begin, SERVER.pid, signal.SIGSTOP)
     host.hand.later(rng.uniform(0, 0.02), pids[dies], signal.SIGKILL)
     host.hand.later(begin + rng.uniform(0, 0.4), SERVER.pid, signal.SIGCONT)
+    host.held = None  # there may be a second server from now on
     for error in run_until_told(host, cluster, [pids[dies]]):
         hold(error.ranks == (dies,), "another rank than", dies, ":", error)
 
