@@ -63,26 +63,30 @@ class ProcessCrew:
         """Start a device for each spec, and return when all are ready."""
         ranks = []
         for spec in specs:
-            ours, theirs = Pipe()
-            mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
-            place = spec.layout.wire(spec.rank)
-            self._arena.clear(place, WIRE_BYTES)
-            try:
-                process = start_process(
-                    run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
-                    start_method=self._start_method, close=mine,
-                )
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            self._processes[spec.rank] = process
-            self._wires[spec.rank] = Wire(self._arena, place, ours, host=True)
-            self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
-            self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
+            with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
+                self._start_one(spec)
             ranks.append(spec.rank)
         _await_ready(self, ranks)
+
+    def _start_one(self, spec: DeviceSpec) -> None:
+        ours, theirs = Pipe()
+        mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
+        place = spec.layout.wire(spec.rank)
+        self._arena.clear(place, WIRE_BYTES)
+        try:
+            process = start_process(
+                run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
+                start_method=self._start_method, close=mine,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._processes[spec.rank] = process
+        self._wires[spec.rank] = Wire(self._arena, place, ours, host=True)
+        self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
+        self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
 
     def send(self, rank: int, message: Any) -> None:
         """Send a message to a device. A dead device is ignored."""

@@ -120,17 +120,18 @@ class ForkServer:
                 finally:
                     os.close(data_r)
                     os.close(status_w)
-                pid = self._answer(status_r)
+                answers = self._answers(status_r)
+                pid = read_number(status_r) if answers else None
                 if pid is not None:
                     return pid, data_w, status_r
                 os.close(data_w)
                 os.close(status_r)
                 if last_attempt:
                     break
-                if is_stopped(self.pid):
-                    self._leave()
-                else:
+                if answers:
                     self._discard()
+                else:
+                    self._leave()
         raise RuntimeError("the fork server ended before it started a process; see what it wrote to stderr")
 
     def stop(self) -> None:
@@ -154,14 +155,14 @@ class ForkServer:
         self._left.clear()
         self._process = self._socket = None
 
-    def _answer(self, status: int) -> int | None:
-        """The pid that the server writes. None if it has ended, or was stopped by a signal."""
+    def _answers(self, status: int) -> bool:
+        """Wait until the server has written to a pipe, or has ended. False if a signal has stopped it."""
         poll = select.poll()
         poll.register(status, select.POLLIN)
         while not poll.poll(1e3 * ANSWER_SECONDS):
             if is_stopped(self.pid):
-                return None
-        return read_number(status)
+                return False
+        return True
 
     def _leave(self) -> None:
         """Leave a server that was stopped by a signal, and its children, which run on, alone."""

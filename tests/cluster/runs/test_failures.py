@@ -37,6 +37,7 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
+from vcluster.processes import device_process
 from vcluster.processes.forkserver import SERVER
 
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
@@ -854,6 +855,25 @@ def interrupted_at():
 
     yield interrupted
     sys.settrace(before)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_ctrl_c_while_processes_start_leaves_neither_one_nor_a_descriptor(start_method, monkeypatch):
+    with VirtualCluster(1, start_method=start_method):
+        pass
+    write_all = device_process.write_all
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        write_all(*args)
+
+    gc.collect()
+    before = belongings()
+    monkeypatch.setattr(device_process, "write_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        VirtualCluster(2, start_method=start_method)
+    gc.collect()
+    assert eventually(lambda: belongings() == before), (belongings(), before)
 
 
 def test_ctrl_c_while_threads_start_leaves_none(monkeypatch):
