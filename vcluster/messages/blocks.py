@@ -100,6 +100,12 @@ class Block:
         self.template: Template | None = None
         """For the receiver: the template of the event of the last message in the block."""
 
+    def copied(self) -> NDArray[Any]:
+        """For the receiver: a copy of the message.  From now on the sender may write the next one."""
+        content = self.elements.copy()
+        self.header[RELEASED] = 1
+        return content
+
 
 class ReusedBlocks:
     """The blocks for messages of one signature to one peer, in the memory of the sender."""

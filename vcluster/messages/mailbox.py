@@ -300,21 +300,20 @@ class Mailbox:
         self._arrived.setdefault((envelope.lane, envelope.tag), deque()).append(envelope)
 
     def _in_shared_memory(self, offset: int) -> Envelope:
-        endpoint = self._endpoint
-        arena = endpoint.arena
-        header = arena.words(offset, 8)
-        if header[NUMBER] and (offset not in self._known or self._known[offset].number != header[NUMBER]):
-            if len(self._known) >= KNOWN_BLOCKS:
-                self._known.clear()
-            self._known[offset] = Block(endpoint, offset)
+        header, block = self._endpoint.arena.words(offset, 8), None
+        if header[NUMBER]:
+            block = self._known.get(offset)
+            if block is None or block.number != header[NUMBER]:
+                if len(self._known) >= KNOWN_BLOCKS:
+                    self._known.clear()
+                block = self._known[offset] = Block(self._endpoint, offset)
 
         def taken() -> None:
             header[TAKEN] = 1
-            endpoint.signals.wake((self._peer,))
+            self._endpoint.signals.wake(self._peers)
 
-        return Envelope(
-            header[LANE], header[TAG], header[NBYTES], lambda: self.adopt(offset), taken
-        )
+        opened = partial(self.adopt, offset) if block is None else block.copied
+        return Envelope(header[LANE], header[TAG], header[NBYTES], opened, taken)
 
     def nbytes_at(self, offset: int) -> int:
         """The size in bytes of the arrays in a block."""
