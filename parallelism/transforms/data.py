@@ -80,9 +80,9 @@ def split_class(transform: Any, parts: Parts, classes: DimClasses, chosen: Place
 
     Inputs other than parameters are split, and activations that have a layout.
     """
-    layouts = {}
+    layouts, parameters, inputs = {}, {*parts.parameters}, {*parts.forward.inputs}
     for value in parts.forward.values:
-        if value in parts.parameters or (value.layout is None and value not in parts.forward.inputs):
+        if value in parameters or (value.layout is None and value not in inputs):
             continue
         for dim in range(value.type.ndim):
             if classes.of(value, dim) == chosen:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 
 from parallelism.dtypes import is_floating
@@ -65,16 +66,17 @@ class Parts:
                              "computes; it may read parameters, gradients and the state of the optimizer alone")
         trained = {value.name.removeprefix(GRADIENT) for value in grads}
         kept = {value.name.removeprefix(NEXT) for value in nexts}
-        state = tuple(value for value in function.inputs if value.name in kept - trained)
+        kept -= trained
+        state = tuple(value for value in function.inputs if value.name in kept)
         parameters = tuple(value for value in function.inputs if value.name in trained)
-        others = tuple(value for value in function.inputs if value not in state)
+        others = tuple(value for value in function.inputs if value.name not in kept)
         parts = cls(
             function.name, Function(function.name, others, tuple(forward), tuple(results)),
             Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
             any(value.name.startswith(AGAIN) for value in function.values))
         return parts._without_derived()
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Value, ...]:
         """The inputs of the forward that are trained; without an update those of `first_argument`."""
         if self.update is None:
@@ -82,13 +84,13 @@ class Parts:
         trained = {value.name.removeprefix(GRADIENT) for value in self.gradients}
         return tuple(value for value in self.forward.inputs if value.name in trained)
 
-    @property
+    @cached_property
     def gradients(self) -> tuple[Value, ...]:
         """The inputs of the update that are gradients."""
         return () if self.update is None else tuple(
             value for value in self.update.inputs if value.name.startswith(GRADIENT))
 
-    @property
+    @cached_property
     def state(self) -> tuple[Value, ...]:
         """The inputs of the update that are the state of the optimizer."""
         if self.update is None:
@@ -99,8 +101,14 @@ class Parts:
 
     def owner(self, value: Value) -> str | None:
         """The name of the parameter that an array of the state belongs to; None if it belongs to all."""
-        names = [parameter.name for parameter in self.parameters if value.name.endswith(f".{parameter.name}")]
-        return max(names, key=len, default=None)
+        _, dot, name = value.name.partition(".")
+        while dot and name not in self._names:
+            _, dot, name = name.partition(".")
+        return name if dot else None
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(value.name for value in self.parameters)
 
     def laid(self, forward: Mapping[str, TensorSharding], update: Mapping[str, TensorSharding] | None = None) -> Parts:
         """The parts with layouts on values of the forward, and on inputs of the update, by name."""

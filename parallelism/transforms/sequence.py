@@ -43,13 +43,13 @@ class SequenceParallel:
                              f"comes before {self}, or both in one Strategy")
         classes = DimClasses(parts.forward)
         rows = batch_class(parts.forward, parts.parameters, classes)
-        given = classes.axes(value for value in parts.forward.inputs if value not in parts.parameters)
+        parameters, inputs = {*parts.parameters}, {*parts.forward.inputs}
+        given = classes.axes(inputs - parameters)
         # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.
-        layouts = {value.name: layout(dims_of(value)) for value in parts.forward.inputs
-                   if value not in parts.parameters and value.layout is None}
+        layouts = {value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None}
         between = 0
         for value, inside, open_dims in products:
-            if value.layout is not None or value in parts.forward.inputs or value.name in layouts:
+            if value.layout is not None or value in inputs or value.name in layouts:
                 continue
             dims = [given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)]
             if inside is None:
