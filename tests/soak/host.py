@@ -150,16 +150,18 @@ class Host:
         gc.collect()
         me = psutil.Process()
         held = {
-            "descriptors of the host": me.num_fds(), "threads of the host": me.num_threads(),
+            "descriptors of the host": me.num_fds(),
             "children": len(me.children(recursive=True)),
         }
+        if self.transport != "queue":  # each queue that is used for the first time has a thread
+            held["threads of the host"] = me.num_threads()
         if self._method in ("forkserver", "spawn"):  # a fork of the host has what the host has then
             for mesh, cluster in self._long.items():
                 cluster.run(kernels.collect)
                 for rank, pid in enumerate(cluster.pids()):
                     device = psutil.Process(pid)
                     held[f"descriptors of rank {rank} of {mesh}"] = device.num_fds()
-                    if self.transport != "queue":  # each queue that is used for the first time has a thread
+                    if self.transport != "queue":
                         held[f"threads of rank {rank} of {mesh}"] = device.num_threads()
         return held
 
