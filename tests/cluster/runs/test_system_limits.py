@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from multiprocessing import synchronize
 
 import pytest
 from paths import ROOT
 
+from vcluster.code import ClusterError
 from vcluster.processes.device_process import START_METHODS
+from vcluster.runs import VirtualCluster
 
 SCRIPT = """
 import os, resource, sys
@@ -49,3 +53,15 @@ def test_a_limit_of_the_system_is_kept_or_named(which, number, start_method, tmp
     first, *rest = done.stdout.splitlines()
     assert LIMITS[which, number] in first
     assert rest in ([], ["left open 0"])
+
+
+def test_without_semaphores_shared_memory_works_and_queues_say_so(monkeypatch):
+    """As where there is no /dev/shm."""
+    def none(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(synchronize._multiprocessing, "SemLock", none)
+    with VirtualCluster(2) as cluster:
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+    with pytest.raises(ClusterError, match=r"queue.* needs semaphores.*/dev/shm.*Read-only.*transport='shared_memory'"):
+        VirtualCluster(2, transport="queue")
