@@ -53,7 +53,7 @@ class Parts:
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]
         if not nexts:
             return cls(function.name, function, None)
-        results = [value for value in function.outputs if value not in nexts]
+        results = [value for value in function.outputs if not value.name.startswith(NEXT)]
         names = {value.name for value in function.inputs}
         grads = [value for value in function.values if value.name.startswith(GRADIENT)
                  and value.name.removeprefix(GRADIENT) in names]
