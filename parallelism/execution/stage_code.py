@@ -32,10 +32,11 @@ def cached(answer: Callable[..., Result], *, names: bool = True) -> Callable[...
     def once(self: StagePrograms, *arguments: Any, **options: Any) -> Result:
         if not names:
             self = self.first
-        *kind, part = arguments
-        key = answer.__name__, *kind, self.alike(part), *options.values()
+        *kind, given = arguments
+        part = given if names and self._counts_values else self.alike(given)
+        key = answer.__name__, *kind, part, *options.values()
         if key not in self._cache:
-            self._cache[key] = answer(self, *kind, self.alike(part), **options)
+            self._cache[key] = answer(self, *kind, part, **options)
         result: Result = self._cache[key]
         return result
 
@@ -60,11 +61,12 @@ class StagePrograms:
     ) -> None:
         self.like = like
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
-        self._counts_places = f"{batch}_first" in functions.symbols
+        self._counts_places = f"{batch}_first" in functions.symbols_of_work
+        self._counts_values = f"{batch}_first" in functions.symbols
         self._cache: dict[Any, Any] = {}
 
     def alike(self, part: Part) -> Part:
-        """The first of the parts of the batch that have the same programs."""
+        """The first of the parts of the batch for which the programs do the same work, and differ in values at most."""
         return part if self._counts_places else (0, part[1])
 
     @property

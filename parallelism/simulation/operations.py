@@ -93,14 +93,16 @@ class PipelinedStep:
         self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
         self._actions: dict[Any, RepeatedEvents] = {}
         """The events of actions, which stages of the same programs share."""
+        self._even: dict[StagePrograms, bool] = {}
+        """Whether the shards of all tensors in the programs of a stage have equal shapes."""
 
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
-        even = self._even_inside()
+        even = list(map(self._even_inside, range(self.program.pipeline.ranks)))
         first: dict[Any, int] = {}
         of = [
-            first.setdefault((position, self._alike[replica], even or self.program.place(self.mesh, rank),
+            first.setdefault((position, self._alike[replica], even[position] or self.program.place(self.mesh, rank),
                               self.program.class_of_update(self.mesh, rank, position)), rank)
             for rank, (position, replica) in enumerate(self.places)
         ]
@@ -155,7 +157,7 @@ class PipelinedStep:
         for stage in self.program.stages_on(position):
             programs = self._programs(stage, rank)
             functions = programs.functions
-            by_part = [programs.data(part) for part in parts]
+            by_part = [programs.data(programs.alike(part)) for part in parts]
             for name, *types in zip(functions.data, *by_part, strict=True):
                 data[name] = tuple(map(TypedArray.of, types))
             types_of_weights = programs.types(functions.forward.inputs, functions.weights)
@@ -187,27 +189,29 @@ class PipelinedStep:
 
     @cached_property
     def _alike(self) -> list[tuple[Part, ...]]:
-        """The parts of each replica, all from row 0 unless a program uses the number of its first row."""
+        """The parts of each replica, all from row 0 unless the work of a program depends on its first row."""
         first_row = f"{self.program.stages.batch}_first"
-        if any(first_row in stage.symbols for stage in self.program.stages.functions):
+        if any(first_row in stage.symbols_of_work for stage in self.program.stages.functions):
             return list(map(tuple, self._parts))
         return [tuple((0, rows) for _, rows in parts) for parts in self._parts]
 
-    def _even_inside(self) -> bool:
-        """Whether all devices inside a stage have programs of the same shapes."""
-        inside = self.program.mesh_inside
-        if inside is None:
-            return True
-        parts = set(chain.from_iterable(self._alike))
-        different = {programs.first: None for programs in (
-            self._programs(stage, 0) for stage in range(self.program.pipeline.stages))}
-        values = {
-            (id(value.type), id(value.layout)): value for programs in different
-            for function in programs.functions.functions if function is not None for value in function.values}
-        tensors = {(value.type, value.layout) for value in values.values() if value.layout is not None}
-        numbers = [self._programs(0, 0).numbers(part) for part in parts]
-        return all(
-            _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)
+    def _even_inside(self, position: int) -> bool:
+        """Whether all devices inside the stages of a position have programs of the same shapes."""
+        return self.program.mesh_inside is None or all(
+            self._is_even(self._programs(stage, 0).first) for stage in self.program.stages_on(position))
+
+    def _is_even(self, programs: StagePrograms) -> bool:
+        if programs not in self._even:
+            inside = self.program.mesh_inside
+            assert inside is not None
+            values = {
+                (id(value.type), id(value.layout)): value
+                for function in programs.functions.functions if function is not None for value in function.values}
+            tensors = {(value.type, value.layout) for value in values.values() if value.layout is not None}
+            numbers = [programs.numbers(part) for part in set(chain.from_iterable(self._alike))]
+            self._even[programs] = all(
+                _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)
+        return self._even[programs]
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from parallelism.ir.core.function import Function, Op, Value
+from parallelism.ir.core.table import Attributes
 from parallelism.sharding import TensorSharding
 
 Built = TypeVar("Built", Function, Op, Value)
@@ -16,16 +17,19 @@ Built = TypeVar("Built", Function, Op, Value)
 def with_values(
     function: Function, values: Mapping[str, Value], *, name: str | None = None,
     region: Callable[[str | None], str | None] | None = None,
+    attributes: Callable[[Attributes], Attributes] | None = None,
 ) -> Function:
     """The function with ``values``, by the names of the old ones; each has the type of the old one.
 
-    ``name`` is a new name of the function, and ``region`` gives the new path of a region.
+    ``name`` is a new name of the function; ``region`` gives the new path of a region, ``attributes`` the new attributes
+    of an op, which must have the same types.
     """
     def each(side: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([values[value.name] for value in side])
 
     ops = tuple([
-        _built(Op, kind=op.kind, inputs=each(op.inputs), attributes=op.attributes, outputs=each(op.outputs),
+        _built(Op, kind=op.kind, inputs=each(op.inputs),
+               attributes=op.attributes if attributes is None else attributes(op.attributes), outputs=each(op.outputs),
                region=op.region if region is None else region(op.region), checked=op.checked)
         for op in function.ops])
     return _built(

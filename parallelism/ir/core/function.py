@@ -156,6 +156,20 @@ class Function:
         return frozenset().union(
             *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes))
 
+    @cached_property
+    def symbols_of_work(self) -> frozenset[str]:
+        """The names of the symbols that types, flops or bytes depend on, or any attribute but ``starts``.
+
+        The attribute ``starts`` of an op says where its part of a tensor begins, as for the mask of a dropout.  It
+        changes values only.
+        """
+        placed = [op for op in self.ops if any(name == "starts" and _symbols(value) for name, value in op.attributes)]
+        attributes = {
+            tuple(pair for pair in op.attributes if pair[0] != "starts") for op in self.ops if op.attributes}
+        return frozenset().union(
+            *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes),
+            *(names_in(extent) for op in placed for extent in (op.flops, op.nbytes)))
+
     @property
     def flops(self) -> Extent:
         """Floating-point operations of all ops."""

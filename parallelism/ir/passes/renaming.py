@@ -1,25 +1,29 @@
 """Functions that differ in names alone: the form that they share, and the names of one put in place of another's.
 
 What is computed from a function, such as its gradient or its layouts, is the same for all functions of one `Form`
-except for the names of values and regions.  So it is computed once, and `Renaming` gives it the other names.
+except for the names of values and regions.  So it is computed once, and `Renaming` gives it the other names.  The seeds
+of random numbers are names, too: each layer of a model has its own, and only which are equal counts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.ir.core.table import Attributes
 from parallelism.ir.passes.gradients import GRADIENT, MARK
 
 _MARKED = f"{MARK}."
+_SEED = "seed"
+"""The attribute of an op that selects its random numbers."""
 
 
 class Form:
-    """What functions are without their names: equal for functions that differ in the names of values and regions only.
+    """What functions are without their names: equal for functions that differ in names of values and regions or seeds.
 
     Kinds, attributes, types, layouts, and which op uses which value are parts of it; so is which of the ``functions``
     share the name of a value.  ``names`` are lists of names of values, and ``more`` is anything else to tell apart.
@@ -33,8 +37,9 @@ class Form:
     ) -> None:
         numbers: dict[str, int] = {}
         regions: dict[str, int] = {}
+        seeds: dict[Any, int] = {}
         self._key = (
-            *(_key(function, numbers, regions) for function in functions),
+            *(_key(function, numbers, regions, seeds) for function in functions),
             *(tuple([numbers.setdefault(name, len(numbers)) for name in each]) for each in names), more)
         self._hash = hash(self._key)
 
@@ -46,7 +51,9 @@ class Form:
             isinstance(other, Form) and self._hash == other._hash and self._key == other._key)
 
 
-def _key(function: Function | None, numbers: dict[str, int], regions: dict[str, int]) -> Any:
+def _key(
+    function: Function | None, numbers: dict[str, int], regions: dict[str, int], seeds: dict[Any, int]
+) -> Any:
     if function is None:
         return None
 
@@ -59,15 +66,25 @@ def _key(function: Function | None, numbers: dict[str, int], regions: dict[str, 
         marks, path = _unmarked(op.region)
         return marks, regions.setdefault(path, len(regions))
 
+    def seed(value: Any) -> int:
+        return seeds.setdefault(value, len(seeds))
+
     inputs = function.inputs
     return (
         tuple([(number, value.type, value.layout) for number, value in zip(named(inputs), inputs, strict=True)]),
         # repr: 1, 1.0 and True are equal, but not as attributes.
         tuple([
-            (op.kind, named(op.inputs), repr(op.attributes), named(op.outputs),
+            (op.kind, named(op.inputs), repr(_with_seeds(op.attributes, seed)), named(op.outputs),
              tuple([(value.type, value.layout) for value in op.outputs]), region(op))
             for op in function.ops]),
         named(function.outputs))
+
+
+def _with_seeds(attributes: Attributes, seed: Callable[[Any], Any]) -> Attributes:
+    """The attributes with ``seed(s)`` in place of a seed s."""
+    if all(name != _SEED for name, _ in attributes):
+        return attributes
+    return tuple((name, seed(value) if name == _SEED else value) for name, value in attributes)
 
 
 def _unmarked(region: str) -> tuple[str, str]:
@@ -87,7 +104,7 @@ def names_between(old: Iterable[Function | None], new: Iterable[Function | None]
 
 @dataclass
 class Renaming:
-    """Other names for values and regions: ``names`` and ``regions``, each by the old one.
+    """Other names for values and regions, and other seeds: ``names``, ``regions`` and ``seeds``, each by the old one.
 
     The name of a value that was derived from these is derived from the new names in the same way: ``grad.x``, ``x.1``,
     and for a number, as `Builder` gives them, the number that comes as many free numbers later.
@@ -95,6 +112,7 @@ class Renaming:
 
     names: dict[str, str]
     regions: Mapping[str, str]
+    seeds: Mapping[Any, Any] = field(default_factory=dict)
     _free: list[list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +128,10 @@ class Renaming:
             before.region: after.region for was, now in both
             for before, after in zip(was.ops, now.ops, strict=True)}
         regions = {_unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after}
-        return cls(names_between(*zip(*both, strict=True)), regions)
+        seeds = {
+            old: new for was, now in both for before, after in zip(was.ops, now.ops, strict=True)
+            for (name, old), (_, new) in zip(before.attributes, after.attributes, strict=True) if name == _SEED}
+        return cls(names_between(*zip(*both, strict=True)), regions, seeds)
 
     def name(self, old: str) -> str:
         """The new name of a value."""
@@ -151,4 +172,8 @@ class Renaming:
         values = {value.name: self.value(value) for value in old.values}
         if len({value.name for value in values.values()}) < len(values):
             raise ValueError(f"two values of @{old.name} would have the same name")
-        return with_values(old, values, name=name, region=self.region)
+        return with_values(
+            old, values, name=name, region=self.region, attributes=self._attributes if self.seeds else None)
+
+    def _attributes(self, old: Attributes) -> Attributes:
+        return _with_seeds(old, self.seeds.__getitem__)

@@ -144,6 +144,11 @@ class StageFunctions:
         """The names of the symbolic extents in its functions."""
         return frozenset().union(*(function.symbols for function in self.functions if function is not None))
 
+    @cached_property
+    def symbols_of_work(self) -> frozenset[str]:
+        """Those of its functions that more than values depend on: see `Function.symbols_of_work`."""
+        return frozenset().union(*(function.symbols_of_work for function in self.functions if function is not None))
+
 
 _FUNCTIONS = "forward", "backward", "backward_input", "backward_weights", "recompute"
 _NAMES = "weights", "trained", "data", "received", "sent", "returned", "answered", "saved", "between"

@@ -1,9 +1,11 @@
 """Functions that differ in names alone: one form, and what is derived from one is renamed for the other."""
 
+from dataclasses import replace
+
 import pytest
 
-from parallelism import ir
-from parallelism.ir import Function, gradient, models, parse
+from parallelism import ir, models
+from parallelism.ir import Function, gradient, parse
 from parallelism.ir.passes import Form, Renaming
 from parallelism.ir.passes.renaming import names_between
 
@@ -69,3 +71,29 @@ def test_two_values_with_one_name_are_refused() -> None:
     names = {value.name: value.name for value in function.values} | {first: second}
     with pytest.raises(ValueError, match=f"two values of @{function.name} would have the same name"):
         Renaming(names, {op.region: op.region for op in function.ops if op.region}).function(function, "f")
+
+
+def dropouts(first: int, second: int) -> Function:
+    def op(seed: int) -> str:
+        return f'"dropout"(%x, %step) {{rate = 0.5, seed = {seed}, starts = [0], whole = [4]}}'
+
+    types = "(tensor<4xf64>, tensor<i64>) -> (tensor<4xf64>, tensor<4xi1>)"
+    return parse(
+        "func @f(%x: tensor<4xf64>, %step: tensor<i64>) -> (tensor<4xf64>, tensor<4xf64>) {\n"
+        f"  %0, %1 = {op(first)} : {types}\n  %2, %3 = {op(second)} : {types}\n  return %0, %2\n}}\n")
+
+
+def test_seeds_are_names_which_are_equal_counts() -> None:
+    assert Form([dropouts(3, 4)]) == Form([dropouts(4, 0)])
+    assert Form([dropouts(3, 3)]) != Form([dropouts(3, 4)])
+    assert Renaming.between([dropouts(3, 4)], [dropouts(4, 0)]).function(dropouts(3, 4), "f") == dropouts(4, 0)
+
+
+def test_the_place_of_a_mask_is_no_symbol_of_the_work() -> None:
+    step = gradient(models.TransformerSpec(
+        layers=1, width=8, heads=2, vocabulary=12, sequence=3, dropout=0.1).function(ir.symbol("B")))
+    assert step.symbols == step.symbols_of_work == {"B"}
+    op = next(op for op in step.ops if op.kind == "dropout")
+    moved = replace(op, attributes=tuple({**dict(op.attributes), "starts": (ir.symbol("C"), 0, 0)}.items()))
+    step = replace(step, ops=tuple(moved if each is op else each for each in step.ops))
+    assert step.symbols == {"B", "C"} and step.symbols_of_work == {"B"}

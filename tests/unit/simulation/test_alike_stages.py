@@ -6,7 +6,7 @@ import pytest
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, Trace, ir, models, simulate
 from parallelism.ir.passes import Form
 from parallelism.layouts import annotate, partition
-from parallelism.layouts.stages import Stages
+from parallelism.layouts.stages import StageFunctions, Stages
 from parallelism.simulation.repeated_stages import RepeatingStage
 
 Found = tuple[list[str], list[str], list[Trace]]
@@ -22,12 +22,14 @@ def texts(stages: Stages) -> list[str]:
 
 
 def found(
-    schedule: str, chunks: int | None, recompute: bool | set[int], inside: Mesh | None, rows: int
+    schedule: str, chunks: int | None, recompute: bool | set[int], inside: Mesh | None, rows: int, rate: float
 ) -> Found:
     """The programs of the stages before and after they are laid out, and traces of a step."""
     pipeline = Pipeline(4, 4, schedule, chunks or 1)
     layers = pipeline.stages
-    function = models.gpt(12, 8, 2, layers, 3, ir.symbol("B"), dtype=np.float32)
+    batch = ir.symbol("B")
+    function = models.gpt(12, 8, 2, layers, 3, batch, dtype=np.float32) if not rate else models.TransformerSpec(
+        layers=layers, width=8, heads=2, vocabulary=12, sequence=3, dropout=rate).function(batch)
     if inside is not None:
         layouts = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down": "[tp, None]"}
         function = annotate(function, {
@@ -42,15 +44,16 @@ def found(
         simulate(step, hardware)]
 
 
-@pytest.mark.parametrize(("schedule", "chunks", "recompute", "inside", "rows"), [
-    ("1f1b", None, False, Mesh(tp=2), 4),
-    ("zb_h1", None, False, None, 4),
-    ("interleaved_1f1b", 2, {1, 2}, None, 9),
+@pytest.mark.parametrize(("schedule", "chunks", "recompute", "inside", "rows", "rate"), [
+    ("1f1b", None, False, Mesh(tp=2), 4, 0),
+    ("zb_h1", None, False, None, 4, 0),
+    ("interleaved_1f1b", 2, {1, 2}, None, 9, 0),
+    ("1f1b", None, {1, 2}, None, 9, 0.1),       # each dropout has a seed of its own
     pytest.param(       # shards of different extents, so places differ
-        "1f1b", None, True, Mesh(tp=3), 4, marks=pytest.mark.slow),
+        "1f1b", None, True, Mesh(tp=3), 4, 0, marks=pytest.mark.slow),
 ])
 def test_equal_to_each_stage_by_itself(
-    schedule: str, chunks: int | None, recompute: bool | set[int], inside: Mesh | None, rows: int,
+    schedule: str, chunks: int | None, recompute: bool | set[int], inside: Mesh | None, rows: int, rate: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = 0
@@ -62,13 +65,52 @@ def test_equal_to_each_stage_by_itself(
         return run(self, *arguments)    # type: ignore[arg-type]
 
     monkeypatch.setattr(RepeatingStage, "_run", counted)
-    shared, runs_of_shared = found(schedule, chunks, recompute, inside, rows), runs
+    shared, runs_of_shared = found(schedule, chunks, recompute, inside, rows, rate), runs
     monkeypatch.setattr(Form, "__eq__", lambda self, other: self is other)
     runs = 0
-    alone = found(schedule, chunks, recompute, inside, rows)
+    alone = found(schedule, chunks, recompute, inside, rows, rate)
     assert runs_of_shared < runs
     assert shared[:2] == alone[:2]
     for one, other in zip(shared[2], alone[2], strict=True):
         assert one.makespan_seconds == other.makespan_seconds
         assert one.peaks() == other.peaks()
         assert list(one.events) == list(other.events)
+
+
+def test_the_masks_of_a_dropout_differ_between_microbatches_but_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=12, sequence=3, dropout=0.1)
+
+    def step() -> PipelinedStep:
+        program = PipelinedProgram(partition(spec.function(ir.symbol("B")), 2), Pipeline(2, 8, "1f1b"))
+        return PipelinedStep(program, Mesh(pp=2, dp=2), 16)
+
+    runs: list[str] = []
+    run = RepeatingStage._run
+
+    def counted(self: RepeatingStage, kind: str, *arguments: object) -> object:
+        runs.append(kind)
+        return run(self, kind, *arguments)      # type: ignore[arg-type]
+
+    monkeypatch.setattr(RepeatingStage, "_run", counted)
+    once = simulate(step(), "dgx-h100")
+    assert len(runs) == 4 and len(step().classes[0]) == 2       # a forward and a backward of each stage
+    runs.clear()
+    monkeypatch.setattr(StageFunctions, "symbols_of_work", property(lambda self: self.symbols))
+    each = simulate(step(), "dgx-h100")
+    assert len(runs) == 2 * 2 * 2 * 8 and len(step().classes[0]) == 4
+    assert once.peaks() == each.peaks()
+    assert list(once.events) == list(each.events)
+
+
+def test_devices_differ_on_the_stages_only_whose_shards_differ() -> None:
+    """An embedding of 13 rows cannot be cut in equal halves.  The blocks between embedding and head can be."""
+    function = annotate(models.gpt(13, 8, 2, 4, 3, ir.symbol("B"), dtype=np.float32), {
+        "p.tokens": "[tp, None]", **{f"p.{layer}.{name}": layout for layer in range(4) for name, layout in {
+            "qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down": "[tp, None]"}.items()}})
+    stages = partition(function, [f"block.{layer}" for layer in range(1, 4)])
+    step = PipelinedStep(PipelinedProgram(stages, Pipeline(4, 4, "1f1b"), Mesh(tp=2)), Mesh(pp=4, tp=2), 8)
+    first, class_of = step.classes
+    assert first == (0, 1, 2, 4, 6, 7) and class_of.tolist() == [0, 1, 2, 2, 3, 3, 4, 5]
+    folded, whole = simulate(step, "dgx-h100", fold=True), simulate(step, "dgx-h100")
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-12)
+    assert folded.peaks() == {rank: whole.peaks()[rank] for rank in folded.ranks}
