@@ -128,7 +128,8 @@ def _most_nbytes() -> int:
     limits = [1 << 45]
     if resource is not None:
         files, space = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
-        limits += [limit for limit in (files, space // 2) if limit > 0]
+        # A device that is forked maps the regions beside the mapping of the host, which it inherits.
+        limits += [limit for limit in (files, space // 4) if limit > 0]
     return min(limits)
 
 

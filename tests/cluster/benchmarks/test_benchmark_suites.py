@@ -152,7 +152,9 @@ def test_tracing(document):
 def test_simulate(tmp_path):
     found = cells(figures(tmp_path, "simulate")["measurements"])
     assert {(what, devices) for what, devices, _ in found} == {
-        ("op", 8), *((what, 8192) for what in ("record", "cut", "lay out", "localize", "gpt3")),
+        ("op", 8), ("all_reduce", 64), ("all_reduce", 128),
+        *((what, devices) for what in ("record", "cut", "lay out", "localize", "step", "whole")
+          for devices in (8192, 768)),
         *((what, 102_400) for what in ("record many", "localize many", "folded"))}
 
 

@@ -15,7 +15,7 @@ from vcluster.processes.device_process import START_METHODS
 from vcluster.runs import VirtualCluster
 
 SCRIPT = """
-import os, resource, sys
+import gc, os, resource, sys
 from vcluster import ClusterError, VirtualCluster
 which, number, method = sys.argv[1:]
 before = len(os.listdir("/proc/self/fd"))
@@ -28,8 +28,11 @@ try:
         print(cluster.run(lambda device: int(device.all_reduce(1))).outputs)
 except ClusterError as error:
     print(error)
-    resource.setrlimit(getattr(resource, which), (resource.getrlimit(getattr(resource, which))[1],) * 2)
-    print("left open", max(0, len(os.listdir("/proc/self/fd")) - before - 1))
+else:
+    sys.exit()
+resource.setrlimit(getattr(resource, which), (resource.getrlimit(getattr(resource, which))[1],) * 2)
+gc.collect()    # the frames of the error, which is gone, held the mapping and with it the file
+print("left open", max(0, len(os.listdir("/proc/self/fd")) - before - 1))
 """     # the socket of the fork server may stay open
 
 LIMITS = {

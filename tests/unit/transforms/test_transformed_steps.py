@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -13,6 +14,7 @@ from parallelism import Mesh
 from parallelism.layouts import localize
 from parallelism.transforms import SGD, Adam, AdamW, Strategy, train_step
 
+MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "300"))
 OPTIMIZERS = {"sgd": (SGD(0.1), None), "momentum": (SGD(0.1, 0.5), 1.0), "adam": (Adam(0.01), None),
               "adamw": (AdamW(0.01), 0.5)}
 
@@ -63,7 +65,8 @@ def test_any_composition_trains_as_the_step_alone(model, rows, optimizer, text):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@pytest.mark.timeout(900)
+@settings(max_examples=MANY)
 @given(st.sampled_from([*MODELS]), st.sampled_from([1, 2, 3, 4, 5, 7, 8]), st.sampled_from([*OPTIMIZERS]), texts())
 def test_hundreds_of_compositions_train_as_the_step_alone(model, rows, optimizer, text):
     check(model, rows, optimizer, text)
