@@ -81,7 +81,7 @@ def over(*sizes):
     return pytest.mark.parametrize(("size", "runtimes"), default + slow)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @over(1, 2, 3, 4, 6, 8)
 def test_every_algorithm_gives_numpys_answer_and_moves_what_its_closed_form_says(cluster_of, size, runtimes):
     nbytes = 8 * size * 12
@@ -120,7 +120,7 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @over(3, 5)
 def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, runtimes):
     calls = [

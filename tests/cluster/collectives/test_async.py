@@ -34,7 +34,7 @@ def in_order(device, elements):
     return found, crossing["dp"].wait(), crossing["tp"].wait(), whole
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @everywhere
 @pytest.mark.parametrize("elements", [3, 5000])
 def test_pending_operations_take_effect_in_order(cluster_of, backend, transport, elements):
@@ -138,7 +138,7 @@ def messages(device):
     return values, found, device.sendrecv(device.rank, right, left, tag=-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @everywhere
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_messages_arrive_as_they_were_sent(cluster_of, backend, transport, size):
@@ -191,7 +191,7 @@ def ring(device, rounds, elements):
     return x, arrived
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @everywhere
 @pytest.mark.parametrize("capacity", [0, 1, 16])
 def test_a_ring_does_not_lock_up(cluster_of, backend, transport, capacity):
@@ -242,7 +242,7 @@ def fill_up(device, capacity):
     return [device.recv(0) for _ in range(capacity + 1)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @everywhere
 @pytest.mark.parametrize("capacity", [1, 3])
 def test_a_sender_waits_while_its_tag_is_full_and_only_then(cluster_of, backend, transport, capacity):

@@ -256,7 +256,7 @@ def worlds():
                 yield pytest.param(mesh, *runtime, True, id=name, marks=pytest.mark.slow)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):
     cases = list(battery(mesh, full=full))
@@ -514,7 +514,7 @@ def bits(device):
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("size", [3, 8])
 def test_every_rank_has_the_same_bits_after_an_all_reduce(cluster_of, backend, transport, size):

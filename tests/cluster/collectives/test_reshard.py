@@ -345,7 +345,7 @@ def check_random(cluster, rng, count):
             assert received[rank][2 * i : 2 * i + 2] == [plan.bytes_received[rank] for plan in plans], where
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mesh", MESHES[3:5] + MESHES[6:8], ids=str)
 def test_random_layouts(cluster_of, mesh):
     check_random(cluster_of(mesh, "thread"), random.Random(str(mesh)), 25)

@@ -71,7 +71,7 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -312,7 +312,7 @@ def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkey
     assert out.count(" NO ") == 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",

@@ -89,7 +89,7 @@ def bytes_of(functions, names, **numbers):
     return [int(values[name].type.specialize(numbers).nbytes) for name in names]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("ranks", "replicas", "microbatches"), [(1, 1, 1), (2, 1, 3), (2, 2, 4), (4, 1, 5)])
 def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, chunks, ranks, replicas, microbatches):
@@ -101,7 +101,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture", "dropped"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),
@@ -168,7 +168,7 @@ SHARDED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "replicas", "ranks", "devices", "schedule", "chunks"), [
     ("chain", 1, 2, 2, "1f1b", 1), ("chain", 2, 2, 2, "zero_bubble_v", 2), ("mlp", 2, 2, 2, "zero_bubble_h1", 1),
     ("mlp", 1, 2, 3, "1f1b", 1), ("gpt", 1, 2, 2, "interleaved_1f1b", 2), ("gpt", 1, 2, 3, "gpipe", 1),

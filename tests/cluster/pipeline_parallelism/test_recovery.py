@@ -65,7 +65,7 @@ BOTH = [
 """Every mesh and every optimizer by default, every pair of them when there is time."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mesh", "optimizer"), BOTH)
 def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh, optimizer):
     cluster = cluster_of(mesh)

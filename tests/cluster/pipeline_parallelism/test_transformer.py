@@ -134,7 +134,7 @@ def test_loss_gradients_and_logits_are_those_of_numpy(cluster_of, mesh):
             assert_array_equal(result.parameters[i][j], array - 0.5 * gradient)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("mesh", "pipeline", "policy"),
     [

@@ -90,7 +90,7 @@ def expected_peaks(mlp):
     return peaks
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), CASES)
 def test_every_schedule_gives_the_gradients_of_the_full_batch_by_its_own_actions(
     cluster_of, name, ranks, microbatches, chunks

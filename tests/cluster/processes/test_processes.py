@@ -333,7 +333,7 @@ def run_python(*arguments, stdin=None, **options):
     )  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["file", "stdin", "-c"])
 def test_a_script_needs_no_main_guard(way, tmp_path):
     script = SCRIPT.format(methods=START_METHODS)
@@ -405,7 +405,7 @@ def _gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("work", ["signal.pause()", "pass"])
 def test_kill_9_of_the_host_leaves_no_process(work):
     script = HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
@@ -418,7 +418,7 @@ def test_kill_9_of_the_host_leaves_no_process(work):
     assert all(_gone(pid) for pid in pids)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_the_end_of_the_host_leaves_no_process(end):
     done = run_python("-c", HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end=end))

@@ -346,7 +346,7 @@ PEERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("peer", PEERS, ids=lambda function: function.__name__)
 def test_a_failure_releases_the_others(cluster, peer, capsys):
     def kernel(device):
@@ -363,7 +363,7 @@ def test_a_failure_releases_the_others(cluster, peer, capsys):
     assert "Exception ignored" not in capsys.readouterr().err
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exitcode", [None, 3])
 def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, impatient, exitcode):
     def kernel(device):
@@ -516,7 +516,7 @@ DYING = [
 """Every death beside every peer; where all processes are started anew, by default every death and every peer."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("processes", "death", "peer"), DYING, indirect=["processes"])
 def test_the_death_of_a_process_is_told_and_it_is_replaced(processes, death, peer):
     def kernel(device):
@@ -564,7 +564,7 @@ def test_a_device_that_dies_between_runs_is_told_by_the_next_and_replaced(proces
     assert check_works(processes, (0, 1, None) if "shared" in repr(processes) else (None,) * 3) is None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_outputs_of_a_device_outlive_its_death(processes):
     large = 1 << 17
     before = processes.run(lambda device: np.full(large, device.rank + 1.0)).outputs
@@ -653,7 +653,7 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
     check_works(cluster)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
@@ -679,7 +679,7 @@ def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
         assert eventually(works)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_an_exception_from_a_signal_handler_ends_the_run(processes):
     class TooLongError(Exception):
         pass
@@ -750,7 +750,7 @@ def script(text, **values):
         process.communicate()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
     with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
@@ -940,7 +940,7 @@ def semaphores(monkeypatch):
     return lambda: [name for name in names if Path("/dev/shm", f"sem.{name.lstrip('/')}").exists()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_twenty_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):

@@ -173,7 +173,7 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end):

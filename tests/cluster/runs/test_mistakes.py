@@ -57,7 +57,7 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_members_that_call_different_things_are_told_what_each_called(cluster, what):
     call, odd_text, operation, differs_in = MISMATCHES[what]
@@ -248,7 +248,7 @@ def test_a_device_that_receives_from_a_host_that_sent_nothing(cluster, monkeypat
     fails(cluster, DeadlockError, kernel, match="rank 0 waits for the host")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_any_number_of_messages_to_the_host_lie_there_after_the_run(cluster):
     def kernel(device):
         for number in range(1000):

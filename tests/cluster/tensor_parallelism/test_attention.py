@@ -129,7 +129,7 @@ def check(cluster, operation, values, grad):
     return run
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mesh", "name", "sharding", "policy"), CASES)
 def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name, sharding, policy):
     cluster = cluster_of(mesh, "thread")

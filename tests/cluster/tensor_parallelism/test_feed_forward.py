@@ -90,7 +90,7 @@ def joined(run, sharding):
     return [getattr(sharding, name).unshard([out[i] for out in run], run.mesh) for i, name in enumerate(names)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mesh", "name"), CASES)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     values, grad = arrays(7)
@@ -106,7 +106,7 @@ def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of,
         assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_layouts_do(cluster_of, seed):
     rng = random.Random(seed)

@@ -120,7 +120,7 @@ TWO_AXES = [
 MESHES = [Mesh(x=1), Mesh(x=2), Mesh(x=4), Mesh(x=8), Mesh(x=2, y=2), Mesh(x=2, y=3)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh):
     cluster = cluster_of(mesh, "thread")
@@ -137,7 +137,7 @@ def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_o
             assert ran == [*plan.kinds, *plan.backward_kinds]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(RANDOM))
 def test_any_layouts_do(cluster_of, seed):

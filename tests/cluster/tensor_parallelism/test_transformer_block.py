@@ -178,7 +178,7 @@ def check_named(cluster_of, mesh, name, backend="thread"):
     return check(cluster_of(mesh, backend), case.operation(sharding, policy, zigzag="zigzag" in name), case)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mesh", "name"), FEW, ids=str)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     check_named(cluster_of, mesh, name)
