@@ -15,8 +15,8 @@ from vcluster.messages import Mailbox
 from vcluster.messages.tasks import Task
 
 STAGES, MICROBATCHES, WIDTH = 3, 4, 6
-MOST_AN_ACTION = 135
-"""Functions that an action calls, with its messages, memory and event: 90 to 120 as this is written."""
+MOST_AN_ACTION = 180
+"""Functions that an action calls, with its messages, memory and event: 90 to 137, as messages come early or late."""
 WAITING = "_block"
 """Called while a device waits; what this calls is up to the other devices."""
 
