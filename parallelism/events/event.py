@@ -46,7 +46,7 @@ class Event:
     stage: int | None = None
     microbatch: int | None = None
     phase: str | None = None
-    """The pipeline action: F, B, I or W."""
+    """The pipeline action: F, B, I or W, or R for an op of a program that is computed again."""
     tag: int | None = None
     sequence: int | None = None
     """Which operation of its group (or message of its channel and tag) this is, from 0: what belongs together."""

@@ -111,8 +111,7 @@ class ProgramStage(Stage):
         if kind in ("B", "W"):
             inputs += self.gradients.arrays
         results = program.run(
-            self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch,
-            phase=kind if kind != "R" else None)
+            self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch, phase=kind)
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
         received = sum(int(type.nbytes) for type in self.programs.message(kind, part, last=self.last))
         self._last[microbatch] = kind

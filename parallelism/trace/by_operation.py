@@ -23,7 +23,7 @@ class Operation(NamedTuple):
     """The name of the op or of the collective."""
     stage: int | None = None
     phase: str | None = None
-    """The kind of the action of a pipeline that computes: F, B, I or W."""
+    """The kind of the action of a pipeline that computes: F, B, I or W, or R for recomputation."""
     axes: tuple[str, ...] | None = None
     """The mesh axes of a collective."""
 

@@ -100,7 +100,8 @@ class Strategy:
             found.append(transform)
             if size is None:
                 continue
-            axis, order = getattr(transform, "axis"), [*_SIZED].index(word.name)  # noqa: B009
+            axis, order = _axis_of(transform), [*_SIZED].index(word.name)
+            assert axis is not None, transform      # what has a size has an axis
             if sizes.setdefault(axis, (order, size))[1] != size:
                 raise ValueError(f"the axis {axis!r} is given twice, with {sizes[axis][1]} and with {size} devices")
         if not sizes:
@@ -116,7 +117,7 @@ class Strategy:
         return " ".join(self._sized(transform, mesh) for transform in self.transforms)
 
     def _sized(self, transform: Transform, mesh: Mesh) -> str:
-        axis: str | None = getattr(transform, "axis", None)
+        axis = _axis_of(transform)
         if axis is None:
             return str(transform)
         if axis not in mesh.shape:
@@ -125,6 +126,12 @@ class Strategy:
         first, *rest = str(transform).split()
         size = f"={mesh.shape[axis]}" if read(first).name in _SIZED else ""
         return " ".join([f"{first}{size}", *rest])
+
+
+def _axis_of(transform: Transform) -> str | None:
+    """The axis of a transform; None if it has none."""
+    axis: str | None = getattr(transform, "axis", None)
+    return axis
 
 
 def _scheduled(word: Word) -> tuple[int, str, int]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from kept_bytes import kept_bytes
 from localized_runs import run_everywhere
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding as S, ir, models
-from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import MARK
 from parallelism.layouts import annotate, localize, partition
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -316,23 +316,6 @@ def test_a_loss_of_large_logits_on_a_split_vocabulary_is_finite_and_right():
 
 
 # -- memory of activations ---------------------------------------------------------------------------------------------
-
-
-def kept_bytes(program):
-    """The bytes that a device keeps from the forward for the backward, other than inputs."""
-    owner = {value.name: value for value in program.inputs}
-    forward, kept, back = set(), {}, False
-    for op in program.ops:
-        back = back or inside(op, MARK)
-        for value in op.inputs:
-            mine = owner[value.name]
-            if back and mine.name in forward:
-                kept[mine.name] = mine.type.nbytes
-        for value in op.outputs:
-            owner[value.name] = owner[op.inputs[0].name] if op.operator.view else value
-            if not back and owner[value.name] is value:
-                forward.add(value.name)
-    return sum(kept.values())
 
 
 def block_bytes(spec, batch, mesh, sequence):

@@ -64,6 +64,13 @@ def test_equal_to_the_parts_of_all_events(
         assert sum(total.flops for total in expected[rank].values()) == trace.flops(rank)
 
 
+def test_what_is_computed_again_is_one_part_in_pieces_and_op_by_op() -> None:
+    step = step_of(Mesh(pp=2, dp=2), 9, 3, recompute=True)
+    pieces, ops = (split(simulate(step, fold=True, op_by_op=op_by_op, **ON)) for op_by_op in (False, True))
+    for rank, one in pieces.items():
+        assert one == pytest.approx(ops[rank], rel=1e-9, abs=1e-15) and one.recompute > 0
+
+
 def test_the_collectives_of_repeated_actions_are_counted() -> None:
     step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3)
     parts = step_parts(step, link_sharing=False, **ON)

@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from kept_bytes import kept_bytes
 from localized_runs import run_everywhere
 from transformed import MODELS, assert_trained, interpreted, trained, transformer
 
 from parallelism import Mesh, ir, models
-from parallelism.ir.core.regions import inside
 from parallelism.layouts import localize
 from parallelism.transforms import SGD, Adam, Recompute, Strategy, train_step
 
@@ -45,23 +45,6 @@ def test_recomputation_changes_no_bit_and_takes_less_memory(text, runs_again):
     assert len(step.ops) == len(alone.ops) + len(again)
     if "-" in text:
         assert not any(path.startswith("block.1.attention.") for path in paths)
-
-
-def kept_bytes(program):
-    """The bytes that a device keeps from the forward for the backward, other than inputs."""
-    owner = {value.name: value for value in program.inputs}
-    forward, kept, back = set(), {}, False
-    for op in program.ops:
-        back = back or inside(op, "gradient")
-        for value in op.inputs:
-            mine = owner[value.name]
-            if back and mine.name in forward:
-                kept[mine.name] = mine.type.nbytes
-        for value in op.outputs:
-            owner[value.name] = owner[op.inputs[0].name] if op.operator.view else value
-            if not back and owner[value.name] is value:
-                forward.add(value.name)
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
