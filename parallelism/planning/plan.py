@@ -1,0 +1,168 @@
+"""A `Plan`: one way to split a training step over the devices, with its time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from parallelism.hardware import Hardware
+from parallelism.ir import Function
+from parallelism.mesh import Mesh
+from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.simulation import simulate
+from parallelism.trace import Trace
+from parallelism.transforms import (
+    ContextParallel,
+    DataParallel,
+    Pipeline,
+    Recompute,
+    SequenceParallel,
+    Step,
+    Strategy,
+    TensorParallel,
+    Transform,
+    Zero,
+)
+
+if TYPE_CHECKING:
+    from parallelism.planning.plans import Plans
+
+CATEGORIES = "weights", "gradients", "optimizer", "activations"
+"""The categories of memory of a training step; all others are together ``other``."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is planned: a model, trained on batches of so many rows, on a hardware."""
+
+    model: TrainedModel
+    batch: int
+    hardware: Hardware
+    devices: int
+
+    def mesh(self, settings: Mapping[str, Any]) -> Mesh:
+        """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline."""
+        return Mesh(**{axis: settings[axis] for axis in settings["order"].split()
+                       if settings[axis] > 1 or (axis == "pp" and _is_pipelined(settings))})
+
+    def microbatches(self, settings: Mapping[str, Any]) -> int:
+        """The number of microbatches of each replica."""
+        return int(self.batch // (settings["dp"] * settings["microbatch"]))
+
+    def strategy(self, settings: Mapping[str, Any]) -> Strategy:
+        """The strategy of a plan."""
+        model, parts = self.model, list[Transform]()
+        if model.precision is not None:
+            parts.append(model.precision)
+        if settings["tp"] > 1:
+            parts.append(TensorParallel("tp"))
+        if settings["sp"]:
+            parts.append(SequenceParallel("tp"))
+        if settings["cp"] > 1:
+            parts.append(ContextParallel("cp"))
+        if settings["dp"] > 1:
+            parts.append(DataParallel("dp"))
+        if settings["zero"]:
+            parts.append(Zero(settings["zero"], "dp"))
+        if settings["recompute"] != "none":
+            parts.append(Recompute(model.recomputed[settings["recompute"]]))
+        if _is_pipelined(settings):
+            begin = model.begin(settings["pp"] * settings["chunks"])
+            parts.append(Pipeline(
+                "pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH))
+        return Strategy(*parts)
+
+    def program(self, settings: Mapping[str, Any]) -> Step | Function:
+        """The training step under the strategy of a plan."""
+        step = self.model.step
+        made = self.strategy(settings)(step if _is_pipelined(settings) else step.specialize(**{BATCH: self.batch}))
+        assert isinstance(made, Step | Function)
+        return made
+
+    def simulate(self, settings: Mapping[str, Any], *, fold: bool = True, link_sharing: bool = True) -> Trace:
+        """The trace of a step of a plan."""
+        batch = self.batch if _is_pipelined(settings) else None
+        return simulate(self.program(settings), self.hardware, mesh=self.mesh(settings), batch=batch, fold=fold,
+                        link_sharing=link_sharing)
+
+
+def _is_pipelined(settings: Mapping[str, Any]) -> bool:
+    """Whether the step is cut into stages and microbatches; one with ZeRO-3 is a single program."""
+    return bool(settings["zero"] != 3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to split a training step over the devices."""
+
+    settings: Mapping[str, Any]
+    """By the names of `parallelism.planning.SETTINGS`."""
+    seconds: float
+    """Of a step: those of the full simulation if ``is_simulated``, else ``bound_seconds``."""
+    bound_seconds: float
+    """Of a step in which nothing shares links: the step takes as long or longer."""
+    peak_bytes: int
+    """The memory of the fullest device."""
+    is_simulated: bool
+    plans: Plans = field(repr=False, compare=False)
+    """The plans that this is one of."""
+
+    @property
+    def task(self) -> Task:
+        """What is planned."""
+        return self.plans.task
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The transforms that make the distributed step of the step on one device."""
+        return self.task.strategy(self.settings)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh, in the order in which its axes lie on the hardware."""
+        return self.task.mesh(self.settings)
+
+    @property
+    def microbatch(self) -> int:
+        """The rows of a microbatch."""
+        return int(self.settings["microbatch"])
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of each replica."""
+        return self.task.microbatches(self.settings)
+
+    @cached_property
+    def step(self) -> Step | Function:
+        """The distributed step: ``simulate(plan.step, hardware, mesh=plan.mesh, batch=batch)`` is `simulate`."""
+        return self.task.program(self.settings)
+
+    def simulate(self, *, fold: bool = True, link_sharing: bool = True) -> Trace:
+        """The trace of a step; the arguments are those of `parallelism.simulation.simulate`."""
+        return self.task.simulate(self.settings, fold=fold, link_sharing=link_sharing)
+
+    @cached_property
+    def memory(self) -> tuple[Mapping[str, int], ...]:
+        """By position in the pipeline: the most bytes of each of `CATEGORIES` and ``other`` on a device.
+
+        The categories need not be largest at the same time.
+        """
+        trace = self.simulate(link_sharing=False)
+        found: dict[int, dict[str, int]] = {}
+        known = sorted({name for name in trace.filter(kind="memory").columns.values("name") if name})
+        for rank in trace.ranks:
+            position = self.mesh.index(rank)["pp"] if "pp" in self.mesh.axes else 0
+            mine = found.setdefault(position, dict.fromkeys((*CATEGORIES, "other"), 0))
+            for name in known:
+                key = name if name in CATEGORIES else "other"
+                mine[key] = max(mine[key], trace.peak_bytes(rank, name))
+        return tuple(found[position] for position in sorted(found))
+
+    def why_not(self, **fixed: Any) -> str:
+        """Why the best plan with these settings was not chosen before this one, in a sentence."""
+        return self.plans.why_not(self, **fixed)
+
+    def __str__(self) -> str:
+        return f"{self.strategy.text_on(self.mesh)}"

@@ -1,0 +1,112 @@
+"""`find_plan`: every plan is timed without shared links, and the best are simulated fully, the most promising first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.hardware import Hardware
+from parallelism.ir import Function
+from parallelism.models import TransformerSpec
+from parallelism.planning.machine import machine_of, memory_of
+from parallelism.planning.plan import Plan, Task
+from parallelism.planning.plans import Plans
+from parallelism.planning.simulated import simulated_bounds
+from parallelism.planning.space import Choices, Refused, choices
+from parallelism.planning.trained import TrainedModel
+from parallelism.transforms import SGD, Adam
+
+Progress = Callable[[str, int, int], None]
+"""``(what, done, all)``: told now and then while plans are searched."""
+
+
+def find_plan(
+    model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
+    devices: int | None = None, memory: float | str | None = None, optimizer: SGD | Adam | None = None,
+    simulations: int | None = 8, progress: Progress | None = None, **fixed: Any,
+) -> Plans:
+    """The plans for training steps of ``model`` on batches of ``batch`` rows, the best first.
+
+    ``model`` is a `TransformerSpec`, the name of a published one, or the program of a loss with the symbol ``B`` for
+    the rows of the batch.  ``hardware`` is a `Hardware`, a file, a preset with the number of its nodes (``dgx-h100:8``
+    has 64 GPUs), or a preset alone with the number of ``devices``.  ``memory`` limits the bytes of a device, as a
+    number or a text such as ``72GB``; None is all of its memory.  ``fixed`` has one value, or a list, of any of
+    `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``, ``schedule="gpipe"``.  ``optimizer`` is Adam unless
+    another is given.
+
+    Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
+    in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
+    simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.
+
+    ``TypeError``, ``ValueError`` for a model, a batch, a hardware or a setting that cannot be.  If no plan fits the
+    memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
+    """
+    start = perf_counter()
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
+    if simulations is not None and (type(simulations) is not int or simulations < 0):
+        raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
+    found, count = machine_of(hardware, devices)
+    limit = memory_of(memory, found)
+    task = Task(TrainedModel.of(model, Adam(1e-3) if optimizer is None else optimizer), batch, found, count)
+    possible = choices(task.model, count, batch, fixed)
+    told = progress or _silent
+    seconds, peaks, timed, setup = simulated_bounds(task, possible, told, start)
+    fits = peaks <= limit
+    refused = dict(possible.refused)
+    if not fits.all():
+        first = int(np.flatnonzero(~fits)[0])
+        refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
+    rows = np.flatnonzero(fits)
+    rows = rows[np.lexsort((rows, peaks[rows], seconds[rows]))]
+    full, gap = _best_first(task, possible, seconds, rows, simulations, told)
+    order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
+    rows = rows[order]
+    least = None if fits.any() or not len(possible) else int(np.argmin(peaks))
+    plans = Plans(
+        task, possible.take(rows), seconds[rows], peaks[rows],
+        {place: full[row] for place, row in enumerate(rows.tolist()) if row in full}, limit,
+        sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
+        perf_counter() - start, setup, gap)
+    if least is not None:
+        smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
+                        is_simulated=False, plans=plans)
+        object.__setattr__(plans, "tightest", smallest)
+    return plans
+
+
+def _best_first(
+    task: Task, possible: Choices, bounds: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], most: int | None,
+    told: Progress,
+) -> tuple[Mapping[int, float], float]:
+    """The seconds of the plans that were simulated fully, by row; and the gap of `Plans`."""
+    full: dict[int, float] = {}
+    best = np.inf
+    for done, row in enumerate(rows.tolist()):
+        if bounds[row] >= best:
+            return full, 0.0
+        if most is not None and done >= most:
+            return full, float(1 - bounds[row] / best) if full else 1.0
+        told("simulated", done, min(len(rows), most or len(rows)))
+        full[row] = full_seconds(task, possible.settings(row))
+        best = min(best, full[row])
+    return full, 0.0
+
+
+def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
+    """The seconds of a step of a plan in which links are shared."""
+    try:
+        return task.simulate(settings).makespan_seconds
+    except ValueError as error:
+        if "share links" not in str(error):
+            raise
+    return task.simulate(settings, fold=False).makespan_seconds
+
+
+def _silent(what: str, done: int, count: int) -> None:
+    pass

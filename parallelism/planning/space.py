@@ -1,0 +1,273 @@
+"""The space of plans: every combination of settings, as columns with a row for each plan, and what was refused.
+
+Settings that change nothing are not varied: sequence parallelism without tensor parallelism, stages of ZeRO without
+replicas, a schedule without a pipeline, orders of axes that are the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, V_SHAPED, WEIGHTS, spelt
+from parallelism.planning.trained import TrainedModel
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SETTINGS = ("pp", "dp", "cp", "tp", "sp", "chunks", "schedule", "microbatch", "zero", "recompute", "order")
+"""The settings of a plan: extents of mesh axes, sequence parallelism, stages on a rank, the schedule of the pipeline,
+rows of a microbatch, the stage of ZeRO, what is computed again, and the mesh axes, outermost first."""
+AXES = ("pp", "dp", "cp", "tp")
+SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1")
+"""The schedules that are tried, unless some are named."""
+ORDERS = ("pp dp cp tp", "dp pp cp tp", "pp cp tp dp")
+"""The orders of mesh axes on the hardware that are tried, unless some are named.  The first is that of Megatron-LM."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Combinations that cannot be: how many there were, and the first."""
+
+    count: int
+    example: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Plans as columns: a row is a plan.  Words (schedule, recompute, order) are numbers of their `words`."""
+
+    columns: Mapping[str, Ints]
+    words: Mapping[str, tuple[str, ...]]
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    """By reason."""
+
+    def __len__(self) -> int:
+        return len(self.columns["pp"])
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def settings(self, row: int) -> dict[str, Any]:
+        """The settings of a plan, by name."""
+        found: dict[str, Any] = {}
+        for name in SETTINGS:
+            value = int(self.columns[name][row])
+            found[name] = self.words[name][value] if name in self.words else bool(value) if name == "sp" else value
+        return found
+
+    def take(self, rows: Ints | Bools) -> Choices:
+        """Some of the plans."""
+        return Choices({name: column[rows] for name, column in self.columns.items()}, self.words, self.refused)
+
+
+class _Table:
+    """Columns that are crossed with further settings, one after the other; what does not fit is refused."""
+
+    def __init__(self, words: Mapping[str, tuple[str, ...]]) -> None:
+        self.columns: dict[str, Ints] = {}
+        self.words = words
+        self.refused: dict[str, Refused] = {}
+
+    def cross(self, **settings: Sequence[int]) -> None:
+        """Every row with every one of these settings, whose columns belong together."""
+        count = len(next(iter(settings.values())))
+        rows = len(next(iter(self.columns.values()))) if self.columns else 1
+        self.columns = {name: np.repeat(column, count) for name, column in self.columns.items()}
+        self.columns |= {name: np.tile(np.array(values, np.int64), rows) for name, values in settings.items()}
+
+    def refuse(self, reason: str, wrong: Bools) -> None:
+        """Removes the rows that are ``wrong``, and counts them."""
+        at = np.flatnonzero(wrong)
+        if len(at):
+            example = {name: self._said(name, int(column[at[0]])) for name, column in self.columns.items()}
+            before = self.refused.get(reason)
+            self.refused[reason] = Refused(
+                len(at) + (before.count if before else 0), before.example if before else example)
+            self.keep(~wrong)
+
+    def keep(self, rows: Bools) -> None:
+        self.columns = {name: column[rows] for name, column in self.columns.items()}
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def _said(self, name: str, value: int) -> Any:
+        return self.words[name][value] if name in self.words else value
+
+
+def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, Any]) -> Choices:
+    """The plans of a model on so many devices.  ``fixed`` gives one value, or several, of some `SETTINGS`.
+
+    A combination is refused where the extents do not divide what is split, where a microbatch does not divide the rows
+    of a replica, and where a schedule does not fit.  It is counted under the first reason that it meets, once, before
+    the settings that come after it are varied.
+
+    ``ValueError`` for a setting that does not exist, and for a value that it cannot have.
+    """
+    given = checked_settings(fixed)
+    words = {"schedule": tuple(given.get("schedule", SCHEDULES)),
+             "recompute": tuple(given.get("recompute", tuple(model.recomputed))),
+             "order": tuple(given.get("order", ORDERS))}
+    if unknown := set(words["recompute"]) - set(model.recomputed):
+        raise ValueError(f"recompute must be {' or '.join(model.recomputed)}, got {min(unknown)!r}")
+    table = _Table(words)
+    _split(table, model, devices, given)
+    _pipelined(table, model, given)
+    table.cross(microbatch=given.get("microbatch") or _divisors(batch))
+    rows = table["dp"] * table["microbatch"]
+    table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
+    table.columns["count"] = batch // (table["dp"] * table["microbatch"])
+    table.cross(recompute=range(len(words["recompute"])))
+    _optional(table, "zero", given.get("zero"), (0, 1, 2, 3), table["dp"] > 1, "ZeRO needs replicas, dp above 1")
+    _optional(table, "sp", given.get("sp"), (0, 1), table["tp"] > 1, "sequence parallelism needs tp above 1")
+    if model.sequence is not None:
+        table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
+    table.refuse("ZeRO-3 does not go with stages or with several microbatches", (table["zero"] == 3) & (
+        table["pp"] * table["chunks"] * table["count"] > 1))
+    grouped = np.isin(table["schedule"], [i for i, name in enumerate(words["schedule"]) if name in CHUNKED])
+    table.refuse("pp does not divide the microbatches of an interleaved schedule",
+                 grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0))
+    _ordered(table)
+    return Choices(table.columns, words, table.refused)
+
+
+def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str, Sequence[int]]) -> None:
+    """The extents of the axes."""
+    sizes = _divisors(devices)
+    table.cross(tp=given.get("tp") or sizes)
+    table.refuse("tp does not divide the devices", devices % table["tp"] != 0)
+    for what, size in model.split_by_tp.items():
+        table.refuse(f"tp does not divide {what}", size % table["tp"] != 0)
+    table.cross(cp=given.get("cp") or [1])
+    if model.sequence is not None:
+        table.refuse("cp does not divide the sequence", model.sequence % table["cp"] != 0)
+    table.cross(pp=given.get("pp") or sizes)
+    inside = table["tp"] * table["cp"] * table["pp"]
+    table.refuse("tp, cp and pp do not divide the devices", devices % inside != 0)
+    table.columns["dp"] = devices // (table["tp"] * table["cp"] * table["pp"])
+    if "dp" in given:
+        table.refuse("dp is another", ~np.isin(table["dp"], given["dp"]))
+
+
+def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[int]]) -> None:
+    """Schedules, with their numbers of stages on a rank."""
+    chunks = given.get("chunks")
+    found: list[tuple[int, int]] = []
+    for number, name in enumerate(table.words["schedule"]):
+        of_blocks = _divisors(model.blocks)[1:] if model.blocks else [2, 4]
+        own = list(chunks or of_blocks) if name in CHUNKED else [2] if name in V_SHAPED else [1]
+        found += [(number, each) for each in own if chunks is None or each in chunks]
+    if not found:
+        raise ValueError(f"chunks={chunks} does not fit the schedule {' or '.join(table.words['schedule'])}")
+    table.cross(schedule=[number for number, _ in found], chunks=[each for _, each in found])
+    alone = table["pp"] == 1
+    plain = found[0] if "schedule" in given or chunks else (0, 1)
+    table.keep(~alone | ((table["schedule"] == plain[0]) & (table["chunks"] == plain[1])))
+    if model.blocks:
+        table.refuse("stages do not divide the blocks", (table["pp"] * table["chunks"] > 1) & (
+            model.blocks % (table["pp"] * table["chunks"]) != 0))
+
+
+def _optional(
+    table: _Table, name: str, given: Sequence[int] | None, all_of_it: Sequence[int], useful: Bools, reason: str,
+) -> None:
+    """A setting that is 0 where it is not useful."""
+    table.cross(**{name: given or all_of_it})
+    values = np.array(given or all_of_it)
+    useful = np.repeat(useful, len(values))
+    if 0 in values:
+        table.keep(useful | (table[name] == 0))
+    else:
+        table.refuse(reason, ~useful)
+
+
+def _ordered(table: _Table) -> None:
+    """The orders of the axes that have more than one device; of equal orders the first."""
+    orders = table.words["order"]
+    table.cross(order=range(len(orders)))
+    many = np.stack([table[axis] > 1 for axis in AXES])
+    pattern, place = np.unique(many, axis=1, return_inverse=True)
+    first = np.zeros((pattern.shape[1], len(orders)), np.bool_)
+    for i, extents in enumerate(pattern.T):
+        split = [axis for axis, more in zip(AXES, extents, strict=True) if more]
+        seen = set()
+        for j, order in enumerate(orders):
+            own = tuple(axis for axis in order.split() if axis in split)
+            first[i, j] = own not in seen
+            seen.add(own)
+    table.keep(first[place.ravel(), table["order"]])
+
+
+def checked_settings(fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
+    for name in fixed:
+        if name not in SETTINGS:
+            close = difflib.get_close_matches(name, SETTINGS, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; they are {', '.join(SETTINGS)}"
+            raise ValueError(f"a plan has no setting {name!r}{hint}")
+    return {name: _values(name, value) for name, value in fixed.items() if value is not None}
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    several = list(value) if isinstance(value, list | tuple | set | range) else [value]
+    if not several:
+        raise ValueError(f"{name} must have at least one value")
+    check: Callable[[str, Any], Any] = _CHECKS.get(name, _number)
+    return list(dict.fromkeys(check(name, each) for each in several))
+
+
+def _number(name: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+def _stage_of_zero(name: str, value: Any) -> int:
+    if value not in (0, 1, 2, 3) or isinstance(value, bool):
+        raise ValueError(f"zero must be 0, 1, 2 or 3, got {value!r}")
+    return int(value)
+
+
+def _switch(name: str, value: Any) -> int:
+    if value not in (True, False):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return int(value)
+
+
+def _schedule(name: str, value: Any) -> str:
+    known = ALIASES.get(spelt(value)) if isinstance(value, str) else None
+    fit = [each for each in dict.fromkeys(ALIASES.values())
+           if each not in FORWARD_ONLY | LOCAL and WEIGHTS.get(each, "one") == "one"]
+    if known not in fit:
+        raise ValueError(f"schedule must be one that trains the whole model: {', '.join(fit)}; got {value!r}")
+    assert known is not None
+    return known
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {value!r}")
+    return value
+
+
+def _order(name: str, value: Any) -> str:
+    axes = tuple(value.split()) if isinstance(value, str) else ()
+    if axes not in permutations(AXES):
+        raise ValueError(f"order must name {', '.join(AXES)}, outermost first, got {value!r}")
+    return " ".join(axes)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "zero": _stage_of_zero, "sp": _switch, "schedule": _schedule, "recompute": _text, "order": _order}
+
+
+def _divisors(number: int) -> list[int]:
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return sorted({*small, *(number // i for i in small)})

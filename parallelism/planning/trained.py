@@ -1,0 +1,98 @@
+"""`TrainedModel`: the model that is to be trained, as a training step, and the sizes that say how it can be split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallelism.dtypes import is_floating
+from parallelism.ir import Function, symbols
+from parallelism.models import TransformerSpec, transformer
+from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
+
+BATCH = "B"
+"""The symbol for the rows of the batch."""
+CORE = "attention.core"
+"""The region of a block that selective recomputation runs again."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A training step, and what its strategies need to know of it."""
+
+    step: Function
+    """The step on one device, with the symbol `BATCH` for the rows."""
+    spec: TransformerSpec | None
+    """The figures of the model, if it was given by them."""
+    prefix: str
+    """The region whose numbered parts are the blocks of the model, such as ``block``; empty if there is none."""
+    blocks: int
+    """The number of these blocks."""
+    split_by_tp: Mapping[str, int]
+    """The sizes that the number of tensor-parallel devices must divide, by what they are."""
+    sequence: int | None
+    """The length that sequence and context parallelism must divide; None: they are not known to fit."""
+    precision: MixedPrecision | None = None
+
+    @classmethod
+    def of(cls, model: TransformerSpec | Function | str, optimizer: SGD | Adam) -> TrainedModel:
+        """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
+
+        A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
+        float32.  A program is trained in the dtypes that it has.
+
+        ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
+        others.
+        """
+        if isinstance(model, str):
+            model = transformer(model)
+        if isinstance(model, TransformerSpec):
+            return cls._of_spec(model, optimizer)
+        if not isinstance(model, Function):
+            raise TypeError(f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}")
+        if model.symbols != {BATCH}:
+            has = ", ".join(sorted(model.symbols)) or "no symbol"
+            raise ValueError(f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
+                             f"has {has}")
+        prefix, blocks = _blocks(model)
+        return cls(train_step(model, optimizer), None, prefix, blocks, {}, None)
+
+    @classmethod
+    def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam) -> TrainedModel:
+        dtype: Any = spec.dtype
+        narrow = is_floating(dtype) and dtype.itemsize < 4
+        wide = replace(spec, dtype="float32") if narrow else spec
+        rows, = symbols(BATCH)
+        return cls(
+            train_step(wide.function(rows), optimizer), spec, "block", spec.layers,
+            {"heads": spec.heads, "heads of keys and values": spec.groups, "the feed-forward width": spec.hidden,
+             "the vocabulary": spec.vocabulary, "the width": spec.width},
+            spec.sequence, MixedPrecision(dtype.name) if narrow else None)
+
+    @property
+    def recomputed(self) -> Mapping[str, str]:
+        """The patterns of regions that each choice of recomputation runs again."""
+        found = {"none": ""}
+        if self.blocks:
+            if any(path.endswith(f".{CORE}") for path in self.step.regions):
+                found["selective"] = f"{self.prefix}.*.{CORE}"
+            found["full"] = f"{self.prefix}.*"
+        return found
+
+    def begin(self, stages: int) -> tuple[str, ...]:
+        """The blocks at which stages after the first begin, equally many in each; empty if there are no blocks."""
+        if stages == 1 or not self.blocks:
+            return ()
+        each = self.blocks // stages
+        return tuple(f"{self.prefix}.{i * each}" for i in range(1, stages))
+
+
+def _blocks(function: Function) -> tuple[str, int]:
+    """The region with most numbered parts, and their number."""
+    count: dict[str, int] = {}
+    for path in function.regions:
+        if match := re.fullmatch(r"(\w+)\.(\d+)", path):
+            count[match[1]] = count.get(match[1], 0) + 1
+    return max(count.items(), key=lambda item: item[1], default=("", 0))

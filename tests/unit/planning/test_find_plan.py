@@ -1,0 +1,125 @@
+"""`find_plan`: the plans of small spaces against the simulation of each, and what is said about the others."""
+
+import pytest
+
+from parallelism import Hardware, Mesh, ir, models, simulate
+from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan
+from parallelism.transforms import Strategy
+
+SPEC = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=22, sequence=6)
+FEW = {"microbatch": 2, "recompute": "none", "order": "pp dp cp tp"}
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    return find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, schedule="1f1b", sp=False, zero=[0, 1], **FEW)
+
+
+def test_the_plans_are_those_of_the_space(plans: Plans) -> None:
+    found = {(plan.mesh, plan.settings["zero"]) for plan in plans}
+    assert found == {(Mesh(pp=1, dp=2), 0), (Mesh(pp=1, dp=2), 1), (Mesh(pp=1, tp=2), 0), (Mesh(pp=2), 0)}
+    assert len(plans) == plans.timed == 4
+    assert plans.considered == 4 + sum(each.count for each in plans.refused.values())
+    assert plans[0] == plans.best
+    assert [plan.seconds for plan in plans[1:]] == [plan.seconds for plan in plans][1:]
+
+
+def test_a_plan_is_what_the_simulation_says(plans: Plans) -> None:
+    for plan in plans:
+        trace = simulate(plan.step, plans.task.hardware, mesh=plan.mesh, batch=4, fold=True, link_sharing=False)
+        assert plan.bound_seconds == pytest.approx(trace.makespan_seconds, rel=1e-12)
+        assert plan.peak_bytes == max(trace.peaks().values())
+        assert plan.strategy == Strategy.parse_on_mesh(str(plan))[0]
+        assert set(plan.settings) == set(SETTINGS)
+        assert plan.microbatch == 2
+        assert plan.microbatches == 2 // plan.settings["dp"]
+
+
+def test_the_first_plan_is_the_best_by_the_full_simulation(plans: Plans) -> None:
+    full = [plan.simulate().makespan_seconds for plan in plans]
+    assert plans.best.seconds == min(full) == full[0]
+    assert plans.gap == 0
+    assert plans.best.is_simulated
+    assert plans.simulated == sum(plan.is_simulated for plan in plans)
+
+
+def test_memory_by_category(plans: Plans) -> None:
+    plan = next(plans.where(pp=2))
+    first, last = plan.memory
+    assert first.keys() == last.keys() == {"weights", "gradients", "optimizer", "activations", "other"}
+    # Adam on float32: the state is two copies of the weights, and the number of updates.
+    assert first["optimizer"] == 2 * first["weights"] + 8
+    assert sum(first.values()) >= plan.peak_bytes or sum(last.values()) >= plan.peak_bytes
+
+
+def test_the_front_has_no_plan_that_another_beats(plans: Plans) -> None:
+    assert plans.front[0].seconds == min(plan.seconds for plan in plans)
+    for one, other in zip(plans.front, plans.front[1:], strict=False):
+        assert one.seconds <= other.seconds and one.peak_bytes > other.peak_bytes
+
+
+def test_why_not(plans: Plans) -> None:
+    best = plans.best
+    assert best.why_not(dp=best.settings["dp"]) == f"this plan has dp={best.settings['dp']}"
+    other = next(plan for plan in plans if plan.settings["tp"] != best.settings["tp"])
+    assert f"the best plan with tp={other.settings['tp']} takes" in best.why_not(tp=other.settings["tp"])
+    assert best.why_not(tp=4) == "no plan has tp=4: tp does not divide the devices (1)"
+    with pytest.raises(ValueError, match="no setting 'zeros'; did you mean 'zero'"):
+        best.why_not(zeros=2)
+
+
+def test_the_text_fits_a_terminal(plans: Plans) -> None:
+    text = str(plans)
+    assert "4 plans fit" in text
+    assert all(len(line) <= 110 for line in text.splitlines())
+
+
+def test_nothing_fits() -> None:
+    plans = find_plan(SPEC, hardware="dgx-h100", devices=1, batch=2, memory="10kB", **FEW)
+    assert len(plans) == 0
+    assert plans.refused["memory"].count == plans.timed == 1
+    assert plans.tightest is not None
+    with pytest.raises(NoPlanFits, match=r"the smallest plan, pp=1 1f1b:1, needs .* which has 9\.77 KiB"):
+        plans.best  # noqa: B018
+
+
+def test_a_cap_on_simulations_is_told() -> None:
+    plans = find_plan(SPEC, hardware="dgx-h100", devices=1, batch=4, simulations=0, pp=1, recompute="none",
+                      microbatch=[2, 4])
+    assert len(plans) == 2
+    assert plans.simulated == 0
+    assert plans.gap == 1
+
+
+MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
+
+
+def test_the_program_of_a_loss_is_planned() -> None:
+    plans = find_plan(MODEL, hardware=Hardware.preset("dgx-h100:1").placed(range(2)), batch=4, microbatch=2, zero=0,
+                      dp=2, pp=1, recompute="none")
+    assert [str(plan) for plan in plans] == ["dp=2 pp=1 1f1b:1"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
+    ({"devices": None}, "say how many devices of dgx-h100 there are: devices=64, or dgx-h100:8"),
+    ({"hardware": "dgx-h100:2", "devices": 8}, "dgx-h100:2 has 16 devices, not 8"),
+    ({"devices": 0}, "devices must be an integer of at least 1, got 0"),
+    ({"hardware": "tpu-v4"}, "tpu-v4 has 64 devices, not 2; say its extents"),
+    ({"memory": "72 apples"}, "memory must be a number of bytes, or a text such as 72GB"),
+    ({"memory": 0}, "memory must be above 0 bytes"),
+    ({"simulations": -1}, "simulations must be an integer of at least 0"),
+    ({"tpp": 2}, "a plan has no setting 'tpp'; did you mean 'tp'?"),
+    ({"tp": 0}, "tp must be an integer of at least 1, got 0"),
+    ({"tp": []}, "tp must have at least one value"),
+    ({"zero": 4}, "zero must be 0, 1, 2 or 3, got 4"),
+    ({"sp": 2}, "sp must be True or False, got 2"),
+    ({"schedule": "inference"}, "schedule must be one that trains the whole model"),
+    ({"order": "pp dp"}, "order must name pp, dp, cp, tp, outermost first"),
+    ({"recompute": "some"}, "recompute must be none or selective or full, got 'some'"),
+    ({"model": models.mlp((6, 8, 3), 4)}, "must have the symbol B for the rows of its batch"),
+])
+def test_what_cannot_be_is_refused(arguments: dict, message: str) -> None:
+    given = {"model": SPEC, "hardware": "dgx-h100", "devices": 2, "batch": 4} | arguments
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        find_plan(given.pop("model"), **given)
