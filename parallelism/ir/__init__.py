@@ -31,6 +31,7 @@ from parallelism.ir.operators import (  # noqa: F401
     accumulation,
     activations,
     attention,
+    bits,
     collectives,
     contractions,
     elementwise,
@@ -40,6 +41,7 @@ from parallelism.ir.operators import (  # noqa: F401
     randomness,
     reductions,
     reshard_op as relayouts,
+    scatter,
     shapes,
     vocabulary,
 )

@@ -81,14 +81,16 @@ for _kind in ("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", 
               "less_equal", "greater", "greater_equal"):
     for _pair in PAIRS:
         example(_kind, *_pair)
-for _kind in ("divide", "power", "arctan2", "hypot", "floor_divide", "remainder"):
+for _shape in ONES:
+    example("arccosh", _shape, low=1.5)
+for _kind in ("divide", "power", "arctan2", "hypot", "floor_divide", "remainder", "fmod"):
     for _pair in PAIRS:
         example(_kind, *_pair, low=POSITIVE)
 for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-              "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2"):
+              "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsinh", "erf"):
     for _shape in ONES:
         example(_kind, _shape)
-for _kind in ("arcsin", "arccos", "tan"):
+for _kind in ("arcsin", "arccos", "tan", "arctanh"):
     for _shape in ONES:
         example(_kind, _shape, low=-0.9, high=0.9)
 for _kind in ("sqrt", "reciprocal", "log", "log1p", "log2", "log10", "cbrt"):
@@ -96,7 +98,7 @@ for _kind in ("sqrt", "reciprocal", "log", "log1p", "log2", "log10", "cbrt"):
         example(_kind, _shape, low=POSITIVE)
 for _kind in ("logical_and", "logical_or", "logical_xor"):
     example(_kind, Bools((3, 2)), Bools((2,)))
-for _kind in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+for _kind in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
     example(_kind, Ints((3, 2), 9), Ints((2,), 9))
 example("logical_not", Bools((3, 2)))
 example("invert", Ints((3, 2), 9))
@@ -105,6 +107,15 @@ example("where", Bools((3, 2)), (), (3, 2))
 example("convert", (3, 2), dtype=F64)
 example("convert", (1,), dtype=F64)
 example("convert", Ints((3, 2), 5), dtype=np.dtype(np.float32))
+
+example("bitcast", (3, 2), dtype=I64)
+example("bitcast", Ints((), 9), dtype=F64)
+example("random_bits", Ints((2,), 99), algorithm="three_fry", shape=(3, 4), dtype=I64)
+example("random_bits", Ints((3,), 99), algorithm="philox", shape=(5,), dtype=np.dtype(np.uint32))
+example("scatter", (4, 3), Ints((2,), 4), (2, 3), axis=0, op="sum")
+example("scatter", (1, 4), Ints((1,), 4), (1, 1), axis=1, op="sum")
+example("scatter", (2, 5), Ints((3,), 5), (2, 3), axis=1, op="sum")
+example("scatter", (2,), Ints((0,), 1), (0,), axis=0, op="sum")
 
 example("einsum", (3, 4), (4, 5), equation="ij,jk->ik")
 example("einsum", (2, 3, 4), (4, 3), (2,), equation="abc,cb,a->ca")

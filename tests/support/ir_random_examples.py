@@ -9,7 +9,7 @@ from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, a
 
 EXTENTS = (1, 2, 3, 5, 7)
 BOOLEAN = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
-INTEGER = ("bitwise_and", "bitwise_or", "bitwise_xor", "invert")
+INTEGER = ("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift")
 
 Maker = Callable[[str, np.random.Generator], Example]
 MAKERS: dict[str, Maker] = {}
@@ -53,25 +53,51 @@ def replaced(shape, axis, *extents):
 
 
 TO_BE_POSITIVE = ("sqrt", "reciprocal", "log", "log1p", "log2", "log10", "cbrt", "divide", "power", "arctan2", "hypot",
-                  "floor_divide", "remainder")
-BOUNDED = ("arcsin", "arccos", "tan")
+                  "floor_divide", "remainder", "fmod")
+BOUNDED = ("arcsin", "arccos", "tan", "arctanh")
 
 
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
        "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not",
-       "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
+       "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt",
+       "arcsinh", "arctanh", "erf")
 def _one(kind, rng):
     return made(kind, extents(rng))
 
 
 @maker("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", "equal", "not_equal", "less", "less_equal",
        "greater", "greater_equal", "divide", "power", "arctan2", "hypot", "floor_divide", "remainder", "logical_and",
-       "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
+       "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "fmod", "left_shift", "right_shift")
 def _two(kind, rng):
     shape = extents(rng)
     pair = [shape, fitting(rng, shape)]
     rng.shuffle(pair)
     return made(kind, *map(tuple, pair))
+
+
+@maker("arccosh")
+def _above_one(kind, rng):
+    return Example(kind, (extents(rng),), {}, 1.5)
+
+
+@maker("bitcast")
+def _bitcast(kind, rng):
+    return made(kind, extents(rng), dtype=I64)
+
+
+@maker("scatter")
+def _scatter(kind, rng):
+    shape = extents(rng, least=1)
+    axis, count = of_dim(rng, shape), int(rng.integers(4))
+    places = min(count, shape[axis])
+    op = ("sum", "set")[int(rng.integers(2))]
+    return Example(kind, (shape, Ints((places,), shape[axis]), replaced(shape, axis, places)), {"axis": axis, "op": op})
+
+
+@maker("random_bits")
+def _random_bits(kind, rng):
+    algorithm, words = (("three_fry", 2), ("philox", 2), ("philox", 3))[int(rng.integers(3))]
+    return Example(kind, (Ints((words,), 99),), {"algorithm": algorithm, "shape": extents(rng), "dtype": I64})
 
 
 @maker("gelu_gradient", "silu_gradient", "swiglu", "swiglu_gradient", "accumulate")

@@ -6,6 +6,7 @@ outputs.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from parallelism.ir.core.rules import Rule, elementwise, letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import ACTIVATIONS, swiglu, swiglu_backward
+from parallelism.kernels.error_function import erf
 
 
 def floating(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
@@ -52,6 +54,10 @@ _activation("silu", 5, 9)
 register(Operator(
     "relu", lambda x: elementwise([x.shape]), lambda x: floating(x), ACTIVATIONS["relu"].forward,
     lambda g, y, x: [g * (x > 0)], 1,
+))
+register(Operator(
+    "erf", lambda x: elementwise([x.shape]), lambda x: floating(x), erf,
+    lambda g, y, x: [g * np.exp(-x * x) * (2 / math.sqrt(math.pi))], 12,
 ))
 register(Operator(
     "sigmoid", lambda x: elementwise([x.shape]), lambda x: floating(x), lambda x: np.exp(-np.logaddexp(0, -x)),

@@ -39,6 +39,7 @@ _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
     np.minimum: lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)),
     np.floor_divide: lambda g, y, a, b: (None, None),
     np.remainder: lambda g, y, a, b: (g, -g * np.floor(a / b)),
+    np.fmod: lambda g, y, a, b: (g, -g * np.trunc(a / b)),
     np.negative: lambda g, y, x: (-g,),
     np.absolute: lambda g, y, x: (g * np.sign(x),),
     np.square: lambda g, y, x: (g * x * 2,),
@@ -61,6 +62,9 @@ _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
     np.sinh: lambda g, y, x: (g * np.cosh(x),),
     np.cosh: lambda g, y, x: (g * np.sinh(x),),
     np.tanh: lambda g, y, x: (g * (1 - y * y),),
+    np.arcsinh: lambda g, y, x: (g / np.sqrt(x * x + 1),),
+    np.arccosh: lambda g, y, x: (g / np.sqrt(x * x - 1),),
+    np.arctanh: lambda g, y, x: (g / (1 - x * x),),
     np.hypot: lambda g, y, a, b: (g * a / y, g * b / y),
     np.arctan2: lambda g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)),
     np.logaddexp: lambda g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)),
@@ -68,7 +72,7 @@ _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
     **dict.fromkeys((
         np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and, np.logical_or,
         np.logical_xor, np.logical_not, np.isfinite, np.isnan, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
-        np.invert,
+        np.invert, np.left_shift, np.right_shift,
     ), None),
 }
 """The ufuncs that are operators, each with its derivative; None if it has none."""

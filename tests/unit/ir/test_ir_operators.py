@@ -113,9 +113,11 @@ def tensor(text):
 UNDIFFERENTIATED = {
     "makes bools": {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
                     "logical_xor", "logical_not", "isfinite", "isnan", "any", "all", "dropout_mask"},
-    "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"},
+    "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+                       "right_shift", "random_bits"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
+    "reads bits, not numbers": {"bitcast"},
     "is put in after gradients are taken": {"all_slice", "relayout"},
     "is itself a gradient": {
         "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",

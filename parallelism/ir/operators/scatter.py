@@ -1,0 +1,69 @@
+"""``scatter(x, indices, updates)``: ``x`` with updates put in, added, or combined in another way, at indices of a dim.
+
+    y = x.copy();  y[indices[j]] = y[indices[j]] combined with updates[j],  for each j in order
+
+``indices`` has one dim.  An index that is out of range is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Operator, Rule, TensorType, checked_axis, first_dtype, register, rule, terms_along
+from parallelism.ir.core.extents import Extent
+from parallelism.ir.tracing.tracing import apply
+
+_COMBINE: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "set": None}
+
+
+def _rule(x: TensorType, indices: TensorType, updates: TensorType, axis: int, op: str) -> Rule:
+    if op not in _COMBINE:
+        raise ValueError(f"op must be one of {', '.join(_COMBINE)}, got {op!r}")
+    if indices.dtype.kind not in "iu" or indices.ndim != 1:
+        raise TypeError(f"indices must be integers of one dim, got {indices}")
+    if updates.dtype != x.dtype:
+        raise TypeError(f"updates must have the dtype of the array, {x.dtype}, got {updates.dtype}")
+    table, new = terms_along(x.ndim, checked_axis(axis, x.ndim), "z!", "k!")
+    return rule(f"{table},k!,{new}->{table}", [x.shape, indices.shape, updates.shape])
+
+
+def _scatter(x: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
+    y = np.array(x, order="C")
+    here = (indices >= 0) & (indices < x.shape[axis])
+    key = (slice(None),) * axis
+    places, values = indices[here], updates[(*key, here)]
+    if _COMBINE[op] is None:
+        y[(*key, places)] = values
+    else:
+        _COMBINE[op].at(y, (*key, places), values)
+    return y
+
+
+def _taken(g: Any, indices: Any, axis: int) -> Any:
+    """The gradient at the indices; 0 for one that is out of range."""
+    return apply("take_part", g, np.maximum(indices, 0), axis=axis, first=0, whole=2**62) \
+        * (indices >= 0).astype(g.dtype).reshape([-1 if d == axis else 1 for d in range(g.ndim)])
+
+
+def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -> list[Any]:
+    if op == "sum":
+        return [g, None, _taken(g, indices, axis)]
+    if op == "set":
+        none = apply("constant", value=0, shape=updates.shape, dtype=updates.dtype)
+        return [apply("scatter", g, indices, none, axis=axis, op="set"), None, _taken(g, indices, axis)]
+    raise ValueError(f"scatter by {op} has no derivative")
+
+
+def _nbytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> Extent:
+    """The array is read and written once, the updates are read and their places read and written."""
+    x, indices, updates = types
+    return 2 * x.nbytes + indices.nbytes + 3 * updates.nbytes
+
+
+register(Operator(
+    "scatter", _rule, first_dtype, _scatter, _derivative, attributes={"axis": "an integer", "op": "a string"},
+    nbytes=_nbytes,
+))
