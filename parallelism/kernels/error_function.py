@@ -31,7 +31,7 @@ def _ratio(above: tuple[float, ...], below: tuple[float, ...], x: Any) -> Any:
 
 
 def erf(x: Array) -> Array:
-    """``2 / sqrt(pi)`` times the integral of ``exp(-t*t)`` from 0 to ``x``, element by element, in the dtype of ``x``."""
+    """``2 / sqrt(pi)`` times the integral of ``exp(-t*t)`` from 0 to each element, in the dtype of ``x``."""
     wide = np.asarray(x, np.float64)
     near, size = np.clip(wide, -1, 1), np.clip(np.abs(wide), 1, 6)
     far = np.copysign(1 - np.exp(-size * size) * _ratio(_P, _Q, size), wide)

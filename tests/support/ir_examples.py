@@ -87,7 +87,8 @@ for _kind in ("divide", "power", "arctan2", "hypot", "floor_divide", "remainder"
     for _pair in PAIRS:
         example(_kind, *_pair, low=POSITIVE)
 for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-              "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsinh", "erf"):
+              "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2",
+              "arcsinh", "erf"):
     for _shape in ONES:
         example(_kind, _shape)
 for _kind in ("arcsin", "arccos", "tan", "arctanh"):

@@ -80,7 +80,7 @@ def test_the_dim_rule_holds_for_tiles(kind):
 
 def test_every_operator_can_be_split_somewhere():
     whole = {example.kind for example in EXAMPLES} - {e.kind for e in EXAMPLES if splittable(e.op().rule)}
-    assert whole == set()
+    assert whole == {"random_bits"}, "its state runs through all the bits"
 
 
 @pytest.mark.parametrize(("kind", "types", "attributes", "expected"), [
@@ -113,8 +113,8 @@ def tensor(text):
 UNDIFFERENTIATED = {
     "makes bools": {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
                     "logical_xor", "logical_not", "isfinite", "isnan", "any", "all", "dropout_mask"},
-    "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
-                       "right_shift", "random_bits"},
+    "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert",
+                       "left_shift", "right_shift", "random_bits"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
     "reads bits, not numbers": {"bitcast"},

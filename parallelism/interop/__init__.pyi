@@ -1,0 +1,2 @@
+from .errors import InteropError as InteropError, UnsupportedError as UnsupportedError
+from .stablehlo.programs import from_jax as from_jax, from_stablehlo as from_stablehlo

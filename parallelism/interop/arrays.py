@@ -1,0 +1,177 @@
+"""Ways to move elements that several formats have, in terms of operators of the IR.
+
+They take and return arrays of a program that is being read (`parallelism.interop.folding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.folding import (
+    MOST_FOLDED,
+    Spread,
+    convert,
+    elementwise as ew,
+    emit,
+    filled,
+    known,
+    same_everywhere,
+    spread,
+    whole,
+)
+from parallelism.ir.core import Extent
+
+INDEX = np.dtype(np.int64)
+
+
+def reshaped(x: Any, shape: Sequence[Extent]) -> Any:
+    """The same elements in another shape."""
+    if tuple(x.shape) == tuple(shape):
+        return x
+    if (value := same_everywhere(x)) is not None:
+        return filled(value, shape, x.dtype)
+    if isinstance(x, Spread) and (kept := _unit_dims_changed(x, shape)) is not None:
+        return kept
+    return emit("reshape", whole(x), shape=tuple(shape))
+
+
+def _unit_dims_changed(x: Spread, shape: Sequence[Extent]) -> Any:
+    """The array if a reshape only adds or removes dims of extent 1; None if it does more."""
+    old, new = [n for n in x.shape if n != 1], [n for n in shape if n != 1]
+    if old != new:
+        return None
+    kept = iter([own for own, n in zip(x.array.shape, x.shape, strict=True) if n != 1])
+    own_shape = tuple(1 if n == 1 else next(kept) for n in shape)
+    return spread(emit("reshape", x.array, shape=own_shape), shape)
+
+
+def transposed(x: Any, permutation: Sequence[int]) -> Any:
+    """The dims in another order."""
+    if list(permutation) == list(range(x.ndim)):
+        return x
+    shape = tuple(x.shape[d] for d in permutation)
+    array = x.array if isinstance(x, Spread) else x
+    return spread(emit("transpose", array, permutation=tuple(permutation)), shape)
+
+
+def broadcast_dims(x: Any, shape: Sequence[Extent], dims: Sequence[int]) -> Any:
+    """The array with its dims at ``dims`` of a larger shape, broadcast along the others."""
+    order = sorted(range(len(dims)), key=lambda i: dims[i])
+    x = transposed(x, order)
+    array = x.array if isinstance(x, Spread) else x
+    at = sorted(dims)
+    own = tuple(array.shape[at.index(d)] if d in at else 1 for d in range(len(shape)))
+    return spread(emit("reshape", array, shape=own) if tuple(array.shape) != own else array, shape)
+
+
+def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[int]) -> Any:
+    """``x[begin:end:step, ...]`` with steps of at least 1."""
+    for axis, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+        extent = x.shape[axis]
+        if (begin, step) == (0, 1) and end == extent:
+            continue
+        if isinstance(x, Spread) and x.array.shape[axis] == 1:
+            count = len(range(begin, end, step))
+            x = spread(x.array, (*x.shape[:axis], count, *x.shape[axis + 1:]))
+        elif isinstance(x, Spread):
+            part = emit("slice", x.array, axis=axis, begin=begin, end=end, step=step)
+            x = spread(part, (*x.shape[:axis], part.shape[axis], *x.shape[axis + 1:]))
+        else:
+            x = emit("slice", x, axis=axis, begin=begin, end=end, step=step)
+    return x
+
+
+def concatenated(parts: Sequence[Any], axis: int) -> Any:
+    """The arrays joined along a dim."""
+    parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
+    while len(parts) > 1:
+        group, rest = parts[:24], parts[24:]
+        parts = [emit("concatenate", *map(whole, group), axis=axis), *rest]
+    return parts[0]
+
+
+def flipped(x: Any, axis: int) -> Any:
+    """The elements along a dim in the opposite order."""
+    array = x.array if isinstance(x, Spread) else x
+    return x if array.shape[axis] == 1 else spread(emit("flip", array, axis=axis), x.shape)
+
+
+def iota(extent: Extent, dtype: np.dtype[Any] = INDEX, ndim: int = 1, axis: int = 0) -> Any:
+    """0, 1, ... along dim ``axis`` of an array whose other dims have extent 1."""
+    shape = tuple(extent if d == axis else 1 for d in range(ndim))
+    if isinstance(extent, int) and extent <= MOST_FOLDED:
+        return np.arange(extent).astype(dtype).reshape(shape)
+    return emit("iota", dim=axis, shape=shape, starts=(0,) * ndim, dtype=dtype)
+
+
+def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> Any:
+    """``x`` with ``value``, an array of no dims, around and between its elements.  Negative padding cuts off.
+
+    Of zeros, `place` makes it; of another value, a second array says where the elements of ``x`` lie.
+    """
+    if not (any(low) or any(high) or any(interior)):
+        return x
+    for axis in range(x.ndim):
+        n, gap = x.shape[axis], interior[axis]
+        if gap and n > 1:
+            x = _placed(x, value, axis, 0, gap + 1, (n - 1) * (gap + 1) + 1)
+    for axis in range(x.ndim):
+        n = x.shape[axis]
+        begin, end = max(0, -low[axis]), n - max(0, -high[axis])
+        if begin or end != n:
+            x = sliced(x, [begin if d == axis else 0 for d in range(x.ndim)],
+                       [end if d == axis else m for d, m in enumerate(x.shape)], [1] * x.ndim)
+        before, after = max(0, low[axis]), max(0, high[axis])
+        if before or after:
+            x = _placed(x, value, axis, before, 1, before + x.shape[axis] + after)
+    return x
+
+
+def _placed(x: Any, value: Any, axis: int, begin: int, step: int, extent: int) -> Any:
+    zero = same_everywhere(value)
+    if zero is not None and zero == 0:
+        return emit("place", whole(x), axis=axis, begin=begin, step=step, extent=extent)
+    if step == 1:
+        parts = [_like(x, value, axis, begin), x, _like(x, value, axis, extent - begin - x.shape[axis])]
+        return concatenated([part for part in parts if part.shape[axis]], axis)
+    inside = np.zeros(extent, bool)
+    inside[begin:begin + x.shape[axis] * step:step] = True
+    mask = inside.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    placed = emit("place", whole(x), axis=axis, begin=begin, step=step, extent=extent)
+    return ew("where", spread(mask, placed.shape), placed, value)
+
+
+def _like(x: Any, value: Any, axis: int, extent: int) -> Any:
+    shape = (*x.shape[:axis], extent, *x.shape[axis + 1:])
+    return broadcast_dims(value, shape, ())
+
+
+def taken(x: Any, indices: Any, axis: int) -> Any:
+    """The elements at indices, which lie inside, along a dim; by a slice where the indices are known to be in a row."""
+    numbers = known(indices)
+    if numbers is not None and numbers.ndim <= 1 and numbers.size:
+        flat = numbers.reshape(-1).astype(int)
+        steps = set(np.diff(flat).tolist())
+        if len(steps) <= 1 and (step := min(steps, default=1)) > 0:
+            cut = sliced(x, [int(flat[0]) if d == axis else 0 for d in range(x.ndim)],
+                         [int(flat[-1]) + 1 if d == axis else n for d, n in enumerate(x.shape)],
+                         [step if d == axis else 1 for d in range(x.ndim)])
+            return cut if numbers.ndim else reshaped(cut, (*x.shape[:axis], *x.shape[axis + 1:]))
+    return emit("take", whole(x), whole(indices), axis=axis)
+
+
+def clipped(x: Any, least: int, most: int) -> Any:
+    """Integers brought into a range."""
+    if x.dtype.kind == "i":
+        x = ew("maximum", x, np.asarray(least, x.dtype))
+    if most <= np.iinfo(x.dtype).max:
+        x = ew("minimum", x, np.asarray(most, x.dtype))
+    return x
+
+
+def to_index(x: Any) -> Any:
+    """Integers as int64."""
+    return convert(x, INDEX)

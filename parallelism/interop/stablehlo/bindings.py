@@ -1,0 +1,277 @@
+"""The only module that imports JAX and MLIR's Python bindings, which come with ``jaxlib``.
+
+`read_module` parses and verifies a module, as text or as a portable artifact, and gives it as plain values.  `lowered`
+is the text that JAX makes of a function.  `verified` checks a text that was written here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelism.interop.errors import InteropError
+from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
+from parallelism.ir.core import TensorType, checked_dtype
+from parallelism.mesh import Mesh
+
+MOST_NODES = 500_000
+_ARTIFACT = b"ML\xefR"
+
+
+@cache
+def _libraries() -> Any:
+    """JAX, its MLIR module, the bindings and the dialect of StableHLO.  ``ImportError`` says what to install."""
+    try:
+        import jax
+        from jax.interpreters import mlir
+        from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import stablehlo
+    except ImportError as error:
+        raise ImportError('StableHLO is read by the MLIR bindings of jaxlib: pip install "vcluster[jax]"') from error
+    return jax, mlir, ir, stablehlo
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_module(content: str | bytes) -> Module:
+    """The module of a text or of a portable artifact.  `InteropError` names line and column of what is wrong."""
+    _, mlir, ir, stablehlo = _libraries()
+    with mlir.make_ir_context() as context, ir.Location.unknown():
+        context.enable_multithreading(False)
+        if isinstance(content, bytes) and content[:4] == _ARTIFACT:
+            with context.attach_diagnostic_handler(lambda _: True):
+                try:
+                    module = stablehlo.deserialize_portable_artifact(context, content)
+                except (ValueError, ir.MLIRError) as error:
+                    raise InteropError(f"the portable artifact cannot be read: {error}") from None
+        else:
+            module = _parsed(ir, content)
+        return _Reading(ir).module(module)
+
+
+def _parsed(ir: Any, content: str | bytes) -> Any:
+    if isinstance(content, bytes):
+        try:
+            content = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InteropError(f"it is neither text in UTF-8 nor a portable artifact of StableHLO: {error}") from None
+    if "\0" in content:
+        raise InteropError("the text has a zero byte")
+    if _deepest(content) > 200:
+        raise InteropError("brackets are nested more than 200 deep")
+    try:
+        return ir.Module.parse(content)
+    except ir.MLIRError as error:
+        found = re.search(r'"-":(\d+):(\d+): (.*)', str(error))
+        if found is None:
+            raise InteropError(str(error).strip()) from None
+        line, column, message = found.groups()
+        node = re.search(r"'([a-z_]+\.[a-z_]+)' op", message)
+        raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
+
+
+def _deepest(text: str) -> int:
+    """How deep brackets are nested: the parser calls itself for each."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[(\[{<>}\])]", re.sub(r'"[^"\n]*"|->|//.*', "", text)):
+        depth = depth + 1 if bracket in "([{<" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+class _Reading:
+    def __init__(self, ir: Any) -> None:
+        self.ir = ir
+        self.numbers: dict[Any, int] = {}
+        self.types: dict[Any, Type] = {}
+        self.count = 0
+
+    def module(self, module: Any) -> Module:
+        functions: dict[str, Node] = {}
+        others: list[Node] = []
+        for operation in module.body.operations:
+            node = self.node(operation.operation)
+            if node.kind == "func.func":
+                functions[node.attributes["sym_name"]] = node
+            else:
+                others.append(node)
+        attributes = self.attributes(module.operation)
+        name = attributes.get("sym_name", "module")
+        return Module(name, functions, attributes, tuple(others))
+
+    def node(self, operation: Any) -> Node:
+        self.count += 1
+        if self.count > MOST_NODES:
+            raise InteropError(f"the module has more than {MOST_NODES} ops")
+        place = _place(str(operation.location))
+        operands = tuple(self.number(value) for value in operation.operands)
+        results = list(operation.results)
+        regions = tuple(tuple(self.block(block) for block in region.blocks) for region in operation.regions)
+        return Node(operation.name, operands, tuple(map(self.number, results)),
+                    tuple(self.type(value.type) for value in results), self.attributes(operation), regions, place)
+
+    def block(self, block: Any) -> Block:
+        arguments = list(block.arguments)
+        return Block(tuple(map(self.number, arguments)), tuple(self.type(value.type) for value in arguments),
+                     tuple(self.node(operation.operation) for operation in block.operations))
+
+    def number(self, value: Any) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def type(self, type: Any) -> Type:
+        if type not in self.types:
+            self.types[type] = self._type(type)
+        return self.types[type]
+
+    def _type(self, type: Any) -> Type:
+        ir = self.ir
+        if not isinstance(type, ir.RankedTensorType):
+            return OtherType(str(type))
+        tensor: Any = type
+        if not tensor.has_static_shape:
+            return OtherType(str(type))
+        try:
+            dtype = checked_dtype(str(tensor.element_type).lower())
+            return TensorType(dtype, tuple(tensor.shape))
+        except (TypeError, ValueError):
+            return OtherType(str(type))
+
+    def attributes(self, operation: Any) -> dict[str, Any]:
+        found = {}
+        for named in operation.attributes:
+            name = named if isinstance(named, str) else named.name
+            found[name] = self.attribute(operation.attributes[name])
+        return found
+
+    def attribute(self, attribute: Any) -> Any:
+        match type(attribute).__name__:
+            case "IntegerAttr" | "BoolAttr" | "StringAttr" | "FlatSymbolRefAttr" | "FloatAttr":
+                return attribute.value
+            case "DenseI64ArrayAttr" | "DenseBoolArrayAttr" | "DenseI32ArrayAttr":
+                return tuple(attribute)
+            case "ArrayAttr":
+                return tuple(map(self.attribute, attribute))
+            case "DictAttr":
+                return {named.name: self.attribute(named.attr) for named in attribute}
+            case "UnitAttr":
+                return True
+            case "DenseIntElementsAttr" | "DenseFPElementsAttr":
+                return self.dense(attribute)
+        return str(attribute)
+
+    def dense(self, attribute: Any) -> Any:
+        """The numbers of an array; of equal ones a view of one."""
+        type = self.type(attribute.type)
+        if isinstance(type, OtherType):
+            return type
+        shape = tuple(int(n) for n in type.shape)
+        if attribute.is_splat:
+            number = np.asarray(attribute.get_splat_value().value)
+            return np.broadcast_to(number.astype(type.dtype), shape)
+        try:
+            return np.array(attribute).astype(type.dtype).reshape(shape)
+        except TypeError:       # the bindings have no buffers of narrow floats
+            return np.array(list(attribute), np.float64).astype(type.dtype).reshape(shape)
+
+
+def _place(location: str) -> str:
+    """A location in a few words: the name that JAX gave, or line and column."""
+    if found := re.match(r'loc\("-":(\d+):(\d+)\)', location):
+        return f"line {found[1]}, column {found[2]}"
+    if found := re.match(r'loc\("([^"]*)"', location):
+        line = re.search(r'\("([^"]*)":(\d+):', location)
+        return f"{found[1]} ({line[1]}, line {line[2]})" if line else found[1]
+    return ""
+
+
+# -- writing and JAX ---------------------------------------------------------------------------------------------------
+
+
+def verified(text: str) -> str:
+    """``text``, parsed and verified.  `InteropError` if the bindings refuse it."""
+    _, mlir, ir, _ = _libraries()
+    with mlir.make_ir_context():
+        _parsed(ir, text)
+    return text
+
+
+def artifact(text: str) -> bytes:
+    """The portable artifact of a text, in the oldest version of StableHLO that the bindings write."""
+    stablehlo = _libraries()[3]
+    content: bytes = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_minimum_version())
+    return content
+
+
+class Lowered(NamedTuple):
+    """What JAX lowers a function to."""
+
+    text: str
+    arguments: list[tuple[str, TensorType]]
+    """Name and type of every argument, by their pytrees."""
+    kept: list[int]
+    """The arguments that the text takes; it has none that are not used."""
+
+
+def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | None) -> Lowered:
+    """What JAX lowers ``function`` to, for arguments like ``types``: pytrees of arrays, of shapes, or of types."""
+    jax = _libraries()[0]
+    given = [jax.tree.map(_abstract, type, is_leaf=_is_type) for type in types]
+    jitted = function if hasattr(function, "trace") and hasattr(function, "lower") else jax.jit(function)
+    with _placed(jax, mesh):
+        low = jitted.trace(*given).lower(lowering_platforms=("cpu",))
+    names = _argument_names(jax, function, given)
+    infos = jax.tree.leaves(low.args_info)
+    arguments = [(name, TensorType(info.dtype, info.shape)) for name, info in zip(names, infos, strict=True)]
+    kept = low._lowering.compile_args.get("kept_var_idx")
+    return Lowered(low.as_text(debug_info=True), arguments, sorted(range(len(names)) if kept is None else kept))
+
+
+def _placed(jax: Any, mesh: Mesh | None) -> Any:
+    """The context in which axes of the mesh can be named without devices."""
+    if mesh is None:
+        return nullcontext()
+    axes = tuple(mesh.shape)
+    abstract = jax.sharding.AbstractMesh(tuple(mesh.shape.values()), axes, axis_types=(
+        jax.sharding.AxisType.Auto,) * len(axes))
+    return jax.sharding.use_abstract_mesh(abstract)
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, TensorType)
+
+
+def _abstract(x: Any) -> Any:
+    """What JAX traces in place of an argument: its shape and dtype."""
+    jax = _libraries()[0]
+    if isinstance(x, TensorType):
+        return jax.ShapeDtypeStruct(tuple(int(n) for n in x.shape), x.dtype)
+    if isinstance(x, bool | int | float | complex):
+        return x
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) \
+            if not isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return x
+
+
+def _argument_names(jax: Any, function: Any, given: Sequence[Any]) -> list[str]:
+    try:
+        parameters = list(inspect.signature(getattr(function, "__wrapped__", function)).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += [f"arg{i}" for i in range(len(names), len(given))]
+    found = []
+    for name, tree in zip(names, given, strict=False):
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+            found.append(".".join([name, *keys]))
+    return found
+
+

@@ -1,0 +1,76 @@
+"""What calls, loops and branches mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.folding import elementwise as ew, known, same_everywhere
+from parallelism.interop.stablehlo.module import Node
+from parallelism.interop.stablehlo.reading import Reader, meaning
+
+MOST_TURNS = 100_000
+
+
+@meaning("func.call")
+def _call(reader: Reader, node: Node, x: list[Any]) -> Any:
+    return reader.called(node.attributes["callee"], node, x)
+
+
+@meaning("stablehlo.composite")
+def _composite(reader: Reader, node: Node, x: list[Any]) -> Any:
+    return reader.called(node.attributes["decomposition"], node, x)
+
+
+@meaning("stablehlo.while")
+def _while(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """Turn after turn, as long as the condition is known to hold."""
+    condition, body = (region[0] for region in node.regions)
+    state = list(x)
+    for _ in range(MOST_TURNS):
+        goes_on = known(reader.branch(condition, state)[0])
+        if goes_on is None:
+            raise node.unsupported("the number of turns depends on the inputs; only loops with a fixed one are "
+                                   "supported")
+        if not goes_on:
+            return state
+        state = reader.branch(body, state)
+        if len(reader.builder.ops) > reader.most_ops:
+            raise node.unsupported(f"the loop unrolled has more than {reader.most_ops} ops; most_ops= sets another "
+                                   "limit")
+    raise node.unsupported(f"the loop has more than {MOST_TURNS} turns")
+
+
+@meaning("stablehlo.case")
+def _case(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """The branch of a known index; else all branches, of which elements are selected.  The last one is the default."""
+    index, count = x[0], len(node.regions)
+    if (number := same_everywhere(index)) is not None:
+        return reader.branch(node.regions[int(number) if 0 <= number < count else count - 1][0])
+    results = reader.branch(node.regions[-1][0])
+    for i in reversed(range(count - 1)):
+        chosen = ew("equal", index, np.asarray(i, index.dtype))
+        results = [ew("where", chosen, a, b)
+                   for a, b in zip(reader.branch(node.regions[i][0]), results, strict=True)]
+    return results
+
+
+@meaning("stablehlo.if")
+def _if(reader: Reader, node: Node, x: list[Any]) -> Any:
+    then, otherwise = (region[0] for region in node.regions)
+    if (holds := same_everywhere(x[0])) is not None:
+        return reader.branch(then if holds else otherwise)
+    return [ew("where", x[0], a, b) for a, b in zip(reader.branch(then), reader.branch(otherwise), strict=True)]
+
+
+@meaning("stablehlo.custom_call")
+def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
+    target = str(node.attributes.get("call_target_name", ""))
+    if target in PASSED_ON:
+        return x
+    raise node.unsupported(f"the custom call {target!r} is not supported")
+
+
+PASSED_ON = ("annotate_device_placement", "xla.sdy.FuncResultSharding", "LayoutConstraint")
+"""Custom calls that return what they are given."""

@@ -1,0 +1,121 @@
+"""Programs from modules of StableHLO, and from functions of JAX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# These imports fill the table of meanings.
+from parallelism.interop.errors import InteropError
+from parallelism.interop.folding import recorded, whole
+from parallelism.interop.stablehlo import (  # noqa: F401
+    bindings,
+    control,
+    elementwise,
+    indexing,
+    reductions,
+    shapes,
+    windows,
+)
+from parallelism.interop.stablehlo.module import Module, Node, OtherType
+from parallelism.interop.stablehlo.reading import MOST_OPS, Reader
+from parallelism.ir.core import Builder, Function, TensorType
+from parallelism.ir.tracing import Traced, recording
+from parallelism.mesh import Mesh
+
+MOST_BYTES = 256 * 2**20
+
+
+def from_stablehlo(
+    text_or_path: str | bytes | Path, *, mesh: Mesh | None = None, names: Sequence[str] | None = None,
+    most_ops: int = MOST_OPS,
+) -> Function:
+    """The program of a StableHLO module: its text, its portable artifact, or the path of a file with either.
+
+    The module is parsed and verified by the MLIR bindings of ``jaxlib``.  Calls are inlined, and loops with a fixed
+    number of turns unrolled, up to ``most_ops`` ops in all.  ``names`` are the names of the inputs.
+
+    `InteropError` for a module that is broken, and `UnsupportedError`, one of its kinds, for a valid one that programs
+    cannot express.  Both name the op and its place.
+    """
+    return program_of(bindings.read_module(content_of(text_or_path)), names=names, most_ops=most_ops)
+
+
+def from_jax(
+    function: Callable[..., Any], *types: Any, mesh: Mesh | None = None, most_ops: int = MOST_OPS
+) -> Function:
+    """The program of a function of JAX, for arguments like ``types``.
+
+    Each of ``types`` is an array, a ``jax.ShapeDtypeStruct``, a `TensorType`, or a pytree of them.  Inputs are named
+    after parameters and the keys of their pytrees: ``params.w1``.  Every leaf is an input, used or not.  The outputs
+    are the leaves of what the function returns.
+
+    On a ``mesh``, the function may name its axes, in ``jax.lax.with_sharding_constraint`` for example.
+
+    The errors are those of `from_stablehlo`, which reads what JAX lowers the function to.
+    """
+    low = bindings.lowered(function, types, mesh)
+    return program_of(bindings.read_module(low.text), arguments=low.arguments, kept=low.kept, most_ops=most_ops)
+
+
+def content_of(text_or_path: str | bytes | Path) -> str | bytes:
+    """The content of a file; a text with more than one line, or with a brace, is content itself."""
+    if isinstance(text_or_path, bytes):
+        return text_or_path
+    if isinstance(text_or_path, str) and ("\n" in text_or_path or "{" in text_or_path):
+        return text_or_path
+    path = Path(text_or_path)
+    with path.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise InteropError(f"{path} is larger than {MOST_BYTES} bytes")
+    return content
+
+
+def program_of(
+    module: Module, *, names: Sequence[str] | None = None, arguments: Sequence[tuple[str, TensorType]] | None = None,
+    kept: Sequence[int] | None = None, most_ops: int = MOST_OPS,
+) -> Function:
+    """The program of a module.
+
+    ``arguments`` are the names and types of all inputs, and ``kept`` the numbers of those that the module takes.
+    """
+    main, builder = module.main, Builder()
+    types = [argument_type(main, number) for number in range(len(main.body.types))]
+    if arguments is None or kept is None:
+        given = names if names is not None and len(names) == len(types) else [f"arg{i}" for i in range(len(types))]
+        arguments, kept = [*zip(given, types, strict=True)], range(len(types))
+    with recording(builder):
+        inputs = [builder.input(name, type) for name, (_, type) in
+                  zip(plain_names([name for name, _ in arguments]), arguments, strict=True)]
+        reader = Reader(module, builder, most_ops)
+        results = reader.function(main, [Traced(builder, inputs[number]) for number in kept])
+        outputs = [recorded(whole(x)).value for x in results]
+    return builder.function(title(module.name), outputs, prune=True)
+
+
+def argument_type(main: Node, number: int) -> TensorType:
+    """The type of an argument of a function, which must be a tensor."""
+    type = main.body.types[number]
+    if isinstance(type, OtherType):
+        raise main.unsupported(f"argument {number} has the type {type.text}, which programs do not have")
+    return type
+
+
+def title(name: str) -> str:
+    """A name for a function, of letters, digits, _ and . only."""
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "_", re.sub(r"^jit_", "", name)).strip("_")
+    return plain or "program"
+
+
+def plain_names(given: Sequence[str]) -> list[str]:
+    """Names for values, of letters, digits, _ and . only, each one different from the others."""
+    names: list[str] = []
+    for name in given:
+        plain = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_") or "x"
+        while plain in names:
+            plain += "_"
+        names.append(plain)
+    return names

@@ -1,0 +1,105 @@
+"""The nodes of a module, gone through once: each becomes ops of a program.
+
+Functions and calls are inlined, loops with a fixed number of turns are unrolled.  What a node means is said by the
+modules of this room, in one table by the names of nodes: ``meaning(reader, node, operands)`` returns the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from parallelism.interop.errors import InteropError
+from parallelism.interop.stablehlo.module import Block, Module, Node
+from parallelism.ir.core import Builder, IRError
+
+Meaning = Callable[["Reader", Node, list[Any]], Any]
+
+MEANINGS: dict[str, Meaning] = {}
+"""What nodes mean, by their kinds.  A result is an array, or a list of them if there is not exactly one."""
+
+MOST_OPS = 200_000
+"""The largest number of ops that a program may have, loops unrolled."""
+MOST_DEPTH = 64
+
+
+def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
+    """Register what nodes of these kinds mean."""
+    def register(function: Meaning) -> Meaning:
+        for kind in kinds:
+            MEANINGS[kind] = function
+        return function
+
+    return register
+
+
+class Reader:
+    """Reads a module into the builder of a program."""
+
+    def __init__(self, module: Module, builder: Builder, most_ops: int = MOST_OPS) -> None:
+        self.module, self.builder, self.most_ops = module, builder, most_ops
+        self.depth = 0
+        self.defined: dict[int, Node] = {}
+        """The nodes so far, by the numbers of their results."""
+
+    def function(self, node: Node, arguments: Sequence[Any]) -> list[Any]:
+        """What a function returns for these arguments."""
+        return self.block(node.body, arguments, {})
+
+    def called(self, name: str, caller: Node, arguments: Sequence[Any]) -> list[Any]:
+        """What the function of this name returns."""
+        if name not in self.module.functions:
+            raise caller.wrong(f"the module has no function @{name}")
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise caller.wrong(f"calls are nested more than {MOST_DEPTH} deep: @{name} calls itself")
+        try:
+            return self.function(self.module.functions[name], arguments)
+        finally:
+            self.depth -= 1
+
+    def block(self, block: Block, arguments: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+        """What a block returns; ``values`` are those defined around it, by number."""
+        inner = {**values, **dict(zip(block.arguments, arguments, strict=True))}
+        for node in block.nodes:
+            operands = [inner[number] for number in node.operands]
+            if node.kind in RETURNS:
+                return operands
+            inner.update(zip(node.results, self.results(node, operands, inner), strict=True))
+        return []
+
+    def results(self, node: Node, operands: list[Any], values: dict[int, Any]) -> list[Any]:
+        """The results of one node."""
+        means = MEANINGS.get(node.kind)
+        if means is None:
+            raise node.unsupported("this op is not supported")
+        if len(self.builder.ops) > self.most_ops:
+            raise node.unsupported(f"the program would have more than {self.most_ops} ops, its loops unrolled; "
+                                   "most_ops= sets another limit")
+        self.defined.update(dict.fromkeys(node.results, node))
+        outer, self.around = getattr(self, "around", {}), values
+        try:
+            results = means(self, node, operands)
+        except InteropError:
+            raise
+        except (IRError, ValueError, TypeError, KeyError, IndexError, OverflowError, ZeroDivisionError) as error:
+            raise node.unsupported(str(error) or repr(error)) from error
+        finally:
+            self.around = outer
+        return list(results) if isinstance(results, list | tuple) else [results]
+
+    def applied(self, block: Block, arguments: Sequence[Any]) -> list[Any]:
+        """The block of a reducer or comparator, with arrays in place of its single numbers."""
+        return self.block(block, arguments, self.around)
+
+    def branch(self, block: Block, arguments: Sequence[Any] = ()) -> list[Any]:
+        """The block of a branch or of a loop."""
+        return self.block(block, arguments, self.around)
+
+    def producer(self, node: Node, number: int) -> Node | None:
+        """The node that made an operand, if it is not an argument."""
+        return self.defined.get(node.operands[number])
+
+
+RETURNS = ("stablehlo.return", "func.return", "sdy.return", "mhlo.return")
+

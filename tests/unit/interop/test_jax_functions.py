@@ -1,0 +1,62 @@
+"""Functions of JAX become programs that give what JAX gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax_examples import EXAMPLES  # noqa: E402
+from numpy.testing import assert_allclose, assert_array_equal  # noqa: E402
+
+from parallelism import ir  # noqa: E402
+from parallelism.interop import UnsupportedError, from_jax  # noqa: E402
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_function_of_jax_gives_what_jax_gives(name):
+    function, arguments = EXAMPLES[name]
+    check(function, arguments)
+
+
+def check(function, arguments):
+    expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arguments))]
+    program = from_jax(function, *arguments)
+    inputs = [np.asarray(x) for x in jax.tree.leaves(arguments)]
+    with np.errstate(all="ignore"):
+        found = ir.interpret(program, inputs).outputs
+    assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        if theirs.dtype.kind == "f":
+            tolerance = 1e-5 if theirs.dtype.itemsize > 2 else 2e-3
+            assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=tolerance)
+        else:
+            assert_array_equal(ours, theirs)
+
+
+
+def test_arguments_are_named_after_parameters_and_keys_used_or_not():
+    params = {"a": np.ones(3, np.float32), "b": [np.ones(2, np.float32)]}
+    program = from_jax(lambda params, x: params["b"][0] * 2, params, jax.ShapeDtypeStruct((4, 1), "int32"))
+    assert [str(value) for value in program.inputs] == [
+        "%params.a: tensor<3xf32>", "%params.b.0: tensor<2xf32>", "%x: tensor<4x1xi32>"]
+    assert program.name == "lambda"
+
+
+def test_a_loop_that_the_inputs_end_is_refused_with_its_place():
+    def halved(x):
+        return jax.lax.while_loop(lambda y: y > 1, lambda y: y / 2, x)
+
+    with pytest.raises(UnsupportedError, match=r"stablehlo.while at .*while.*line \d+.*turns depends on the inputs"):
+        from_jax(halved, np.float32(8))
+
+
+def test_a_loop_is_unrolled_up_to_a_number_of_ops():
+    def long(x):
+        return jax.lax.fori_loop(0, 500, lambda i, y: jax.numpy.sin(y), x)
+
+    assert len(from_jax(long, np.float32(8)).ops) == 500
+    with pytest.raises(UnsupportedError, match=r"more than 100 ops.*most_ops= sets"):
+        from_jax(long, np.float32(8), most_ops=100)

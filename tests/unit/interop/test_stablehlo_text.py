@@ -1,0 +1,110 @@
+"""StableHLO as text and as artifacts: what is read, and what is said about broken files."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from numpy.testing import assert_array_equal
+
+from parallelism import ir
+from parallelism.interop import InteropError, UnsupportedError, from_stablehlo
+from parallelism.interop.stablehlo.bindings import artifact
+
+DOUBLED = """
+module @doubled {
+  func.func public @main(%x: tensor<2x3xf32>) -> tensor<3xf32> {
+    %0 = call @twice(%x) : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %cst = stablehlo.constant dense<0.0> : tensor<f32>
+    %1 = stablehlo.reduce(%0 init: %cst) applies stablehlo.add across dimensions = [0]
+        : (tensor<2x3xf32>, tensor<f32>) -> tensor<3xf32>
+    return %1 : tensor<3xf32>
+  }
+  func.func private @twice(%x: tensor<2x3xf32>) -> tensor<2x3xf32> {
+    %0 = stablehlo.add %x, %x : tensor<2x3xf32>
+    return %0 : tensor<2x3xf32>
+  }
+}
+"""
+
+
+def in_main(body, arguments="%x: tensor<4xf32>", result="tensor<4xf32>"):
+    return f"module {{ func.func public @main({arguments}) -> {result} {{\n{body}\n}} }}"
+
+
+def test_text_a_file_and_an_artifact_are_one_program(tmp_path):
+    program = from_stablehlo(DOUBLED)
+    assert [op.kind for op in program.ops] == ["add", "sum"]
+    path = tmp_path / "doubled.mlir"
+    path.write_text(DOUBLED)
+    assert from_stablehlo(path) == from_stablehlo(str(path)) == program
+    path.write_bytes(artifact(DOUBLED))
+    assert [op.kind for op in from_stablehlo(path).ops] == ["add", "sum"]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert_array_equal(ir.interpret(from_stablehlo(path), [x]).outputs[0], (x * 2).sum(0))
+
+
+@pytest.mark.parametrize(("body", "error", "message"), [
+    ("  %0 = stablehlo.add %x, %y : tensor<4xf32>\n  return %0 : tensor<4xf32>", InteropError,
+     r"line 2, column 26: use of undeclared SSA value name"),
+    ("  %0 = stablehlo.frobnicate %x : tensor<4xf32>\n  return %0 : tensor<4xf32>", InteropError, "line 2"),
+    ("  return %x : tensor<3xf32>", InteropError, "line 2"),
+    ("  %0 = stablehlo.custom_call @lapack_sgetrf(%x) : (tensor<4xf32>) -> tensor<4xf32>\n"
+     "  return %0 : tensor<4xf32>",
+     UnsupportedError, r"stablehlo.custom_call at line 2, column \d+: the custom call 'lapack_sgetrf' is not"),
+    ("  %0 = stablehlo.fft %x, type = RFFT, length = [4] : (tensor<4xf32>) -> tensor<3xcomplex<f32>>\n"
+     "  return %x : tensor<4xf32>", UnsupportedError, r"stablehlo.fft at line 2, column \d+: this op is not supported"),
+    ('  %s = stablehlo.constant dense<[1, 2]> : tensor<2xui64>\n'
+     '  %0:2 = "stablehlo.rng_bit_generator"(%s) <{rng_algorithm = '
+     "#stablehlo<rng_algorithm DEFAULT>}> : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>)\n"
+     "  return %x : tensor<4xf32>", UnsupportedError, "DEFAULT gives other bits on each machine"),
+])
+def test_what_is_wrong_is_named_with_its_place(body, error, message):
+    with pytest.raises(error, match=message):
+        from_stablehlo(in_main(body))
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("module {", "line 1"),
+    (b"\x00\xff\xfe{", "neither text in UTF-8 nor a portable artifact"),
+    (b"ML\xefR\x01Stable", "portable artifact cannot be read"),
+    ("module { }", "must have a function @main"),
+    ("module { " + "(" * 5000 + " }", "nested more than 200 deep"),
+    (in_main("  %0 = func.call @main(%x) : (tensor<4xf32>) -> tensor<4xf32>\n  return %0 : tensor<4xf32>"),
+     "calls itself"),
+    (in_main("  return %x : tensor<?xf32>", "%x: tensor<?xf32>", "tensor<?xf32>"), "type tensor<\\?xf32>"),
+])
+def test_a_file_that_is_no_module_gives_one_error(content, message):
+    with pytest.raises(InteropError, match=message):
+        from_stablehlo(content)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_text_that_is_changed_by_chance_gives_a_program_or_one_error():
+    rng, read = random.Random(5), 0
+    for _ in range(2500):
+        text = list(DOUBLED)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text))
+            match rng.randrange(4):
+                case 0:
+                    text[at] = rng.choice("%@<>(){}[]=:,x 019abf-\"#!")
+                case 1:
+                    del text[at:at + rng.randint(1, 9)]
+                case 2:
+                    text[at:at] = rng.choices(text, k=rng.randint(1, 9))
+                case 3:
+                    del text[at:]
+            if not text:
+                break
+        try:
+            from_stablehlo("".join(text) + "\n")
+            read += 1
+        except InteropError:
+            pass
+    assert 0 < read < 2500
