@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from parallelism.execution.device_program import DeviceProgram
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, TensorType
-from parallelism.ir.passes import Kinds, donations
+from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages.batches import checked
@@ -47,38 +47,50 @@ class TrainedPipeline(PipelinedProgram):
         around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
         self.mesh_of_update = Mesh(**around or {"one": 1})
         """The axes over which the update of a stage is split."""
-        self._updates: dict[int, Localized] = {}
+        self._updates: dict[int, _Update] = {}
+        self._first: dict[Form, _Update] = {}
+        """The first update of each form; others of the form are this one with other names."""
+        self._places: dict[tuple[Mesh, int], int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the programs, which each device computes."""
-        return super().__getstate__() | {"_updates": {}}
+        return super().__getstate__() | {"_updates": {}, "_first": {}, "_places": {}}
 
     # -- the update of a position of the pipeline ----------------------------------------------------------------------
 
-    def update(self, position: int) -> Localized:
-        """The update of the parameters of all stages at a position."""
+    def update(self, position: int) -> _Update:
+        """The update of the parameters of all stages at a position; laid out and localized once for each form."""
         if position not in self._updates:
             names = dict.fromkeys(
                 name for number in self.stages_on(position) for name in self.stages.functions[number].trained)
             laid = {value.name: value.layout for value in self.stages.function.inputs if value.layout}
-            summed = REPLICAS in self.mesh.shape
-            self._updates[position] = localize(self.step.update(names, laid, summed=summed), self.mesh_of_update)
+            function = self.step.update(names, laid, summed=REPLICAS in self.mesh.shape)
+            first = self._first.get(form := Form([function]))
+            self._updates[position] = _Update(localize(function, self.mesh_of_update), function, categories(
+                self.step.function)) if first is None else replace(first, function=function)
+            self._first.setdefault(form, self._updates[position])
         return self._updates[position]
 
     def update_place(self, mesh: Mesh, rank: int) -> int:
         """The rank on the mesh of an update."""
-        index = mesh.index(rank)
-        axes = self.mesh_of_update.axes
-        return self.mesh_of_update.rank(**{axis: index[axis] if axis in mesh.axes else 0 for axis in axes})
+        key = mesh, rank
+        if key not in self._places:
+            index = mesh.index(rank)
+            axes = self.mesh_of_update.axes
+            self._places[key] = self.mesh_of_update.rank(
+                **{axis: index[axis] if axis in mesh.axes else 0 for axis in axes})
+        return self._places[key]
 
     def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """Devices at a position of one class have updates of the same shapes."""
-        return self.update(position).class_of(self.update_place(mesh, rank))
+        return self.update(position).localized.class_of(self.update_place(mesh, rank))
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
         """The types of a rank's parts of the state, by name."""
-        function = self.update(position).program(self.update_place(mesh, rank))
-        return {value.name: value.type for value in function.inputs if value.name in self._state}
+        update = self.update(position)
+        inputs = update.program(self.update_place(mesh, rank)).function.inputs
+        types = zip((value.name for value in update.function.inputs), (value.type for value in inputs), strict=True)
+        return {name: type for name, type in types if name in self._state}
 
     @cached_property
     def _state(self) -> frozenset[str]:
@@ -105,7 +117,7 @@ class TrainedPipeline(PipelinedProgram):
             update, place = self.update(position), self.update_place(mesh, rank)
             mine = {
                 value.name: layout.shard(state[value.name], self.mesh_of_update)[place]
-                for value, layout in zip(update.function.inputs, update.inputs, strict=True)
+                for value, layout in zip(update.function.inputs, update.localized.inputs, strict=True)
                 if value.name in self._state}
             shares.append((replace(share, state=mine),))
         return shares
@@ -114,15 +126,13 @@ class TrainedPipeline(PipelinedProgram):
         """Runs the update; the new parameters and state of this device, and under ``""`` the loss if it has it."""
         sums = self.added_up(device, stages, over_replicas=False)
         update = self.update(self.position(device))
-        function = update.program(self.update_place(device.mesh, device.rank))
+        program = update.program(self.update_place(device.mesh, device.rank))
         given = {**share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name}}
-        known = {value.name for value in function.values}
-        program = DeviceProgram(
-            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
-            donated=donations(function, carried(function), Kinds.of(update.function)))
-        arrays = [np.reshape(given[value.name], value.type.shape) for value in function.inputs]
+        arrays = [
+            np.reshape(given[value.name], own.type.shape)
+            for value, own in zip(update.function.inputs, program.function.inputs, strict=True)]
         made = program.run(device, program.own(arrays))
-        found = {value.name: array for value, array in zip(function.outputs, made, strict=True)}
+        found = {value.name: array for value, array in zip(update.function.outputs, made, strict=True)}
         return found | ({"": sums[""]} if "" in sums else {})
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
@@ -132,8 +142,31 @@ class TrainedPipeline(PipelinedProgram):
             ranks = [rank for rank, place in enumerate(self.places(mesh)) if place[0] == position]
             by_place = {self.update_place(mesh, rank): outputs[rank] for rank in ranks}
             update = self.update(position)
-            for value, layout in zip(update.function.outputs, update.outputs, strict=True):
+            for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
                 parts = [by_place[place][value.name] for place in range(self.mesh_of_update.size)]
                 whole.setdefault(value.name, layout.unshard(parts, self.mesh_of_update))
         loss = next(each[""] for each in outputs if "" in each)
         return tuple(whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs)
+
+
+@dataclass(frozen=True)
+class _Update:
+    """The update at a position of the pipeline: the programs of its devices have the names of the first of its form."""
+
+    localized: Localized
+    function: Function
+    """That of this position."""
+    categories: Mapping[str, str]
+    """The category of memory of each value of the step that has one."""
+    programs: dict[int, DeviceProgram] = field(default_factory=dict)
+    """The programs by place; those of all positions of a form."""
+
+    def program(self, place: int) -> DeviceProgram:
+        """The program of the device at a place of the mesh."""
+        if place not in self.programs:
+            function = self.localized.program(place)
+            known = {value.name for value in function.values}
+            self.programs[place] = DeviceProgram(
+                function, {name: kind for name, kind in self.categories.items() if name in known},
+                donated=donations(function, carried(function), Kinds.of(self.localized.function)))
+        return self.programs[place]

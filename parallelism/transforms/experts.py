@@ -33,9 +33,9 @@ class ExpertParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        layouts = {}
+        layouts, parameters = {}, {*parts.parameters}
         for op in parts.forward.ops:
-            product = product_of(op, {*parts.parameters})
+            product = product_of(op, parameters)
             if product is None:
                 continue
             others = {letter for value, letters in zip(op.inputs, relation_of(op).inputs, strict=True)
@@ -49,8 +49,7 @@ class ExpertParallel:
         if not layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
                              "experts, or they are split already")
-        data = [value for value in parts.forward.inputs if value not in parts.parameters]
-        if not any(self.axis in axes for value in data for axes in dims_of(value)):
+        if not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
             classes = DimClasses(parts.forward)
             rows = batch_class(parts.forward, parts.parameters, classes)
             if rows is not None:

@@ -9,14 +9,13 @@ to which part follows from the names ``grad.`` and ``next.`` alone, so a step th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value
-from parallelism.ir.core.derived import with_values
-from parallelism.ir.core.regions import each
+from parallelism.ir.core.derived import derived_later, laid_value, renamed_value, with_values
 from parallelism.ir.passes.gradients import GRADIENT, MARK, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
@@ -41,6 +40,8 @@ class Parts:
     and each array of the state."""
     again: bool = False
     """Whether the backward computes values of the forward once more."""
+    _plain_update: Function | None = field(default=None, repr=False, compare=False)
+    """The update as `_plain` left it, if it did."""
 
     @classmethod
     def of(cls, function: Function) -> Parts:
@@ -50,13 +51,15 @@ class Parts:
         """
         if not isinstance(function, Function):
             raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
+        if isinstance(function.source, cls):
+            return function.source
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]
         if not nexts:
             return cls(function.name, function, None)
         results = [value for value in function.outputs if not value.name.startswith(NEXT)]
-        names = {value.name for value in function.inputs}
-        grads = [value for value in function.values if value.name.startswith(GRADIENT)
-                 and value.name.removeprefix(GRADIENT) in names]
+        known = {value.name: value for value in function.values}
+        parameters = [value for value in function.inputs if f"{GRADIENT}{value.name}" in known]
+        grads = [known[f"{GRADIENT}{value.name}"] for value in parameters]
         forward = needed(function.ops, results)
         update = needed(function.ops, nexts, grads)
         made = {value for op in update for value in op.outputs}
@@ -64,17 +67,13 @@ class Parts:
         if inner := {value for op in forward for value in op.outputs} & read:
             raise ValueError(f"@{function.name}: its update reads %{min(v.name for v in inner)}, which its forward "
                              "computes; it may read parameters, gradients and the state of the optimizer alone")
-        trained = {value.name.removeprefix(GRADIENT) for value in grads}
-        kept = {value.name.removeprefix(NEXT) for value in nexts}
-        kept -= trained
+        kept = {value.name.removeprefix(NEXT) for value in nexts}.difference(value.name for value in parameters)
         state = tuple(value for value in function.inputs if value.name in kept)
-        parameters = tuple(value for value in function.inputs if value.name in trained)
         others = tuple(value for value in function.inputs if value.name not in kept)
-        parts = cls(
+        return cls(
             function.name, Function(function.name, others, tuple(forward), tuple(results)),
             Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
-            any(value.name.startswith(AGAIN) for value in function.values))
-        return parts._without_derived()
+            any(name.startswith(AGAIN) for name in known))._plain()
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -83,6 +82,12 @@ class Parts:
             return first_argument(self.forward)
         trained = {value.name.removeprefix(GRADIENT) for value in self.gradients}
         return tuple(value for value in self.forward.inputs if value.name in trained)
+
+    @cached_property
+    def data(self) -> tuple[Value, ...]:
+        """The inputs of the forward that are not `parameters`: the batch."""
+        parameters = {*self.parameters}
+        return tuple(value for value in self.forward.inputs if value not in parameters)
 
     @cached_property
     def gradients(self) -> tuple[Value, ...]:
@@ -121,13 +126,19 @@ class Parts:
 
         A gradient is converted to the dtype in which the update takes it.  It has the layout of its parameter, unless
         the update says otherwise; so has an array of the state.  What is kept for the next step has the layout of what
-        it replaces.  ``ValueError`` if values are computed again (`Recompute`), because the backward is derived anew.
+        it replaces.  The backward is derived when an op of the step is first used, so several transforms in a row
+        derive it once.  ``ValueError`` if values are computed again (`Recompute`): the backward is derived anew.
         """
         if self.update is None:
             return self.forward
         if self.again:
             raise ValueError(f"@{self.name} computes values again in its backward: Recompute comes after the other "
                              "transforms, or all in one Strategy")
+        return derived_later(self.name, self._plain())
+
+    def derived(self) -> Function:
+        """The whole step, with the backward; see `joined`."""
+        assert self.update is not None
         parameters = [value.name for value in self.parameters]
         layouts = self.layouts()
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
@@ -136,28 +147,49 @@ class Parts:
         back, returned = _converted(back, [value.type for value in self.gradients]), len(self.forward.outputs)
         back = with_last_named(back, [f"{GRADIENT}{name}" for name in parameters], MARK)
         results, taken = back.outputs[:returned], {value.name for value in back.values}
-        known = {value.name: value for value in back.values}
-        state = {value.name: value for value in self.state}
-        values = {value: known.get(value.name) or state[value.name] for value in self.update.inputs}
+        values = {value.name: value for value in (*back.values, *self.state)}
+        values = {value.name: values[value.name] for value in self.update.inputs}
         free = (name for name in map(str, count()) if name not in taken)
         for value in (value for op in self.update.ops for value in op.outputs):
-            values[value] = replace(value, name=next(free)) if value.name in taken else value
-            taken.add(values[value].name)
-        ops = [op.with_values(each(op.inputs, values), each(op.outputs, values)) for op in self.update.ops]
-        whole = Function(self.name, (*back.inputs, *state.values()), (*back.ops, *ops),
-                         (*results, *each(self.update.outputs, values)))
+            new = value.name.isdecimal() or value.name in taken
+            values[value.name] = renamed_value(value, next(free)) if new else value
+            taken.add(values[value.name].name)
+        update = with_values(self.update, values)
+        state = (values[value.name] for value in self.state)
+        whole = Function(self.name, (*back.inputs, *state), (*back.ops, *update.ops), (*results, *update.outputs))
         return laid_out(whole, layouts)
 
-    def _without_derived(self) -> Parts:
-        """The parts without the layouts that `joined` gives to gradients and state anyway."""
+    def _plain(self) -> Parts:
+        """The parts in one form, equal for equal steps: without what `joined` gives them anyway.
+
+        The forward has the ops that its outputs need.  The update takes parameters, gradients in the order of these,
+        and state; these have no layouts but such that `layouts` would not derive; its values are numbered.
+        """
         assert self.update is not None
+        ops = needed(self.forward.ops, self.forward.outputs)
+        forward, update = self.forward, self.update
+        if len(ops) < len(forward.ops) or forward.name != self.name:
+            forward = Function(self.name, forward.inputs, tuple(ops), forward.outputs)
+        if update is not self._plain_update or any(value.layout is not None for value in update.inputs):
+            update = self._plainly(update)
+        return replace(self, forward=forward, update=update, _plain_update=update)
+
+    def _plainly(self, update: Function) -> Function:
         of = {value.name: value.layout for value in self.parameters}
-        owners = {value.name: value.name.removeprefix(GRADIENT) for value in self.gradients}
-        owners |= {value.name: owner for value in self.state if (owner := self.owner(value))}
-        derived = {value.name: None for value in self.update.inputs
-                   if value.name in owners and value.layout == of[owners[value.name]]}
-        kept = dict.fromkeys(value.name for value in self.update.outputs)
-        return replace(self, update=laid_out(self.update, derived | kept))
+        by_name = {value.name: value for value in update.inputs}
+        inputs = [*of, *(f"{GRADIENT}{name}" for name in of), *(value.name for value in self.state)]
+        new: dict[str, Value] = {}
+        for name, value in by_name.items():
+            owner = self.owner(value) if name not in of else None
+            bare = name in of or (owner is not None and value.layout == of[owner])
+            new[name] = laid_value(value, None) if bare else value
+        numbers, results = (name for name in map(str, count()) if name not in by_name), {*update.outputs}
+        for value in (value for op in update.ops for value in op.outputs):
+            name = next(numbers) if value.name.isdecimal() else value.name
+            bare_value = laid_value(value, None) if value in results else value
+            new[value.name] = bare_value if name == value.name else renamed_value(bare_value, name)
+        made = with_values(update, new, name=self.name)
+        return made if [*by_name] == inputs else replace(made, inputs=tuple(new[name] for name in inputs))
 
     def layouts(self) -> dict[str, TensorSharding | None]:
         """The layouts of parameters, gradients and state, and of what each is in the next step, by name."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from parallelism.ir.core import Function, Value
+from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.text.parsing import parse
 from parallelism.layouts.propagation.annotation import laid_out
@@ -17,7 +17,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
-from parallelism.transforms.parts import NEXT, Parts, needed
+from parallelism.transforms.parts import NEXT, Parts
 from parallelism.transforms.recomputation import Recompute, RunAgain
 from parallelism.transforms.words import checked_axis, word
 from parallelism.transforms.zero import summed_first
@@ -105,12 +105,18 @@ class Step:
         if self.pipeline.batch not in parts.forward.symbols:
             raise ValueError(f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
                              f"the batch: its symbols are {', '.join(sorted(parts.forward.symbols)) or 'none'}")
-        for value in parts.forward.inputs:
-            axes = {axis for dim in dims_of(value) for axis in dim}
-            if value in parts.parameters and REPLICAS in axes:
+        for value in parts.parameters:
+            if any(REPLICAS in axes for axes in dims_of(value)):
                 raise ValueError(f"{subject}: %{value.name} is split over {REPLICAS!r}; in a pipeline Zero can split "
                                  "gradients and state, but not parameters")
         self._check_apart()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Step) and (self.pipeline, self.recompute, self.parts) == (
+            other.pipeline, other.recompute, other.parts))
+
+    def __hash__(self) -> int:
+        return hash((self.function.name, self.pipeline, self.recompute))
 
     @classmethod
     def parse(cls, text: str) -> Step:
@@ -163,24 +169,46 @@ class Step:
         assert parts.update is not None
         outputs = [value for value in parts.update.outputs
                    if own[value.name.removeprefix(NEXT)] in names or own[value.name.removeprefix(NEXT)] is None]
-        ops = needed(parts.update.ops, outputs)
+        ops = self._needed(outputs)
         kept = {value.name.removeprefix(NEXT) for value in outputs}
         read = {value for op in ops for value in op.inputs}
         inputs = [value for value in parts.update.inputs if value in read or value.name in kept]
         function = Function(f"{self.function.name}.update", tuple(inputs), tuple(ops), tuple(outputs))
-        given = {name: kept for name, kept in parts.layouts().items() if kept is not None} | {
+        given = {name: kept for name, kept in self._layouts.items() if kept is not None} | {
             name: kept for name, kept in (layouts or {}).items() if name in names}
         for value in inputs:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
         if summed:
-            terms = {value.name: value for value in inputs if value in parts.gradients}
+            gradients = {*parts.gradients}
+            terms = {value.name: value for value in inputs if value in gradients}
             early = {value.name for op in ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
             given |= {name: _pending(given[own[name] or name]) for name in terms}
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
+
+    def _needed(self, outputs: Sequence[Value]) -> list[Op]:
+        """The ops of the update that compute these values, in order."""
+        assert self.parts.update is not None
+        ops, open_values, places = self.parts.update.ops, [*outputs], set[int]()
+        while open_values:
+            place = self._makers.get(open_values.pop())
+            if place is not None and place not in places:
+                places.add(place)
+                open_values += ops[place].inputs
+        return [ops[place] for place in sorted(places)]
+
+    @cached_property
+    def _makers(self) -> dict[Value, int]:
+        """The place of the op of the update that makes each value."""
+        assert self.parts.update is not None
+        return {value: place for place, op in enumerate(self.parts.update.ops) for value in op.outputs}
+
+    @cached_property
+    def _layouts(self) -> dict[str, TensorSharding | None]:
+        return self.parts.layouts()
 
     @cached_property
     def _owners(self) -> dict[str, str | None]:

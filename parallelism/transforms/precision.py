@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
-from parallelism.ir.core.regions import each
+from parallelism.ir.core.derived import renamed_value, with_values
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.training import MAIN
@@ -130,26 +130,31 @@ def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -
     """The update with a main copy in place of each parameter; the parameter is rounded from that."""
     assert parts.update is not None
     narrow = {value.name: value for value in forward.inputs}
-    mains = {value: Value(f"{MAIN}{value.name}", value.type) for value in parts.parameters}
-    inputs, values, before = [], dict(mains), list[Op]()
+    mains = {value.name: Value(f"{MAIN}{value.name}", value.type) for value in parts.parameters}
+    gradient_names = {value.name for value in parts.gradients}
+    inputs, before = [], list[Op]()
+    values = {value.name: value for value in parts.update.values} | mains
     for value in parts.update.inputs:
-        if value in mains:
+        if value.name in mains:
             inputs.append(narrow[value.name])
-        elif value in parts.gradients and value.type.dtype != gradients:
+        elif value.name in gradient_names and value.type.dtype != gradients:
             given = Value(value.name, TensorType(gradients, value.type.shape))
-            values[value] = Value(f"wide.{value.name}", value.type)
-            before.append(_convert(given, values[value]))
+            values[value.name] = Value(f"wide.{value.name}", value.type)
+            before.append(_convert(given, values[value.name]))
             inputs.append(given)
         else:
             inputs.append(value)
-    nexts = {value.name.removeprefix(NEXT): value for value in parts.update.outputs}
-    values |= {nexts[value.name]: replace(nexts[value.name], name=f"{NEXT}{main.name}")
-               for value, main in mains.items()}
-    ops = [op.with_values(each(op.inputs, values), each(op.outputs, values)) for op in parts.update.ops]
-    rounded = {nexts[value.name]: Value(f"{NEXT}{value.name}", narrow[value.name].type) for value in mains}
-    after = [_convert(values[old], new) for old, new in rounded.items()]
-    outputs = [*each(parts.update.outputs, rounded), *(values[nexts[value.name]] for value in mains)]
-    return Function(UPDATE, (*inputs, *mains.values()), (*before, *ops, *after), tuple(outputs))
+    nexts = {value.name: value for value in parts.update.outputs}
+    rounded, after = dict[str, Value](), list[Op]()
+    for name, main in mains.items():
+        old = nexts[f"{NEXT}{name}"]
+        values[old.name] = renamed_value(old, f"{NEXT}{main.name}")
+        rounded[old.name] = Value(old.name, narrow[name].type)
+        after.append(_convert(values[old.name], rounded[old.name]))
+    update = with_values(parts.update, values)
+    outputs = [*(rounded.get(name, value) for name, value in nexts.items()),
+               *(values[f"{NEXT}{name}"] for name in mains)]
+    return Function(UPDATE, (*inputs, *mains.values()), (*before, *update.ops, *after), tuple(outputs))
 
 
 def _convert(before: Value, after: Value) -> Op:

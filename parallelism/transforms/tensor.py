@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -90,7 +90,7 @@ class _Splits:
     def __init__(
         self, function: Function, parameters: Collection[Value], axis: str, scope: Collection[Op]
     ) -> None:
-        self.function, self.parameters, self.axis, self.scope = function, {*parameters}, axis, {*scope}
+        self.parameters, self.axis, self.scope = {*parameters}, axis, {*scope}
         self.layouts: dict[str, TensorSharding] = {}
         """The layouts of parameters that were found."""
         self.dims = {value.name: split_at(value, axis) for value in function.values if value.layout}
@@ -99,6 +99,7 @@ class _Splits:
         for op in function.ops:
             for value in dict.fromkeys(op.inputs):
                 self.users.setdefault(value.name, []).append(op)
+        self._outputs = {*function.outputs}
         self._lasting: dict[tuple[str, int], bool] = {}
         for op in function.ops:
             self._visit(op)
@@ -150,25 +151,41 @@ class _Splits:
             for value, letters in zip(op.outputs, of.outputs, strict=True) if letter in letters)), None)
 
     def _lasts(self, value: Value, dim: int) -> bool:
-        """Whether a split of this dim lasts until a sum takes it up, whatever uses the value."""
-        place = value.name, dim
-        if place not in self._lasting:
-            self._lasting[place] = True     # a program has no cycles; a dim that is met twice is judged once
-            self._lasting[place] = value not in self.function.outputs and all(
-                self._lasts_through(op, value, dim) for op in self.users.get(value.name, ()))
-        return self._lasting[place]
+        """Whether a split of this dim lasts until a sum takes it up, whatever uses the value.
 
-    def _lasts_through(self, op: Op, value: Value, dim: int) -> bool:
-        of = relation_of(op)
-        product = product_of(op, self.parameters)
-        for place, given in enumerate(op.inputs):
-            letter = of.inputs[place][dim] if given is value else ""
-            if letter is None:
+        It is a search through the uses of the value, those of what is made of it, and so on, each looked at once.
+        """
+        lasting, path = self._lasting, [(value, dim, self._uses(value, dim))]
+        while path:
+            value, dim, uses = path[-1]
+            following = next(uses, None)
+            if following is None:
+                lasting[value.name, dim] = True
+                path.pop()
+            elif not following or lasting.get((following[0].name, following[1])) is False:
+                lasting.update(((value.name, dim), False) for value, dim, _ in path)
                 return False
-            if product is not None and letter in product.contracted and (
-                    op not in self.scope and self.dims.get(product.weight.name) is None):
-                return False            # the next product is to stay as it is
-            for output, letters in zip(op.outputs, of.outputs, strict=True):
-                if letter and letter in letters and not self._lasts(output, letters.index(letter)):
-                    return False
+            elif (following[0].name, following[1]) not in lasting:
+                path.append((*following, self._uses(*following)))
         return True
+
+    def _uses(self, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:
+        """The dims of other values that are split like this one, which must last, too; () where it does not last."""
+        if (value.name, dim) in self._lasting:
+            yield from () if self._lasting[value.name, dim] else [()]
+            return
+        if value in self._outputs:
+            yield ()
+        for op in self.users.get(value.name, ()):
+            of = relation_of(op)
+            product = product_of(op, self.parameters)
+            for place, given in enumerate(op.inputs):
+                letter = of.inputs[place][dim] if given is value else ""
+                if letter is None:
+                    yield ()
+                if product is not None and letter in product.contracted and (
+                        op not in self.scope and self.dims.get(product.weight.name) is None):
+                    yield ()            # the next product is to stay as it is
+                for output, letters in zip(op.outputs, of.outputs, strict=True):
+                    if letter and letter in letters:
+                        yield output, letters.index(letter)

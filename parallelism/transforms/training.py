@@ -9,20 +9,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, TensorType, Value
-from parallelism.ir.passes.gradients import GRADIENT, MARK
+from parallelism.ir.core.derived import renamed_value, repeated_op
+from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
 from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named
+
+T = TypeVar("T")
 
 __all__ = ["SGD", "Adam", "AdamW", "carried", "categories", "first_state", "following", "train_step"]
 
@@ -55,7 +59,11 @@ def train_step(
         raise TypeError(f"the optimizer of a program must be an SGD, Adam or AdamW, got {optimizer!r}")
     if clip is not None and not 0 < clip < inf:
         raise ValueError(f"clip must be above 0 and finite, or None, got {clip!r}")
-    return Parts(f"{loss.name}.step", loss, _update(trained, optimizer, clip)).joined()
+    step = Parts(f"{loss.name}.step", loss, _update(trained, optimizer, clip)).joined()
+    learning = depending(loss, trained)
+    if any(op.operator.derivative is None for op in loss.ops if not learning.isdisjoint(op.outputs)):
+        _ = step.ops        # derived here, because that may be refused
+    return step
 
 
 def first_state(step: Function, parameters: Mapping[str, Any]) -> dict[str, Array]:
@@ -100,7 +108,7 @@ def categories(step: Function) -> dict[str, str]:
     They are ``weights``, ``gradients``, ``optimizer`` and ``inputs``.
     """
     parts = Parts.of(step)
-    found = {value.name: "inputs" for value in step.inputs}
+    found = {value.name: "inputs" for value in parts.forward.inputs}
     for values, category in ((parts.parameters, "weights"), (parts.gradients, "gradients"), (parts.state, "optimizer")):
         found |= {value.name: category for value in values}
     return found
@@ -137,7 +145,21 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
 
 
 def _update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None) -> Function:
-    """The update: it takes parameters, gradients and state, and returns what is next of parameters and state."""
+    """The update: it takes parameters, gradients and state, and returns what is next of parameters and state.
+
+    Parameters of one type are updated alike.  So it is recorded for two of each type, and repeated for the others.
+    """
+    by_type: dict[TensorType, list[Value]] = {}
+    for value in parameters:
+        by_type.setdefault(value.type, []).append(value)
+    few = [value for value in parameters if value in by_type[value.type][:2]]
+    update = _recorded_update(few, optimizer, clip)
+    if len(few) < len(parameters):
+        update = _repeated(update, few, parameters) or _recorded_update(parameters, optimizer, clip)
+    return update
+
+
+def _recorded_update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None) -> Function:
     builder = Builder()
 
     def inputs(prefix: str) -> list[Any]:
@@ -154,6 +176,69 @@ def _update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | No
         outputs = [lift(x, builder=builder).value for x in nexts]
     names = [f"{NEXT}{value.name}" for value in parameters] + [f"{NEXT}{name}" for name in prefixes]
     return with_last_named(builder.function(UPDATE, outputs), names, UPDATE)
+
+
+def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value]) -> Function | None:
+    """The update of all ``parameters``, as it would be recorded, from that of a ``few``: the first two of each type.
+
+    An optimizer goes over the parameters several times.  Where it comes to another one, it does what it does with the
+    second of its type; with the first it also makes what all use.  None if a value depends on several parameters.
+    """
+    places, seconds = {value.name: place for place, value in enumerate(few)}, dict[TensorType, int]()
+    for place, value in enumerate(few):
+        seconds[value.type] = place
+    repeats = [places.get(value.name, seconds[value.type]) for value in parameters]
+    names = {value.name: value.name for value in few}
+    names |= {f"{prefix}{name}": name for name in places for prefix in (GRADIENT, VELOCITY, MEAN, SQUARE)}
+    names |= {f"{NEXT}{each}": name for each, name in names.items()}
+    owner = {value.name: places.get(names.get(value.name, "")) for value in (*update.inputs, *update.outputs)}
+    for op in update.ops:
+        owners = {owner[value.name] for value in op.inputs} - {None}
+        if len(owners) > 1:
+            return None
+        owner.update((value.name, next(iter(owners), None)) for value in op.outputs)
+    rounds = _rounds(update.ops, lambda op: owner[op.outputs[0].name])
+    for place, ops in (run for each in rounds for run in each.items()):
+        if any(few[place].type == value.type for value in few[:place]):
+            owner.update((value.name, place) for op in ops for value in op.outputs)
+    known: list[dict[str, Value]] = [{} for _ in (*parameters, None)]
+    """By parameter, then for what all use: the values, by the names that they have in the update of the few."""
+    numbers = count()
+
+    def new(value: Value, place: int) -> Value:
+        here, of = known[-1 if owner[value.name] is None else place], names.get(value.name)
+        if value.name not in here:
+            name = f"{value.name.removesuffix(of)}{parameters[place].name}" if of else \
+                f"{next(numbers)}" if value.name.isdecimal() else value.name
+            here[value.name] = renamed_value(value, name)
+        return here[value.name]
+
+    def spread(rounds: Sequence[Mapping[int, Sequence[T]]]) -> Iterator[tuple[T, int]]:
+        return ((item, place) for each in rounds for place, repeated in enumerate(repeats)
+                for item in each.get(repeated, ()))
+
+    def values(side: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(new(value, place) for value, place in spread(_rounds(side, lambda value: owner[value.name])))
+
+    inputs = values(update.inputs)
+    ops = [repeated_op(op, [new(value, place) for value in op.inputs], [new(value, place) for value in op.outputs])
+           for op, place in spread(rounds)]
+    return Function(update.name, inputs, tuple(ops), values(update.outputs))
+
+
+def _rounds(items: Sequence[T], owner: Callable[[T], int | None]) -> list[dict[int, list[T]]]:
+    """The items by their owners, in rounds over all owners; an item of none goes with the next one that is owned."""
+    rounds: list[dict[int, list[T]]] = [{}]
+    waiting, last = list[T](), -1
+    for item in items:
+        waiting.append(item)
+        place = owner(item)
+        if place is not None:
+            if place < last:
+                rounds.append({})
+            rounds[-1].setdefault(place, []).extend(waiting)
+            waiting, last = [], place
+    return [*rounds, {0: waiting}]
 
 
 def _state(optimizer: SGD | Adam, builder: Builder, inputs: Any) -> tuple[Any, list[str]]:

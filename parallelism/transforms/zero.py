@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Expression, Function, Op, Value
-from parallelism.ir.core.regions import each
+from parallelism.ir.core.derived import with_values
 from parallelism.ir.operators import layout_text
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import Dims, dims_of, layout
@@ -51,13 +51,13 @@ class Zero:
             raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
                              "step of it")
         own = {value.name for value in parts.parameters if any(self.axis in axes for axes in dims_of(value))}
-        again = [value for value in (*parts.state, *parts.gradients) if any(self.axis in a for a in dims_of(value))]
+        again = [value for value in (*parts.state, *parts.gradients) if value.layout and any(
+            self.axis in axes for axes in dims_of(value))]
         again += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
         again += parts.parameters if len(own) == len(parts.parameters) else ()
         if again:
             raise ValueError(f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already")
-        data = [value for value in parts.forward.inputs if value not in parts.parameters]
-        if not any(self.axis in axes for value in data for axes in dims_of(value)):
+        if not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
             raise ValueError(f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
                              f"summed over it; DataParallel comes before {self}, or both in one Strategy")
         whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
@@ -92,9 +92,8 @@ class Zero:
 
 def summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:
     """The update with each gradient brought into its layout first: then its sum is pending until here."""
-    values = {value: replace(value, name=f"summed.{value.name}", layout=None)
-              for value in update.inputs if value.name in layouts}
-    ops = [Op("reshard", (value,), (("layout", layout_text(layouts[value.name])),), (summed,), UPDATE)
-           for value, summed in values.items()]
-    rest = [replace(op, inputs=each(op.inputs, values)) for op in update.ops]
-    return replace(update, ops=(*ops, *rest), outputs=each(update.outputs, values))
+    summed = {value.name: Value(f"summed.{value.name}", value.type) for value in update.inputs if value.name in layouts}
+    ops = [Op("reshard", (value,), (("layout", layout_text(layouts[value.name])),), (summed[value.name],), UPDATE)
+           for value in update.inputs if value.name in summed]
+    rest = with_values(update, {value.name: summed.get(value.name, value) for value in update.values})
+    return replace(update, ops=(*ops, *rest.ops), outputs=rest.outputs)

@@ -4,10 +4,11 @@ A function was verified when it was built.  Names, layouts and regions change ne
 is derived here is not verified again; the caller gives different names to different values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any, TypeVar
 
-from parallelism.ir.core.function import Function, Op, Value
+from parallelism.ir.core.function import Function, Op, Source, Value
 from parallelism.ir.core.table import Attributes
 from parallelism.sharding import TensorSharding
 
@@ -25,15 +26,31 @@ def with_values(
     of an op, which must have the same types.
     """
     def each(side: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple([values[value.name] for value in side])
+        new = tuple([values[value.name] for value in side])
+        return side if all(map(is_, side, new)) else new
 
-    ops = tuple([
-        _built(Op, kind=op.kind, inputs=each(op.inputs),
-               attributes=op.attributes if attributes is None else attributes(op.attributes), outputs=each(op.outputs),
-               region=op.region if region is None else region(op.region), checked=op.checked)
-        for op in function.ops])
-    return _built(
-        Function, name=name or function.name, inputs=each(function.inputs), ops=ops, outputs=each(function.outputs))
+    ops = []
+    for op in function.ops:
+        inputs, outputs = each(op.inputs), each(op.outputs)
+        path = op.region if region is None else region(op.region)
+        given = op.attributes if attributes is None else attributes(op.attributes)
+        if inputs is not op.inputs or outputs is not op.outputs or path is not op.region or given is not op.attributes:
+            op = _built(Op, kind=op.kind, inputs=inputs, attributes=given, outputs=outputs, region=path,
+                        checked=op.checked)
+        ops.append(op)
+    return _built(Function, name=name or function.name, inputs=each(function.inputs), ops=tuple(ops),
+                  outputs=each(function.outputs))
+
+
+def derived_later(name: str, source: Source) -> Function:
+    """The function of this name that ``source.derived()`` returns, which is called at the first use of an op."""
+    return _built(Function, name=name, source=source)
+
+
+def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:
+    """The same op with other values, which have the types of the old ones."""
+    return _built(Op, kind=op.kind, inputs=tuple(inputs), attributes=op.attributes, outputs=tuple(outputs),
+                  region=op.region, checked=op.checked)
 
 
 def renamed_value(value: Value, name: str) -> Value:

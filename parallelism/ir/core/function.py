@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -128,6 +128,13 @@ class Op:
     __str__ = print_op
 
 
+class Source(Protocol):
+    """What a function is derived from."""
+
+    def derived(self) -> Function:
+        """The function."""
+
+
 @dataclass(frozen=True)
 class Function:
     """Inputs, ops in an order in which they can run, and the returned values."""
@@ -136,11 +143,29 @@ class Function:
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
+    source: Source | None = field(default=None, init=False, repr=False, compare=False)
+    """What it is derived from, at the first use of its inputs, ops or outputs; None for a function that was given."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "ops", "outputs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         verify(self)
+
+    if not TYPE_CHECKING:       # with this method every name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """The inputs, ops and outputs of a function with a `source`, which are derived now."""
+            if self.source is None or name not in ("inputs", "ops", "outputs"):
+                raise AttributeError(f"a Function has no attribute {name!r}")
+            made = self.source.derived()
+            for each in ("inputs", "ops", "outputs"):
+                object.__setattr__(self, each, getattr(made, each))
+            return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything except the source, from which a function that is copied is derived first."""
+        _ = self.ops
+        return {name: value for name, value in self.__dict__.items() if name != "source"}
 
     @property
     def values(self) -> Iterator[Value]:
@@ -238,7 +263,8 @@ def verify(function: Function) -> None:
     for number, op in enumerate(function.ops):
         try:
             for value in op.inputs:
-                _check_known(value, known)
+                if known.get(value.name) is not value:
+                    _check_known(value, known)
             if not op.checked:
                 check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
                 object.__setattr__(op, "checked", True)
@@ -253,7 +279,7 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
-    if any(op.operator.reuses for op in function.ops):
+    if any(operator(kind).reuses for kind in {op.kind for op in function.ops}):
         _check_reused(function)
 
 

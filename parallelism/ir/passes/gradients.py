@@ -46,7 +46,7 @@ def gradient(
         """The region of the op that reads a value first: its gradient is complete there."""
         for value, seed in _seeds(function, of, builder):
             _accumulate(grads_by_value, value, seed)
-        depends = _depending(function, chosen)
+        depends = depending(function, chosen)
         complete: dict[Value, Value] = {}
 
         def returned(value: Value) -> Value:
@@ -112,13 +112,13 @@ def _floating(values: Iterable[Value]) -> list[Value]:
     return [value for value in values if is_floating(value.type.dtype)]
 
 
-def _depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
+def depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
     """The floating-point values that depend on the chosen inputs."""
-    depending = set(chosen)
+    found = set(chosen)
     for op in function.ops:
-        if not depending.isdisjoint(op.inputs):
-            depending.update(_floating(op.outputs))
-    return depending
+        if not found.isdisjoint(op.inputs):
+            found.update(_floating(op.outputs))
+    return found
 
 
 def _first_read(function: Function, chosen: Sequence[Value]) -> dict[int, list[Value]]:

@@ -28,6 +28,8 @@ def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | 
 
 def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -> Function:
     """The function with these layouts, by names of values.  Other values keep theirs."""
+    if not layouts:
+        return function
     return with_values(function, {
         value.name: laid_value(value, layouts[value.name]) if value.name in layouts else value
         for value in function.values})
