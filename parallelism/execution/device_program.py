@@ -34,12 +34,15 @@ from parallelism.mesh.uneven import starts
 from parallelism.operation import Device
 from parallelism.resharding import run_step
 from parallelism.sharding import device_op
+from parallelism.transforms.parts import AGAIN
 
 Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv")
 INPUTS, ACTIVATIONS, OUTPUTS = "inputs", "activations", "outputs"
+RECOMPUTED = "R"
+"""The phase of what the backward computes again."""
 
 
 class DeclaredCost(NamedTuple):
@@ -69,6 +72,8 @@ class ProgramStep(NamedTuple):
     """Names of the values that no later op reads."""
     into: tuple[str | None, ...]
     """For each output the name of the donated input in whose memory it is to lie, or None; empty if all are None."""
+    again: bool = False
+    """Whether it runs again in the backward: then its phase is ``R``, whatever the action."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ class DeviceProgram:
             ProgramStep(
                 op, self._cost(op), self._held(taken), self._held(freed), tuple(value.name for value in unread),
                 tuple(donated[value].name if value in donated else None for value in op.outputs)
-                if not donated.keys().isdisjoint(op.outputs) else ())
+                if not donated.keys().isdisjoint(op.outputs) else (),
+                any(value.name.startswith(AGAIN) for value in op.outputs))
             for op, taken, freed, unread in zip(function.ops, *memory, strict=True)
         )
 
@@ -126,7 +132,8 @@ class DeviceProgram:
         values = {value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         run_op, compute, hold = array_maker(device).run_op, device.compute, device.hold
-        for op, cost, held, freed, unread, names in self.steps:
+        again = {**marks, "phase": RECOMPUTED}
+        for op, cost, held, freed, unread, names, runs_again in self.steps:
             inputs = [values[value.name] for value in op.inputs]
             into = [name and values[name] for name in names] if names else ()
             for category, nbytes in held:
@@ -134,7 +141,8 @@ class DeviceProgram:
             if cost is not None:
                 flops, traffic, dtype, seconds, others = cost
                 with compute(
-                    op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, **marks
+                    op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others,
+                    **(again if runs_again else marks)
                 ):
                     outputs = run_op(op, inputs, into)
             else:

@@ -14,3 +14,4 @@ from .host import (
     is_calibrated as is_calibrated,
 )
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
+from .sized import sized_hardware as sized_hardware

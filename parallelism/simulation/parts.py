@@ -14,7 +14,21 @@ import numpy.typing as npt
 
 from parallelism.events import Columns
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.trace import PARTS, ByOperation, OperationTotals, Split, Trace, part_of, split, totals_by_operation
+from parallelism.trace import (
+    PARTS,
+    STEP_PARTS,
+    ByOperation,
+    OperationTotals,
+    Split,
+    StepSplit,
+    Trace,
+    part_of,
+    split,
+    step_part_of,
+    step_split,
+    totals_by_operation,
+)
+from parallelism.trace.transfers import moving
 
 
 @dataclass(frozen=True)
@@ -25,36 +39,48 @@ class StepParts:
     """The step, folded; repeated work may be one compute event."""
     split: Mapping[int, Split]
     """By rank: the seconds of each part, which add up to the makespan; collectives are ``communication``."""
+    step_split: Mapping[int, StepSplit]
+    """By rank: finer parts, which add up to the makespan, too."""
     by_operation: Mapping[int, ByOperation]
     """By rank: the totals of each op and collective."""
+    devices: Mapping[int, int]
+    """By rank: the number of equal devices that it stands for."""
+
+    @property
+    def slowest(self) -> int:
+        """The rank that waits least for others, the first of several: what it does lasts as long as the step."""
+        return min(self.step_split, key=lambda rank: (self.step_split[rank].bubble, rank))
 
 
 def parts_of(
-    trace: Trace, events: Sequence[DeviceEvents], lengths: Sequence[int],
+    trace: Trace, events: Sequence[DeviceEvents], lengths: Sequence[int], devices: Sequence[int],
     priced: Callable[[int, DeviceEvents], Columns],
 ) -> StepParts:
     """The parts of a trace of representatives.
 
-    ``events`` and ``lengths`` are those of each rank of the trace, in order.  ``priced(rank, events)`` returns columns
-    with the seconds of the events that a piece stands for.
+    ``events``, ``lengths`` and ``devices`` are those of each rank of the trace, in order.  ``priced(rank, events)``
+    returns columns with the seconds of the events that a piece stands for.
     """
-    columns, parts = trace.columns, part_of(trace.columns)
-    whole, shares = np.ones(len(columns), np.bool_), {rank: np.array(each) for rank, each in split(trace).items()}
+    columns, moved = trace.columns, moving(trace)
+    coarse = _Shares(part_of, columns, split(trace, moved), len(PARTS))
+    fine = _Shares(step_part_of, columns, step_split(trace, moved), len(STEP_PARTS))
+    whole = np.ones(len(columns), np.bool_)
     inside: list[tuple[int, int, Columns]] = []
     start = 0
     for rank, each, length in zip(trace.ranks, events, lengths, strict=True):
         at = start + np.concatenate([np.zeros(0, np.int64), *(piece.places for piece in each.pieces)])
         whole[at] = False
-        shares[rank] -= _by_part(parts[at], columns.numbers("duration_seconds")[at])
         different = {id(piece.events): piece.events for piece in each.pieces}
         costs = {key: priced(rank, stands_for) for key, stands_for in different.items()}
         count: Counter[tuple[int, int]] = Counter()
         for piece in each.pieces:
             count[id(piece.events), piece.stage] += len(piece.places)
         for (key, stage), times in count.items():
-            cost = costs[key]
-            inside.append((times, stage, cost))
-            shares[rank] += times * _by_part(part_of(cost), cost.numbers("duration_seconds"))
+            inside.append((times, stage, costs[key]))
+        for shares in (coarse, fine):
+            shares.take(rank, at)
+            for (key, _), times in count.items():
+                shares.give(rank, costs[key], times)
         start += length
     totals = {rank: dict(each) for rank, each in totals_by_operation(columns.take(whole)).items()}
     for times, stage, cost in inside:
@@ -63,9 +89,31 @@ def parts_of(
             for operation, total in found.items():
                 own = operation if operation.stage is None else operation._replace(stage=stage)
                 mine[own] = mine.get(own, OperationTotals()).plus(total, times)
-    return StepParts(trace, {rank: Split(*each.tolist()) for rank, each in shares.items()}, totals)
+    return StepParts(
+        trace, {rank: Split(*each.tolist()) for rank, each in coarse.seconds.items()},
+        {rank: StepSplit(*each.tolist()) for rank, each in fine.seconds.items()}, totals,
+        dict(zip(trace.ranks, devices, strict=True)))
 
 
-def _by_part(parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The seconds of each part."""
-    return np.bincount(parts, seconds, len(PARTS)).astype(np.float64)   # of no events it is of integers
+class _Shares:
+    """The seconds of each part by rank, of which pieces are replaced by the events that they stand for."""
+
+    def __init__(
+        self, part_of: Callable[[Columns], npt.NDArray[np.int8]], columns: Columns,
+        seconds: Mapping[int, Sequence[float]], count: int,
+    ) -> None:
+        self.part_of, self.count, self.parts = part_of, count, part_of(columns)
+        self.durations = columns.numbers("duration_seconds")
+        self.seconds = {rank: np.array(each) for rank, each in seconds.items()}
+
+    def take(self, rank: int, at: npt.NDArray[np.int64]) -> None:
+        """Takes the events at these places out of the parts of a rank."""
+        self.seconds[rank] -= self._by_part(self.parts[at], self.durations[at])
+
+    def give(self, rank: int, columns: Columns, times: int) -> None:
+        """Adds events to the parts of a rank, so often."""
+        self.seconds[rank] += times * self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
+
+    def _by_part(self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The seconds of each part."""
+        return np.bincount(parts, seconds, self.count).astype(np.float64)   # of no events it is of integers

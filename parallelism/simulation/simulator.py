@@ -90,7 +90,7 @@ def step_parts(
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
     each, pieces, trace = _folded(simulated, pricing)
     return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
-                    each.lengths, pieces.priced)
+                    each.lengths, each.lanes.sizes.tolist(), pieces.priced)
 
 
 def equal_devices(

@@ -1,4 +1,13 @@
-from .breakdown import PARTS as PARTS, Split as Split, part_of as part_of, split as split
+from .breakdown import (
+    PARTS as PARTS,
+    STEP_PARTS as STEP_PARTS,
+    Split as Split,
+    StepSplit as StepSplit,
+    part_of as part_of,
+    split as split,
+    step_part_of as step_part_of,
+    step_split as step_split,
+)
 from .by_operation import (
     ByOperation as ByOperation,
     Operation as Operation,

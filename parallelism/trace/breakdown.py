@@ -12,6 +12,8 @@ the message was sent) to the end of the operation; between device and host, for 
 the device is blocked by it, waits for it later, or never waits for it.  The time before is waiting for other devices.
 
 Each moment counts once, for the first part that fits; so communication behind compute is not in the split.
+
+`step_split` has finer parts of a training step, by the kind of op and by the axis that communicates (`StepSplit`).
 """
 
 from typing import NamedTuple
@@ -41,8 +43,44 @@ class Split(NamedTuple):
     idle: float = 0.0
 
 
+class StepSplit(NamedTuple):
+    """Seconds of virtual time of a training step on one device; together the makespan.
+
+    Communication is what is exposed.  Collectives count for an axis by its usual name.
+    """
+
+    products: float = 0.0
+    """Matrix products, forward and backward."""
+    attention: float = 0.0
+    """Attention as one operator; of attention that writes its scores, their softmax."""
+    elementwise: float = 0.0
+    """All other compute of the model: norms, activations, dropout, copies, the loss."""
+    recompute: float = 0.0
+    """What the backward computes again."""
+    update: float = 0.0
+    """Compute of no action of a pipeline: the update by the optimizer."""
+    tp: float = 0.0
+    cp: float = 0.0
+    ep: float = 0.0
+    dp: float = 0.0
+    """Sums over ``dp``, alone or with other axes."""
+    zero: float = 0.0
+    """Reduce-scatters and gathers over ``dp``."""
+    pp: float = 0.0
+    """Messages between devices."""
+    communication: float = 0.0
+    """Over other axes, and with the host."""
+    bubble: float = 0.0
+    """The device waits for others."""
+
+
 PARTS = Split._fields
-_OTHER, _COMMUNICATION, _BUBBLE, _IDLE = map(PARTS.index, ("other", "communication", "bubble", "idle"))
+_OTHER, _COMMUNICATION = map(PARTS.index, ("other", "communication"))
+STEP_PARTS = StepSplit._fields
+_STEP = {name: number for number, name in enumerate(STEP_PARTS)}
+_PRODUCTS = frozenset({"matmul", "einsum"})
+_ATTENTION = frozenset({"attention", "attention_gradient", "attention_weights", "softmax_gradient"})
+_SPLIT_SUMS = frozenset({"reduce_scatter", "all_gather"})
 
 
 def part_of(columns: Columns) -> npt.NDArray[np.int8]:
@@ -53,8 +91,49 @@ def part_of(columns: Columns) -> npt.NDArray[np.int8]:
     return part
 
 
+def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
+    """The index in `STEP_PARTS` of each event of a training step."""
+
+    def op(name: object) -> int:
+        return _STEP["products" if name in _PRODUCTS else "attention" if name in _ATTENTION else "elementwise"]
+
+    def over(axes: tuple[str, ...] | None) -> int:
+        known = [axis for axis in ("dp", "cp", "ep", "tp") if axis in (axes or ())]
+        return _STEP[known[0] if known else "communication"]
+
+    part = columns.mapped("name", op, np.int8)
+    phases = columns.present("phase")
+    if phases.any():
+        part[~phases] = _STEP["update"]
+    part[columns.isin("phase", {"R"})] = _STEP["recompute"]
+    collective = columns.isin("kind", {"collective"})
+    part[collective] = columns.mapped("axes", over, np.int8)[collective]
+    part[collective & (part == _STEP["dp"]) & columns.isin("name", _SPLIT_SUMS)] = _STEP["zero"]
+    part[columns.isin("kind", {"send", "recv", "wait"})] = _STEP["pp"]
+    part[columns.isin("kind", set(HOST_TRAFFIC))] = _STEP["communication"]
+    return part
+
+
 def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     """The split of each rank's time, in seconds.  ``moved`` is ``moving(trace)``, if it was computed before."""
+    seconds = _seconds(trace, part_of(trace.columns), len(PARTS) - 2, moved)
+    return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
+
+
+def step_split(trace: Trace, moved: Moving | None = None) -> dict[int, StepSplit]:
+    """The finer split of each rank's time in a training step, in seconds; ``moved`` as of `split`."""
+    seconds = _seconds(trace, step_part_of(trace.columns), len(STEP_PARTS) - 1, moved)
+    seconds[:, -2] += seconds[:, -1]        # a device that is idle waits
+    return {rank: StepSplit(*row) for rank, row in zip(trace.ranks, seconds[:, :-1].tolist(), strict=True)}
+
+
+def _seconds(
+    trace: Trace, parts: npt.NDArray[np.int8], count: int, moved: Moving | None
+) -> npt.NDArray[np.float64]:
+    """Seconds by rank and part: of the ``count`` parts that events have, of the bubble, and in which it is idle.
+
+    The bubble and the idle time make up the last two columns.
+    """
     makespan, columns = trace.makespan_seconds, trace.columns
     moved = moving(trace) if moved is None else moved
     start = columns.numbers("start_seconds").astype(np.float64)
@@ -63,7 +142,6 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     ranks = np.searchsorted(np.array(trace.ranks), columns.numbers("rank"))
 
     active = counted & ~columns.isin("kind", {"wait"})      # a wait only waits: its operation has the transfer
-    parts = part_of(columns)
     at_once = columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
     since = rounded(np.where(at_once, start, np.maximum(start, moved.since)), end)
     first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
@@ -73,26 +151,25 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     seconds = _first_that_fits(
         np.concatenate([ranks[active], seen]),
         np.concatenate([np.minimum(since, end)[active], first[seen]]), np.concatenate([end[active], last[seen]]),
-        np.concatenate([parts[active], np.full(len(seen), _BUBBLE)]), len(trace.ranks))
+        np.concatenate([parts[active], np.full(len(seen), count)]), len(trace.ranks), count + 1)
     rest = makespan - seconds.sum(axis=1)
-    seconds[:, _IDLE] = np.where(rest > _ROUNDING * makespan, rest, 0)
-    return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
+    return np.column_stack([seconds, np.where(rest > _ROUNDING * makespan, rest, 0)])
 
 
 def _first_that_fits(
     ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64],
-    parts: npt.NDArray[np.int8], count: int,
+    parts: npt.NDArray[np.int8], count: int, kinds: int,
 ) -> npt.NDArray[np.float64]:
-    """Seconds by rank and part, shape (count, len(PARTS)), in which that rank has an interval of that part open, and no
+    """Seconds by rank and part, shape (count, kinds), in which that rank has an interval of that part open, and no
     interval of an earlier part.  An interval has a rank, a start, an end and a part."""
     rank, time = np.concatenate([ranks, ranks]), np.concatenate([starts, ends])
     order = np.lexsort((time, rank))
     rank, time = rank[order], time[order]
     lengths = np.diff(time, append=time[-1:])
     lengths[np.diff(rank, append=rank[-1:] + 1) != 0] = 0      # from a rank's last moment to the next rank's first
-    seconds = np.zeros((count, len(PARTS)))
+    seconds = np.zeros((count, kinds))
     free = np.ones(len(time), np.bool_)
-    for part in range(_IDLE):
+    for part in range(kinds):
         step = np.concatenate([parts == part, -1 * (parts == part)])[order]
         here = free & (np.cumsum(step) > 0)
         seconds[:, part] = np.bincount(rank[here], lengths[here], count)

@@ -20,6 +20,8 @@ from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
+from vcluster.cli.megatron_words import is_model
+from vcluster.cli.training import simulated_training
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
 from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.report import beside, compare, html
@@ -81,7 +83,9 @@ def show(program: str, words: Sequence[str]) -> int:
 
 
 def simulated(program: str, words: Sequence[str]) -> int:
-    """Predict the time of a program on described hardware."""
+    """Predict the time of a program on described hardware, or of a step of training."""
+    if words and is_model(words[0]):
+        return simulated_training(program, words)
     arguments = _parsed(
         words, program, "simulate",
         "Predicts the time of a program on described hardware, op by op, without running it.",

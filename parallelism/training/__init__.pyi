@@ -1,0 +1,4 @@
+from .megatron import MegatronFlags as MegatronFlags
+from .megatron_options import OPTIONS as OPTIONS, UNCHANGING as UNCHANGING, Option as Option
+from .run_figures import Figures as Figures, figures as figures
+from .training_run import TrainingRun as TrainingRun

@@ -1,0 +1,260 @@
+"""`MegatronFlags`: a training run in the flags of Megatron-LM.
+
+    flags = MegatronFlags(num_layers=40, hidden_size=5120, num_attention_heads=40, seq_length=2048, vocab_size=51200,
+                          tensor_model_parallel_size=4, pipeline_model_parallel_size=2, bf16=True)
+    run = flags.run(devices=64)
+    simulate(run.step, "dgx-a100", mesh=run.mesh, batch=run.batch, fold=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
+from parallelism.training.megatron_options import OPTIONS
+from parallelism.training.training_run import TrainingRun
+from parallelism.transforms import (
+    ContextParallel,
+    DataParallel,
+    MixedPrecision,
+    Pipeline,
+    Recompute,
+    SequenceParallel,
+    Strategy,
+    TensorParallel,
+    Transform,
+    Zero,
+)
+
+ATTENTION_CORE = "block.*.attention.core"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronFlags:
+    """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
+
+    Defaults are those of Megatron-LM, with these differences.  The vocabulary is padded to a multiple of 128, whatever
+    ``tensor_model_parallel_size`` is.  Where stages cannot have equally many layers, the first and the last have fewer,
+    because they have the embedding and the head.  Adam is AdamW.
+    """
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    ffn_hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    group_query_attention: bool | None = None
+    num_query_groups: int | None = None
+    seq_length: int | None = None
+    vocab_size: int | None = None
+    make_vocab_size_divisible_by: int | None = None
+    swiglu: bool | None = None
+    normalization: str | None = None
+    position_embedding_type: str | None = None
+    untie_embeddings_and_output_weights: bool | None = None
+    disable_bias_linear: bool | None = None
+    use_flash_attn: bool | None = None
+    attention_dropout: float | None = None
+    hidden_dropout: float | None = None
+    num_experts: int | None = None
+    moe_router_topk: int | None = None
+    tensor_model_parallel_size: int | None = None
+    pipeline_model_parallel_size: int | None = None
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    context_parallel_size: int | None = None
+    expert_model_parallel_size: int | None = None
+    sequence_parallel: bool | None = None
+    use_distributed_optimizer: bool | None = None
+    recompute_granularity: str | None = None
+    recompute_method: str | None = None
+    recompute_num_layers: int | None = None
+    recompute_activations: bool | None = None
+    fp16: bool | None = None
+    bf16: bool | None = None
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS:
+            value = getattr(self, option.field)
+            if value is None:
+                continue
+            if option.choices and value not in option.choices:
+                raise ValueError(f"--{option.name} must be one of {', '.join(option.choices)}, got {value!r}")
+            if not (option.choices or option.switch or option.rate) and (type(value) is not int or value < 1):
+                raise ValueError(f"--{option.name} must be a whole number of at least 1, got {value!r}")
+            if option.rate and not 0 <= value < 1:
+                raise ValueError(f"--{option.name} must be at least 0 and below 1, got {value!r}")
+        if self.fp16 and self.bf16:
+            raise ValueError("--fp16 and --bf16 exclude each other")
+        if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
+            raise ValueError("--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
+                             "of them")
+
+    def given(self, about: str | None = None) -> dict[str, Any]:
+        """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""
+        return {option.field: value for option in OPTIONS
+                if about in (None, option.about) and (value := getattr(self, option.field)) not in (None, False)}
+
+    def words(self) -> tuple[str, ...]:
+        """The flags as words of a command line."""
+        given = self.given()
+        return tuple(word for option in OPTIONS if option.field in given
+                     for word in ((f"--{option.name}",) if option.switch else
+                                  (f"--{option.name}", f"{given[option.field]:g}" if option.rate
+                                   else str(given[option.field]))))
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def spec(self, named: TransformerSpec | None = None) -> TransformerSpec:
+        """The model; with the ``named`` one, the flags that were given replace its figures.
+
+        ``ValueError`` names the flags that are missing, and figures that do not fit together.
+        """
+        if named is None:
+            needed = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size")
+            if missing := [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]:
+                raise ValueError(f"gpt needs {', '.join(missing)}")
+        if self.num_query_groups is not None and not self.group_query_attention:
+            raise ValueError("--num-query-groups has a meaning with --group-query-attention only")
+        figures: dict[str, Any] = {
+            "layers": self.num_layers, "width": self.hidden_size, "heads": self.num_attention_heads,
+            "sequence": self.seq_length, "vocabulary": self.vocab_size, "feed_forward": self.ffn_hidden_size,
+            "activation": self.swiglu and "swiglu", "norm": _NORMS.get(self.normalization or ""),
+            "positions": _POSITIONS.get(self.position_embedding_type or ""),
+            "tied": False if self.untie_embeddings_and_output_weights else None,
+            "biases": False if self.disable_bias_linear else None,
+            "key_value_heads": (self.num_query_groups or 1) if self.group_query_attention else None,
+            "attention_dropout": self.attention_dropout, "hidden_dropout": self.hidden_dropout,
+            "fused_attention": True if self.use_flash_attn else None,
+        }
+        figures = {name: value for name, value in figures.items() if value is not None}
+        if named is not None:
+            spec = replace(named, **figures)
+        else:
+            if self.swiglu and self.ffn_hidden_size is None:
+                figures["feed_forward"] = int(4 * figures["width"] * 2 / 3) // 64 * 64
+            usual = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "fused_attention": False}
+            spec = TransformerSpec(**usual | figures)
+        unit = self.make_vocab_size_divisible_by or 128
+        return replace(spec, vocabulary=-(-spec.vocabulary // unit) * unit)
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def run(self, devices: int, named: TransformerSpec | None = None) -> TrainingRun:
+        """The run on so many devices, those along dp being what the others leave.
+
+        ``ValueError`` for flags that do not fit together, or not these devices.
+        """
+        spec = self.spec(named)
+        tp, cp, pp = (getattr(self, f"{name}_parallel_size") or 1
+                      for name in ("tensor_model", "context", "pipeline_model"))
+        if devices % (tp * cp * pp):
+            raise ValueError(f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
+                             f"{cp} x {pp} devices")
+        dp = devices // (tp * cp * pp)
+        micro = self.micro_batch_size or 1
+        batch = self.global_batch_size or micro * dp
+        if batch % (micro * dp):
+            raise ValueError("--global-batch-size must be a multiple of --micro-batch-size and the devices along dp, "
+                             f"{micro} x {dp} = {micro * dp}, got {batch}")
+        for extent, what, axis, size in (
+            (spec.heads, "heads", "tensor-model", tp), (spec.groups, "heads of keys and values", "tensor-model", tp),
+            (spec.sequence, "tokens", "context", cp),
+        ):
+            if extent % size:
+                raise ValueError(f"--{axis}-parallel-size must divide the {extent} {what}, got {size}")
+        microbatches = batch // (micro * dp)
+        chunks, begins = self._cut(spec, pp)
+        if chunks > 1 and microbatches % pp:
+            raise ValueError(f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
+                             f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}")
+        pipeline = Pipeline("pp", microbatches, "interleaved" if chunks > 1 else "1f1b", chunks, begins)
+        sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+        mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
+        return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh)
+
+    def _cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[str, ...]]:
+        """The stages of each rank, and the regions at which all stages but the first begin."""
+        layers, each = spec.layers, self.num_layers_per_virtual_pipeline_stage
+        if pp > layers:
+            raise ValueError(f"--pipeline-model-parallel-size must be at most the {layers} layers, got {pp}")
+        chunks = 1
+        if each is not None:
+            if layers % (pp * each):
+                raise ValueError(f"--num-layers-per-virtual-pipeline-stage: {layers} layers cannot be dealt to {pp} "
+                                 f"stages in parts of {each}")
+            chunks = layers // (pp * each) if pp > 1 else 1
+        few, more = divmod(layers, pp * chunks)
+        first = (pp * chunks - more + 1) // 2       # so many of the stages with few layers come first
+        counts = [few] * first + [few + 1] * more + [few] * (pp * chunks - more - first)
+        return chunks, tuple(f"block.{layer}" for layer in accumulate(counts[:-1]))
+
+    def _transforms(self, mesh: Mesh, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
+        if self.fp16 or self.bf16:
+            yield MixedPrecision("float16" if self.fp16 else "bfloat16")
+        if "dp" in mesh.axes:
+            yield DataParallel()
+            if self.use_distributed_optimizer:
+                yield Zero(1)
+        if "cp" in mesh.axes:
+            yield ContextParallel()
+        if "tp" in mesh.axes:
+            yield TensorParallel()
+            if self.sequence_parallel:
+                yield SequenceParallel()
+        yield from self._recompute(begins, layers)
+
+    def _recompute(self, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
+        granularity = self.recompute_granularity or ("selective" if self.recompute_activations else None)
+        if granularity != "full" and (self.recompute_method or self.recompute_num_layers):
+            raise ValueError("--recompute-method and --recompute-num-layers have a meaning with "
+                             "--recompute-granularity full only")
+        if granularity == "selective":
+            yield Recompute(ATTENTION_CORE)
+        elif granularity == "full" and self.recompute_method == "block":
+            starts = [0, *(int(each.removeprefix("block.")) for each in begins), layers]
+            most = self.recompute_num_layers or 1
+            again = [layer for start, end in pairwise(starts)
+                     for layer in range(start, min(start + most, end))]
+            yield Recompute("block.*" if len(again) == layers else [f"block.{layer}" for layer in again])
+        elif granularity == "full":
+            if (self.recompute_num_layers or 1) > 1:
+                raise ValueError("--recompute-num-layers with --recompute-method uniform must be 1 here: each layer "
+                                 f"runs again by itself; got {self.recompute_num_layers}")
+            yield Recompute("block.*")
+
+    # -- back ----------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, run: TrainingRun) -> MegatronFlags | None:
+        """The flags about strategy and batch that give such a run of its model; None if there are none."""
+        if not isinstance(run.model, TransformerSpec):
+            return None
+        kinds = {type(each): each for each in run.strategy.transforms}
+        shape, pipeline = run.mesh.shape, run.pipeline
+        again: Any = kinds.get(Recompute)
+        precision: Any = kinds.get(MixedPrecision)
+        stages = shape["pp"] * pipeline.chunks
+        flags = cls(
+            tensor_model_parallel_size=shape.get("tp", 1), pipeline_model_parallel_size=shape["pp"],
+            context_parallel_size=shape.get("cp"),
+            num_layers_per_virtual_pipeline_stage=run.model.layers // stages if pipeline.chunks > 1 else None,
+            sequence_parallel=SequenceParallel in kinds, use_distributed_optimizer=Zero in kinds,
+            recompute_granularity=None if again is None else
+            "selective" if again == Recompute(ATTENTION_CORE) else "full",
+            fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
+            micro_batch_size=run.microbatch, global_batch_size=run.batch)
+        try:
+            found = flags.run(run.mesh.size, run.model)
+        except ValueError:
+            return None
+        return flags if found == run else None
+
+
+_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
+

@@ -1,0 +1,166 @@
+"""`figures`: what a step of a training run takes on a hardware: seconds, use of the devices, parts, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import fsum
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from parallelism.hardware import Hardware, sized_hardware
+from parallelism.models import TransformerSpec
+from parallelism.simulation import StepParts, step_parts
+from parallelism.trace import Trace
+from parallelism.training.training_run import TrainingRun
+
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "other")
+"""The categories of memory."""
+_PRODUCTS = frozenset({"matmul", "einsum", "attention", "attention_gradient"})
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A step of ``run`` on ``hardware``, simulated."""
+
+    run: TrainingRun
+    hardware: Hardware
+    step: StepParts
+
+    @property
+    def trace(self) -> Trace:
+        """The step; one device stands for all equal ones."""
+        return self.step.trace
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the step."""
+        return self.trace.makespan_seconds
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of each part of the step on the device that waits least (`parallelism.trace.StepSplit`).
+
+        The parts add up to `seconds`.  Parts that take no time are left out.
+        """
+        found = self.step.step_split[self.step.slowest]._asdict()
+        largest = max(found, key=found.__getitem__)
+        found[largest] = self.seconds - fsum(value for name, value in found.items() if name != largest)   # of rounding
+        return {name: value for name, value in found.items() if value}
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which the device of `parts` waits for others."""
+        return self.parts.get("bubble", 0.0) / self.seconds
+
+    # -- use of the devices --------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens of a step; None for a model that is no Transformer."""
+        model = self.run.model
+        return self.run.batch * model.sequence if isinstance(model, TransformerSpec) else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all devices together; None for a model that is no Transformer."""
+        return None if self.tokens is None else self.tokens / self.seconds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the products of the model, forward and backward, without what runs again.
+
+        For a Transformer they are those of `TransformerSpec.flops`.
+        """
+        model = self.run.model
+        if isinstance(model, TransformerSpec):
+            return float(model.flops(self.run.batch * model.sequence))
+        return self._executed(again=False)
+
+    @property
+    def tflops_per_device(self) -> float:
+        """10^12 `flops` a second and device."""
+        return self.flops / self.seconds / self.run.mesh.size / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """`flops` a second as a share of the peak of all devices, in the dtype of the products."""
+        return self.flops / self._peak
+
+    @property
+    def hfu(self) -> float:
+        """As `mfu`, but of all products that the devices compute, those that run again included."""
+        return self._executed(again=True) / self._peak
+
+    @property
+    def _peak(self) -> float:
+        return self.seconds * self.run.mesh.size * self.hardware.peak(self.run.dtype)
+
+    def _executed(self, *, again: bool) -> float:
+        """Floating-point operations of the products on all devices."""
+        return float(sum(
+            self.step.devices[rank] * total.flops
+            for rank, operations in self.step.by_operation.items() for operation, total in operations.items()
+            if operation.name in _PRODUCTS and (again or operation.phase != "R")))
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that a device holds at any time."""
+        return max(self.trace.peaks().values(), default=0)
+
+    @property
+    def memory(self) -> list[dict[str, int]]:
+        """By position in the pipeline: what the fullest device holds when it holds most, by category.
+
+        The categories (`CATEGORIES`) of a device add up to its peak.
+        """
+        fullest: dict[int, dict[str, int]] = {}
+        shape = self.run.mesh
+        for rank, held in _held_at_peak(self.trace).items():
+            position = shape.index(rank)["pp"] if "pp" in shape.axes else 0
+            if sum(held.values()) > sum(fullest.get(position, {"": -1}).values()):
+                fullest[position] = held
+        return [fullest[position] for position in sorted(fullest)]
+
+    # -- all -----------------------------------------------------------------------------------------------------------
+
+    def json(self) -> dict[str, Any]:
+        """All figures by name, as JSON has them."""
+        return {
+            **{name: getattr(self, name) for name in (
+                "seconds", "tokens_per_second", "tflops_per_device", "mfu", "hfu", "parts", "bubble", "peak_bytes",
+                "memory")},
+            "mesh": dict(self.run.mesh.shape), "strategy": str(self.run.strategy), "hardware": self.hardware.name,
+            "stack": getattr(self.hardware, "stack", None),
+        }
+
+
+def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **options: Any) -> Figures:
+    """The figures of a step, simulated with one representative of all equal devices.
+
+    ``hardware`` is as `parallelism.hardware.sized_hardware` takes it; a preset gets as many nodes as the run needs.
+    ``options`` are those of `parallelism.step_parts`, such as ``link_sharing=False``.  ``ValueError`` for a hardware
+    with too few devices, or without a rate for the dtype of the run.
+    """
+    found = sized_hardware(hardware, run.mesh.size)
+    found.peak(run.dtype)       # refuses before the work
+    return Figures(run, found, step_parts(run.step, found, mesh=run.mesh, batch=run.batch, **options))
+
+
+def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:
+    """For each rank, the bytes by category at the first moment at which it holds most."""
+    columns = trace.columns
+    columns = columns.take(columns.isin("kind", {"memory"}))
+    names, ranks, sizes = columns.values("name"), columns.numbers("rank"), columns.numbers("nbytes")
+    number = np.array([CATEGORIES.index(name if name in CATEGORIES else "other")
+                       for name in names], np.int64)
+    found = {}
+    for rank in trace.ranks:
+        own = np.flatnonzero(ranks == rank)
+        peak = 1 + int(np.argmax(np.cumsum(sizes[own]))) if len(own) else 0
+        held = np.bincount(number[own[:peak]], sizes[own[:peak]], len(CATEGORIES))
+        found[rank] = dict(zip(CATEGORIES, map(int, held.tolist()), strict=True))
+    return found

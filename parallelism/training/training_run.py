@@ -1,0 +1,87 @@
+"""`TrainingRun`: a step of training as a value, before it is placed on any hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from parallelism.ir import Function, symbols
+from parallelism.kernels.optimizers import SGD, Adam, AdamW
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
+from parallelism.transforms import MixedPrecision, Pipeline, Step, Strategy, train_step
+
+ADAM_W = AdamW(1e-4)
+"""The usual optimizer."""
+ROWS = "B"
+"""The symbol of the rows of the batch, which a pipeline deals to replicas and microbatches."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A model, the rows of a batch, and how both are split: a strategy with a `Pipeline`, of one stage or several.
+
+    ``model`` is a `TransformerSpec`, or the program of a loss with a symbol ``B`` for the rows.  ``ValueError`` for a
+    strategy without a pipeline, for a mesh that lacks one of its axes, and for a batch that cannot be dealt to replicas
+    and microbatches of equal size.
+    """
+
+    model: TransformerSpec | Function
+    batch: int
+    strategy: Strategy
+    mesh: Mesh
+    optimizer: SGD | Adam = ADAM_W
+
+    def __post_init__(self) -> None:
+        self.strategy.text_on(self.mesh)        # refuses axes that the mesh does not have
+        if self.batch % (self.replicas * self.microbatches):
+            raise ValueError(f"a batch of {self.batch} rows cannot be dealt to {self.replicas} replicas of "
+                             f"{self.microbatches} microbatches of equal size")
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages and their schedule."""
+        found = [each for each in self.strategy.transforms if isinstance(each, Pipeline)]
+        if not found:
+            raise ValueError(f"the strategy {self.strategy} has no pipeline; a single stage is one, too: pp 1f1b:1")
+        return found[0]
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of a replica."""
+        return self.pipeline.microbatches
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the pipeline."""
+        return self.mesh.shape.get("dp", 1)
+
+    @property
+    def microbatch(self) -> int:
+        """The rows of a microbatch."""
+        return self.batch // (self.replicas * self.microbatches)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of products: that of mixed precision, or that of the model."""
+        narrow = [each for each in self.strategy.transforms if isinstance(each, MixedPrecision)]
+        if narrow:
+            return str(narrow[0].dtype)
+        if isinstance(self.model, TransformerSpec):
+            return str(self.model.dtype)
+        return str(next(value.type.dtype for value in self.model.inputs))
+
+    @cached_property
+    def step(self) -> Step:
+        """The program of the step, cut into the pipeline."""
+        step: Any = self.strategy(_train_step(self.model, self.optimizer))
+        assert isinstance(step, Step)       # there is a pipeline
+        return step
+
+
+@lru_cache(maxsize=4)
+def _train_step(model: TransformerSpec | Function, optimizer: SGD | Adam) -> Function:
+    """The step before it is split, which runs of one model have in common."""
+    function = model.function(symbols(ROWS)[0]) if isinstance(model, TransformerSpec) else model
+    return train_step(function, optimizer)

@@ -1,0 +1,92 @@
+"""`python -m vcluster simulate` of a model by its name and Megatron-LM's flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parallelism.trace import Trace
+from parallelism.training import MegatronFlags, figures
+from vcluster.__main__ import PROGRAM, main
+from vcluster.demo.command_line import serve
+
+MODEL, ON, SPLIT = map(str.split, (
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100",
+    "--hardware dgx-a100 --devices 4",
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --global-batch-size 4"))
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = serve(PROGRAM, main, ["simulate", *words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_json_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2")
+    run = MegatronFlags(
+        num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=100,
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, bf16=True, global_batch_size=4).run(4)
+    assert (status, json.loads(out)) == (0, figures(run, "dgx-a100").json())
+    assert err == "without effect on a simulated step: --lr, --seed\n"
+
+
+def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
+    _, by_flags, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json")
+    text = "tp=2 precision=bf16 pp@block.1=2 1f1b:4"
+    assert said(capsys, "GPT", *MODEL, *ON, "--strategy", text, "--json")[:2] == (0, by_flags)
+
+
+def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    status, out, _ = said(capsys, "llama3-8b", "--num-layers", "2", "--seq-length", "64", *ON, "--bf16",
+                          "--report", str(page), "--pipeline-model-parallel-size", "2")
+    assert status == 0 and page.stat().st_size > 10_000
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for word in ("llama3-8b: 1.49 G parameters", "step ", "MFU", "bubble", "stage 0", "stage 1", "optimizer"):
+        assert word in out, word
+
+
+def test_a_file_with_the_name_of_a_model_is_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").write_text("func @f(%x: tensor<4xf32>) -> (tensor<4xf32>) {\n  return %x\n}\n")
+    status, out, _ = said(capsys, "gpt2", "--hardware", "dgx-a100", "--save", "t.json")
+    assert status == 0 and "peak memory: 16 bytes" in out
+    assert len(Trace.load("t.json")) > 0
+
+
+def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = said(capsys, "gpt", *MODEL, *ON, "--micro-batch-size", "40000000")
+    assert status == 0 and "It does not fit: " in out and "dgx-a100 has 80.0 GB" in out
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    ("gpt --hardware dgx-a100 --num-layres 3", "there is no option --num-layres; did you mean --num-layers?"),
+    ("gpt --hardware dgx-a100 --hidden-size 8", "gpt needs --num-layers, --num-attention-heads, --seq-length, --voc"),
+    ("gpt2", "the following arguments are required: --hardware"),
+    ("gpt2 --hardware dgx-a10", "--hardware: no hardware 'dgx-a10'; did you mean 'dgx-a100'?"),
+    ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2 has 16 devices, and 8 are asked for"),
+    ("gpt2 --hardware tpu-v4 --devices 100 --bf16", "--hardware: tpu-v4 has 64 devices, fewer than 100"),
+    ("gpt2 --hardware dgx-a100 --devices 3 --tensor-model-parallel-size 2", "3 devices cannot be dealt"),
+    ("gpt2 --hardware dgx-a100 --devices 2 --global-batch-size 3", "1 x 2 = 2, got 3"),
+    ("gpt2 --hardware laptop --devices 1 --bf16", "laptop has no rate for bfloat16"),
+    ("gpt2 --hardware dgx-a100 --devices 1 --recompute-granularity selectiv", "did you mean selective?"),
+    ("gpt2 --hardware dgx-a100 --devices 1 --hidden-dropout 2", "--hidden-dropout must be at least 0 and below 1"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp=4", "--strategy needs a pipeline"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp=2", "has 2 devices, not 4"),
+    ("gpt2 --hardware dgx-a100 --strategy dq=4", "no transform is written 'dq'; did you mean 'dp'?"),
+    ("gpt2 --hardware dgx-a100 --strategy dp=4 --bf16", "leave out --bf16"),
+    ("gpt2 --hardware dgx-a100 --devices 2 --strategy x", "no transform"),
+    ("gpt9 --hardware dgx-a100", "there is neither a model nor a file 'gpt9'; did you mean gpt"),
+    ("m.mlir --hardware dgx-a100", "m.mlir cannot be read"),
+    ("gpt2 --hardware dgx-a100 --report /nowhere/x.html", "--report: /nowhere/x.html cannot be written"),
+])
+def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], words: str, error: str) -> None:
+    status, out, err = said(capsys, *words.split())
+    assert (status, out) == (2, "")
+    assert error in err and err.count("\n") == 1

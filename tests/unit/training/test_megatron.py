@@ -1,0 +1,141 @@
+"""The flags of Megatron-LM: the models and the runs that they say, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec, transformer
+from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags
+from parallelism.transforms import Strategy
+
+SMALL: dict[str, Any] = {
+    "num_layers": 12, "hidden_size": 48, "num_attention_heads": 6, "seq_length": 24, "vocab_size": 130}
+
+
+def test_every_option_is_a_field_and_none_is_without_effect() -> None:
+    assert [each.name for each in fields(MegatronFlags)] == [option.field for option in OPTIONS]
+    assert not {option.name for option in OPTIONS} & set(UNCHANGING)
+
+
+def test_a_model_has_megatrons_defaults() -> None:
+    assert MegatronFlags(**SMALL).spec() == TransformerSpec(
+        layers=12, width=48, heads=6, sequence=24, vocabulary=256, attention_dropout=0.1, hidden_dropout=0.1,
+        fused_attention=False)
+
+
+def test_a_model_in_all_its_flags() -> None:
+    flags = MegatronFlags(
+        **SMALL, group_query_attention=True, num_query_groups=2, make_vocab_size_divisible_by=13, swiglu=True,
+        normalization="RMSNorm", position_embedding_type="rope", untie_embeddings_and_output_weights=True,
+        disable_bias_linear=True, use_flash_attn=True, attention_dropout=0.0, hidden_dropout=0.2)
+    assert flags.spec() == TransformerSpec(
+        layers=12, width=48, heads=6, sequence=24, vocabulary=130, key_value_heads=2, feed_forward=128,
+        activation="swiglu", norm="rms", positions="rotary", tied=False, biases=False, attention_dropout=0.0,
+        hidden_dropout=0.2)
+    assert MegatronFlags(ffn_hidden_size=77, swiglu=True, **SMALL).spec().hidden == 77
+
+
+def test_flags_change_figures_of_a_published_model() -> None:
+    llama = transformer("llama3-8b")
+    assert MegatronFlags().spec(llama) == llama
+    assert MegatronFlags(num_layers=3, seq_length=64).spec(llama).parameters < llama.parameters / 3
+    assert MegatronFlags().spec(transformer("gpt2")).vocabulary == 50_304
+
+
+@pytest.mark.parametrize(("given", "devices", "text", "mesh"), [
+    ({}, 1, "pp 1f1b:1", Mesh(pp=1)),
+    ({"bf16": True, "global_batch_size": 12, "micro_batch_size": 2}, 3, "precision=bf16 dp pp 1f1b:2",
+     Mesh(pp=1, dp=3)),
+    ({"fp16": True, "tensor_model_parallel_size": 2, "sequence_parallel": True, "use_distributed_optimizer": True}, 6,
+     "precision=f16 dp tp sp zero=1 pp 1f1b:1", Mesh(pp=1, dp=3, tp=2)),
+    ({"tensor_model_parallel_size": 3, "pipeline_model_parallel_size": 2, "context_parallel_size": 4}, 24,
+     "cp tp pp@block.6 1f1b:1", Mesh(pp=2, cp=4, tp=3)),
+    ({"pipeline_model_parallel_size": 5, "global_batch_size": 3}, 5,
+     "pp@block.2,block.4,block.7,block.10 1f1b:3", Mesh(pp=5)),
+    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3, "global_batch_size": 8}, 4,
+     "dp pp@block.3,block.6,block.9 interleaved:4x2", Mesh(pp=2, dp=2)),
+    ({"recompute_granularity": "selective", "use_distributed_optimizer": True}, 1,
+     "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),
+    ({"recompute_activations": True}, 1, "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),
+    ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, 1,
+     "recompute=block.* pp 1f1b:1", Mesh(pp=1)),
+    ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2,
+      "pipeline_model_parallel_size": 2}, 2, "recompute=block.0,block.1,block.6,block.7 pp@block.6 1f1b:1", Mesh(pp=2)),
+])
+def test_what_a_run_is(given: dict[str, Any], devices: int, text: str, mesh: Mesh) -> None:
+    run = MegatronFlags(**SMALL, **given).run(devices)
+    assert run.strategy == Strategy.parse(text)
+    assert run.mesh == mesh and list(run.mesh.axes) == list(mesh.axes)
+    assert run.batch == run.replicas * run.microbatches * run.microbatch
+
+
+def test_stages_of_a_model_whose_layers_do_not_divide() -> None:
+    """Grattafiori et al., 2024, section 3.3.2: 126 layers on 16 stages, one fewer on the first and on the last."""
+    run = MegatronFlags(pipeline_model_parallel_size=16).run(16, transformer("llama3-405b"))
+    starts = [0, *(int(each.removeprefix("block.")) for each in run.pipeline.begin), 126]
+    assert [b - a for a, b in pairwise(starts)] == [7, *[8] * 14, 7]
+
+
+@pytest.mark.parametrize(("given", "devices", "error"), [
+    ({"num_layers": None, "vocab_size": None}, 1, "gpt needs --num-layers, --vocab-size"),
+    ({"num_query_groups": 2}, 1, "--num-query-groups has a meaning with --group-query-attention"),
+    ({"bf16": True, "fp16": True}, 1, "--fp16 and --bf16 exclude each other"),
+    ({"num_experts": 4}, 1, "no experts"),
+    ({"tensor_model_parallel_size": 2}, 3, "3 devices cannot be dealt"),
+    ({"tensor_model_parallel_size": 4}, 4, "--tensor-model-parallel-size must divide the 6 heads, got 4"),
+    ({"tensor_model_parallel_size": 3, "group_query_attention": True, "num_query_groups": 2}, 3, "2 heads of keys"),
+    ({"context_parallel_size": 5}, 5, "--context-parallel-size must divide the 24 tokens, got 5"),
+    ({"pipeline_model_parallel_size": 13}, 13, "at most the 12 layers, got 13"),
+    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 5}, 2, "in parts of 5"),
+    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3, "global_batch_size": 3}, 2,
+     "2 stages divide.*are 3"),
+    ({"global_batch_size": 7, "micro_batch_size": 2}, 2, "2 x 2 = 4, got 7"),
+    ({"recompute_method": "block"}, 1, "--recompute-granularity full only"),
+    ({"recompute_granularity": "full", "recompute_num_layers": 2}, 1, "must be 1 here"),
+    ({"recompute_granularity": "some"}, 1, "must be one of full, selective, got 'some'"),
+    ({"hidden_size": 0}, 1, "--hidden-size must be a whole number of at least 1, got 0"),
+    ({"hidden_dropout": 1.0}, 1, "--hidden-dropout must be at least 0 and below 1"),
+    ({"hidden_size": 50}, 1, "heads must divide width"),
+])
+def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        MegatronFlags(**SMALL | given).run(devices)
+
+
+@settings(deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 3]), pp=st.sampled_from([1, 2, 3, 4]), dp=st.integers(1, 3), cp=st.sampled_from([1, 2]),
+    each=st.sampled_from([None, 1, 2]), rounds=st.integers(1, 2), micro=st.integers(1, 2),
+    switches=st.fixed_dictionaries({
+        "sequence_parallel": st.booleans(), "use_distributed_optimizer": st.booleans(),
+        "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
+    precision=st.sampled_from([{}, {"bf16": True}, {"fp16": True}]),
+)
+def test_a_run_is_told_in_flags_that_give_it_again(
+    tp: int, pp: int, dp: int, cp: int, each: int | None, rounds: int, micro: int, switches: dict[str, Any],
+    precision: dict[str, bool],
+) -> None:
+    assume(each is None or 12 % (pp * each) == 0)
+    flags = MegatronFlags(
+        **SMALL, **switches, **precision, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+        context_parallel_size=cp, num_layers_per_virtual_pipeline_stage=each, micro_batch_size=micro,
+        global_batch_size=dp * pp * rounds * micro)
+    run = flags.run(dp * tp * pp * cp)
+    told = MegatronFlags.of(run)
+    assert told is not None
+    assert told.run(run.mesh.size, run.model) == run  # type: ignore[arg-type]
+    again, _ = Strategy.parse_on_mesh(run.strategy.text_on(run.mesh))
+    assert again == run.strategy
+
+
+def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
+    run = MegatronFlags(**SMALL).run(4)
+    for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.0 pp 1f1b:1", "dp pp@block.5 1f1b:1"):
+        other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
+        assert MegatronFlags.of(other) is None, text

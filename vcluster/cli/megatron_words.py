@@ -1,0 +1,89 @@
+"""The words of `simulate gpt` and `plan gpt`: Megatron-LM's flags, the hardware, and the number of devices."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from parallelism.display import WIDTH
+from parallelism.hardware import Hardware, sized_hardware
+from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
+from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, Option
+from vcluster.demo import Parser, WrongWords, hardware_of
+from vcluster.demo.command_line import Arguments, choice, nearest, whole
+
+PLAIN = "gpt"
+"""The model whose figures are all given by flags."""
+
+
+def is_model(word: str) -> bool:
+    """Whether a word names a model, and no file.  Raises `WrongWords` if it is neither, but nearly a model."""
+    known = word.lower().replace("_", "-")
+    if Path(word).exists():
+        return False
+    models = (PLAIN, *TRANSFORMERS)
+    if known not in models and get_close_matches(known, models, 1):
+        raise WrongWords(f"there is neither a model nor a file {word!r}{nearest(known, models)}")
+    return known in models
+
+
+def training_parser(program: str, command: str, description: str, examples: Sequence[str], own: Arguments) -> Parser:
+    """A parser with all flags of Megatron-LM that are known, and those of the command's ``own``."""
+    unchanging = wrap("accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING), WIDTH,
+                      break_on_hyphens=False)
+    parser = Parser({
+        "model": {"metavar": "MODEL", "help": f"{PLAIN}, with all its figures as flags, or a published model, such as "
+                                              "llama3-70b, of which flags change figures"},
+        "--hardware": {"required": True, "metavar": "NAME", "help": "a preset (see `hardware`), or a file"},
+        "--devices": {"type": whole(), "metavar": "N", "help": "number of devices (default: all of the hardware)"},
+        **own,
+    }, prog=f"{program} {command}", description=description, epilog="\n".join([
+        "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]), "", *unchanging, "",
+        "examples:", *(f"  {program} {command} {example}" for example in examples)]))
+    group = parser.add_argument_group("flags of Megatron-LM")
+    for option in OPTIONS:
+        group.add_argument(f"--{option.name}", **_keywords(option))
+    for name, count in UNCHANGING.items():
+        values: dict[str, Any] = {"action": "store_true"} if count == 0 else {"nargs": "*" if count is None else count}
+        group.add_argument(f"--{name}", dest=f"unchanging {name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+                           **values)
+    return parser
+
+
+def _keywords(option: Option) -> dict[str, Any]:
+    shown: dict[str, Any] = {"help": option.help}
+    if option.switch:
+        return shown | {"action": "store_true", "default": None}
+    if option.choices:
+        return shown | {"type": choice(option.choices), "metavar": "|".join(option.choices)}
+    return shown | ({"type": float, "metavar": "RATE"} if option.rate else {"type": whole(), "metavar": "N"})
+
+
+def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
+    """The flags of Megatron-LM that were given.  Those without effect are named on stderr, once."""
+    given = [f"--{name}" for name in UNCHANGING if hasattr(arguments, f"unchanging {name}")]
+    if given:
+        print(f"without effect on a simulated step: {', '.join(given)}", file=sys.stderr)
+    try:
+        return MegatronFlags(**{option.field: getattr(arguments, option.field) for option in OPTIONS})
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+
+
+def named_model(word: str) -> TransformerSpec | None:
+    """The published model of this name; None for `gpt`."""
+    return None if word.lower() == PLAIN else transformer(word)
+
+
+def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
+    """The hardware of ``--hardware`` with room for ``--devices``, and their number."""
+    name, devices = arguments.hardware, arguments.devices
+    try:
+        hardware: Hardware | None = hardware_of(name) if name == "host" else sized_hardware(name, devices)
+    except (ValueError, OSError) as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    assert hardware is not None     # `hardware_of` refuses an uncalibrated host
+    return hardware, hardware.ranks if devices is None else devices

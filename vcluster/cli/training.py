@@ -1,0 +1,137 @@
+"""`simulate gpt`: the time and the memory of a training step in the flags of Megatron-LM."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from parallelism.display import WIDTH, in_columns
+from parallelism.display.quantities import count, seconds
+from parallelism.hardware import Hardware
+from parallelism.models import TransformerSpec
+from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
+from parallelism.training.run_figures import CATEGORIES
+from parallelism.transforms import Pipeline, Strategy
+from vcluster.cli.megatron_words import flags_of, hardware_and_devices, named_model, training_parser
+from vcluster.demo import WrongWords
+from vcluster.demo.command_line import accessing, writable
+from vcluster.report import html
+
+OF_STRATEGY = "--strategy"
+
+
+def simulated_training(program: str, words: Sequence[str]) -> int:
+    """Predict the time and the memory of a training step."""
+    arguments = training_parser(
+        program, "simulate",
+        "Predicts the time and the memory of a step of training, without running it.",
+        ("gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
+         "      --seq-length 2048 --vocab-size 51200 --tensor-model-parallel-size 4\n"
+         "      --global-batch-size 512 --bf16 --hardware dgx-a100 --devices 64",
+         "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
+         'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
+         "      --global-batch-size 512 --hardware dgx-h100"),
+        {OF_STRATEGY: {"metavar": "TEXT", "help": "the strategy with the sizes of its axes, in place of flags"},
+         "--json": {"action": "store_true", "help": "print the figures as JSON"},
+         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"}}).parse(words)
+    if arguments.report is not None:
+        writable(arguments.report, "report")
+    flags = flags_of(arguments)
+    hardware, devices = hardware_and_devices(arguments)
+    try:
+        run = training_run(arguments, flags, devices)
+        found = figures(run, hardware)
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model))
+    if arguments.report is not None:
+        with accessing(arguments.report, option="report"):
+            html(found.trace, arguments.report, hardware=hardware)
+        if not arguments.json:
+            print(f"\nThe page is {arguments.report}")
+    return 0
+
+
+def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: int) -> TrainingRun:
+    """The run that the words say: by flags, or by ``--strategy``.  ``ValueError`` where they do not fit together."""
+    named = named_model(arguments.model)
+    if arguments.strategy is None:
+        return flags.run(devices, named)
+    if taken := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
+        raise ValueError(f"--strategy says all about the strategy; leave out {', '.join(taken)}")
+    strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
+    if mesh.size != devices and arguments.devices is not None:
+        raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
+    pipelines = [each for each in strategy.transforms if isinstance(each, Pipeline)]
+    if not pipelines:
+        raise ValueError("--strategy needs a pipeline with its microbatches, which may have one stage: pp=1 1f1b:8")
+    dealt = mesh.shape.get("dp", 1) * pipelines[0].microbatches
+    batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
+    if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
+        raise ValueError(f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
+                         f"{flags.micro_batch_size} each")
+    return TrainingRun(flags.spec(named), batch, strategy, mesh)
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def told(found: Figures, name: str) -> str:
+    """The figures in 80 columns."""
+    run = found.run
+    lines = [_model(run.model, name), *_run(run, found.hardware), ""]
+    speeds = [f"step {seconds(found.seconds)}", f"{found.tflops_per_device:.1f} Tflop/s a device",
+              f"MFU {found.mfu:.1%}", f"HFU {found.hfu:.1%}"]
+    if found.tokens_per_second is not None:
+        speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
+    lines += [", ".join(speeds), "", "the step by part, on the device that waits least for others", *_parts(found), ""]
+    lines += ["GB of memory by stage, at the peak of its fullest device", *_memory(found)]
+    if found.peak_bytes > found.hardware.memory_bytes:
+        lines += ["", f"It does not fit: {gigabytes(found.peak_bytes)} GB are needed, {found.hardware.name} has "
+                      f"{gigabytes(found.hardware.memory_bytes)} GB."]
+    return "\n".join(lines)
+
+
+def gigabytes(nbytes: float) -> str:
+    """Bytes as GB, 10^9 bytes."""
+    return f"{nbytes / 1e9:.1f}" if nbytes < 1e11 else f"{nbytes / 1e9:.0f}"
+
+
+def _model(model: Any, name: str) -> str:
+    if not isinstance(model, TransformerSpec):
+        return name
+    return (f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, {model.heads} "
+            f"heads, {model.vocabulary} tokens")
+
+
+def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
+    axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
+    text = (f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
+            f"microbatches of {run.microbatch}")
+    words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")      # lists of regions break, too
+    return [*wrap(text, WIDTH), *(line.replace(", ", ",") for line in wrap(
+        words, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))]
+
+
+def _parts(found: Figures) -> list[str]:
+    rows = in_columns([(f"  {name}", seconds(value), f"{value / found.seconds:.1%}")
+                       for name, value in found.parts.items()], 1)
+    bars = ("#" * round(36 * value / found.seconds) for value in found.parts.values())
+    return [f"{row}  {bar}".rstrip() for row, bar in zip(rows, bars, strict=True)]
+
+
+def _memory(found: Figures) -> list[str]:
+    """A line for each stage; equal ones as one line."""
+    rows: list[tuple[str, ...]] = []
+    stages: list[list[int]] = []
+    for stage, held in enumerate(found.memory):
+        cells = (*(gigabytes(held[name]) for name in CATEGORIES), gigabytes(sum(held.values())))
+        if rows and rows[-1] == cells:
+            stages[-1].append(stage)
+        else:
+            rows.append(cells)
+            stages.append([stage])
+    names = [f"  stage {each[0]}" + (f" to {each[-1]}" if len(each) > 1 else "") for each in stages]
+    return in_columns([("", *CATEGORIES, "all"), *((name, *row) for name, row in zip(names, rows, strict=True))], 1)
