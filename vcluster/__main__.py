@@ -24,6 +24,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM}.demo mlp --pp 4   train a perceptron as a pipeline
   {PROGRAM} show M.mlir       print a program, or that of one device
   {PROGRAM} simulate M.mlir   predict its time on described hardware
+  {PROGRAM} simulate gpt ...  the same of a training step, by its flags
   {PROGRAM} run M.mlir        run it on devices here, and compare
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why

@@ -58,7 +58,8 @@ class StepSplit(NamedTuple):
     recompute: float = 0.0
     """What the backward computes again."""
     update: float = 0.0
-    """Compute of no action of a pipeline: the update by the optimizer."""
+    """Compute of no action: the update by the optimizer.  A program without a pipeline has no actions, and no update
+    apart from the rest."""
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0
@@ -102,9 +103,8 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
         return _STEP[known[0] if known else "communication"]
 
     part = columns.mapped("name", op, np.int8)
-    phases = columns.present("phase")
-    if phases.any():
-        part[~phases] = _STEP["update"]
+    if columns.isin("phase", {"F", "B", "I", "W"}).any():
+        part[~columns.present("phase")] = _STEP["update"]
     part[columns.isin("phase", {"R"})] = _STEP["recompute"]
     collective = columns.isin("kind", {"collective"})
     part[collective] = columns.mapped("axes", over, np.int8)[collective]

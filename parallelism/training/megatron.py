@@ -232,7 +232,7 @@ class MegatronFlags:
     @classmethod
     def of(cls, run: TrainingRun) -> MegatronFlags | None:
         """The flags about strategy and batch that give such a run of its model; None if there are none."""
-        if not isinstance(run.model, TransformerSpec):
+        if not isinstance(run.model, TransformerSpec) or run.pipeline is None:
             return None
         kinds = {type(each): each for each in run.strategy.transforms}
         shape, pipeline = run.mesh.shape, run.pipeline

@@ -147,7 +147,7 @@ def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **option
     """
     found = sized_hardware(hardware, run.mesh.size)
     found.peak(run.dtype)       # refuses before the work
-    return Figures(run, found, step_parts(run.step, found, mesh=run.mesh, batch=run.batch, **options))
+    return Figures(run, found, step_parts(run.step, found, **run.placed, **options))
 
 
 def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:

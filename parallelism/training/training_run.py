@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,11 +21,11 @@ ROWS = "B"
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A model, the rows of a batch, and how both are split: a strategy with a `Pipeline`, of one stage or several.
+    """A model, the rows of a batch, and how both are split.
 
-    ``model`` is a `TransformerSpec`, or the program of a loss with a symbol ``B`` for the rows.  ``ValueError`` for a
-    strategy without a pipeline, for a mesh that lacks one of its axes, and for a batch that cannot be dealt to replicas
-    and microbatches of equal size.
+    ``model`` is a `TransformerSpec`, or the program of a loss with a symbol ``B`` for the rows.  A strategy without a
+    `Pipeline` has one stage, which works on the whole batch at once.  ``ValueError`` for a mesh that lacks an axis of
+    the strategy, and for a batch that cannot be dealt to replicas and microbatches of equal size.
     """
 
     model: TransformerSpec | Function
@@ -40,17 +41,14 @@ class TrainingRun:
                              f"{self.microbatches} microbatches of equal size")
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The stages and their schedule."""
-        found = [each for each in self.strategy.transforms if isinstance(each, Pipeline)]
-        if not found:
-            raise ValueError(f"the strategy {self.strategy} has no pipeline; a single stage is one, too: pp 1f1b:1")
-        return found[0]
+    def pipeline(self) -> Pipeline | None:
+        """The stages and their schedule; None for a single stage without microbatches."""
+        return next((each for each in self.strategy.transforms if isinstance(each, Pipeline)), None)
 
     @property
     def microbatches(self) -> int:
         """The number of microbatches of a replica."""
-        return self.pipeline.microbatches
+        return self.pipeline.microbatches if self.pipeline else 1
 
     @property
     def replicas(self) -> int:
@@ -73,11 +71,16 @@ class TrainingRun:
         return str(next(value.type.dtype for value in self.model.inputs))
 
     @cached_property
-    def step(self) -> Step:
-        """The program of the step, cut into the pipeline."""
-        step: Any = self.strategy(_train_step(self.model, self.optimizer))
-        assert isinstance(step, Step)       # there is a pipeline
-        return step
+    def step(self) -> Step | Function:
+        """The program of the step, maybe cut into a pipeline."""
+        step = _train_step(self.model, self.optimizer)
+        made: Any = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
+        return made  # type: ignore[no-any-return]
+
+    @property
+    def placed(self) -> Mapping[str, Any]:
+        """What `parallelism.simulate` is told besides the step and the hardware: the mesh, and for stages the batch."""
+        return {"mesh": self.mesh, "batch": self.batch if self.pipeline else None}
 
 
 @lru_cache(maxsize=4)

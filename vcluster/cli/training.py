@@ -10,16 +10,17 @@ from typing import Any
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, seconds
 from parallelism.hardware import Hardware
+from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.megatron_words import flags_of, hardware_and_devices, named_model, training_parser
-from vcluster.demo import WrongWords
+from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, writable
 from vcluster.report import html
 
-OF_STRATEGY = "--strategy"
+ONE_DEVICE = Mesh(devices=1)
 
 
 def simulated_training(program: str, words: Sequence[str]) -> int:
@@ -33,7 +34,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
          "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
          'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
          "      --global-batch-size 512 --hardware dgx-h100"),
-        {OF_STRATEGY: {"metavar": "TEXT", "help": "the strategy with the sizes of its axes, in place of flags"},
+        {"--strategy": {"metavar": "TEXT", "help": "the strategy with the sizes of its axes, in place of flags"},
+         "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
          "--json": {"action": "store_true", "help": "print the figures as JSON"},
          "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"}}).parse(words)
     if arguments.report is not None:
@@ -58,16 +60,19 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     """The run that the words say: by flags, or by ``--strategy``.  ``ValueError`` where they do not fit together."""
     named = named_model(arguments.model)
     if arguments.strategy is None:
+        if arguments.mesh is not None:
+            raise ValueError("--mesh has a meaning with --strategy only; flags give the sizes of the axes")
         return flags.run(devices, named)
     if taken := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
         raise ValueError(f"--strategy says all about the strategy; leave out {', '.join(taken)}")
-    strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
+    if arguments.mesh is None:
+        strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
+    else:
+        strategy, mesh = Strategy.parse(arguments.strategy), mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
     if mesh.size != devices and arguments.devices is not None:
         raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
     pipelines = [each for each in strategy.transforms if isinstance(each, Pipeline)]
-    if not pipelines:
-        raise ValueError("--strategy needs a pipeline with its microbatches, which may have one stage: pp=1 1f1b:8")
-    dealt = mesh.shape.get("dp", 1) * pipelines[0].microbatches
+    dealt = mesh.shape.get("dp", 1) * (pipelines[0].microbatches if pipelines else 1)
     batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
         raise ValueError(f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "

@@ -37,6 +37,18 @@ def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> N
     _, by_flags, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json")
     text = "tp=2 precision=bf16 pp@block.1=2 1f1b:4"
     assert said(capsys, "GPT", *MODEL, *ON, "--strategy", text, "--json")[:2] == (0, by_flags)
+    sizes = ["--strategy", "tp precision=bf16 pp@block.1 1f1b:4", "--mesh"]
+    assert said(capsys, "gpt", *MODEL, *ON, *sizes, "pp=2,tp=2", "--json")[:2] == (0, by_flags)
+    other = json.loads(said(capsys, "gpt", *MODEL, *ON, *sizes, "tp=2,pp=2", "--json")[1])
+    assert [*other["mesh"]] == ["tp", "pp"] and other["peak_bytes"] == json.loads(by_flags)["peak_bytes"]
+
+
+def test_a_strategy_without_stages_works_on_the_batch_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("gpt", *MODEL, *ON, "--strategy", "dp=4 zero=3 precision=bf16", "--global-batch-size", "8", "--json")
+    status, out, _ = said(capsys, *words)
+    found = json.loads(out)
+    assert status == 0 and found["strategy"] == "precision=bf16 dp zero=3" and found["parts"]["zero"] > 0
+    assert found["bubble"] == 0 and len(found["memory"]) == 1
 
 
 def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -44,9 +56,9 @@ def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFix
     status, out, _ = said(capsys, "llama3-8b", "--num-layers", "2", "--seq-length", "64", *ON, "--bf16",
                           "--report", str(page), "--pipeline-model-parallel-size", "2")
     assert status == 0 and page.stat().st_size > 10_000
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= 80
-    for word in ("llama3-8b: 1.49 G parameters", "step ", "MFU", "bubble", "stage 0", "stage 1", "optimizer"):
+    *lines, written = out.splitlines()
+    assert max(map(len, lines)) <= 80 and written == f"The page is {page}"
+    for word in ("llama3-8b: 1.49 G parameters", "step ", "MFU", "bubble", "stage 0 to 1", "optimizer"):
         assert word in out, word
 
 
@@ -77,7 +89,9 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt2 --hardware laptop --devices 1 --bf16", "laptop has no rate for bfloat16"),
     ("gpt2 --hardware dgx-a100 --devices 1 --recompute-granularity selectiv", "did you mean selective?"),
     ("gpt2 --hardware dgx-a100 --devices 1 --hidden-dropout 2", "--hidden-dropout must be at least 0 and below 1"),
-    ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp=4", "--strategy needs a pipeline"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --mesh dp=4", "--mesh has a meaning with --strategy only"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp --mesh dp=four", "--mesh: axis 'dp' needs a whole number"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp=4 --micro-batch-size 2 --global-batch-size 4", "not 2 each"),
     ("gpt2 --hardware dgx-a100 --devices 4 --strategy dp=2", "has 2 devices, not 4"),
     ("gpt2 --hardware dgx-a100 --strategy dq=4", "no transform is written 'dq'; did you mean 'dp'?"),
     ("gpt2 --hardware dgx-a100 --strategy dp=4 --bf16", "leave out --bf16"),

@@ -118,7 +118,7 @@ def test_a_program_is_a_run_as_well() -> None:
 
 
 @pytest.mark.parametrize(("text", "mesh", "batch", "error"), [
-    ("dp", Mesh(dp=2), 4, "has no pipeline"),
+    ("dp zero=3", Mesh(dp=2), 5, "a batch of 5 rows cannot be dealt to 2 replicas of 1 microbatches"),
     ("dp pp 1f1b:2", Mesh(pp=1, dp=2), 6, "a batch of 6 rows cannot be dealt to 2 replicas of 2 microbatches"),
     ("dp tp pp 1f1b:2", Mesh(pp=1, dp=2), 4, "tp needs an axis 'tp'"),
 ])
