@@ -8,7 +8,7 @@ folded simulation does not contain all of them.  It is exact in two cases:
     other links                           no message, and no collective that is not simulated, crosses the links of a
                                           simulated collective; this is checked for all groups
 
-In any other case folding is refused with ``ValueError``.
+In any other case folding is refused with `CannotFold`.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from parallelism.hardware import Channel, Hardware
 from parallelism.operation.errors import keys_by_value
 from parallelism.simulation.event_classes import Ints, Templates
-from parallelism.simulation.folding import Lanes
+from parallelism.simulation.folding import CannotFold, Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
@@ -110,13 +110,13 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
         for number in range(len(templates.groups[int(templates.axes_of[look])]))
     ]
     if messages or len(everywhere) > MOST_GROUPS:
-        raise ValueError(_SHARED)
+        raise CannotFold(_SHARED)
     own, others = set[Channel](), set[Channel]()
     for look, number in everywhere:
         users = own if (look, number) in simulated else others
         users.update(pricing.collective(*templates.collective(look, number)).crossing)
     if own & others:
-        raise ValueError(_SHARED)
+        raise CannotFold(_SHARED)
 
 
 _SHARED = ("collectives of equal devices share links, so that one of these cannot stand for the others; simulate all, "

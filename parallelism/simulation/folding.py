@@ -12,7 +12,7 @@ one element more than others.  These devices count as equal.
 
 Messages share links, which is a problem if only some of the devices are simulated.  So two conditions must hold: a link
 that the messages of representatives cross is crossed by no other messages, and equal messages meet equal messages on
-their links.  Otherwise folding is refused with ``ValueError``.  The *representative* of a lane is its lowest rank.
+their links.  Otherwise folding is refused with `CannotFold`.  The *representative* of a lane is its lowest rank.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,10 @@ from parallelism.cost.group_shapes import group_shapes, places_of
 from parallelism.events.columns import combined
 from parallelism.hardware import Hardware
 from parallelism.simulation.event_classes import Ints, Templates
+
+
+class CannotFold(ValueError):
+    """One of several equal devices cannot stand for the others, because they share links."""
 
 
 class Lanes(NamedTuple):
@@ -163,7 +167,7 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
     alike = _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel])
     if not alike or ((among > 0) & (among < count)).any():
-        raise ValueError(_SHARED)
+        raise CannotFold(_SHARED)
 
 
 def _of_users(like: Ints, channel: Ints) -> Ints:

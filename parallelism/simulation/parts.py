@@ -46,6 +46,13 @@ class StepParts:
     devices: Mapping[int, int]
     """By rank: the number of equal devices that it stands for."""
 
+    @classmethod
+    def of_all(cls, trace: Trace) -> "StepParts":
+        """The parts of a trace of all devices and events."""
+        moved = moving(trace)
+        return cls(trace, split(trace, moved), step_split(trace, moved), totals_by_operation(trace.columns),
+                   dict.fromkeys(trace.ranks, 1))
+
     @property
     def slowest(self) -> int:
         """The rank that waits least for others, the first of several: what it does lasts as long as the step."""

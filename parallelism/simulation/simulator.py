@@ -64,7 +64,7 @@ def simulate(
     ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`.
 
     ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and,
-    with ``fold``, for messages or collectives that share links in a way that cannot be folded.
+    with ``fold``, for messages or collectives that share links in a way that cannot be folded (`CannotFold`).
     """
     simulated = simulated_operation(operation, mesh, batch, numbers)
     size = simulated.mesh.size

@@ -37,9 +37,10 @@ ATTENTION_CORE = "block.*.attention.core"
 class MegatronFlags:
     """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
 
-    Defaults are those of Megatron-LM, with these differences.  The vocabulary is padded to a multiple of 128, whatever
-    ``tensor_model_parallel_size`` is.  Where stages cannot have equally many layers, the first and the last have fewer,
-    because they have the embedding and the head.  Adam is AdamW.
+    Defaults are those of Megatron-LM, with these differences.  Weights are in bfloat16, with a main copy in float32,
+    unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
+    of 128, whatever ``tensor_model_parallel_size`` is.  Where stages cannot have equally many layers, the first and the
+    last have fewer, because they have the embedding and the head.  Adam is AdamW.
     """
 
     num_layers: int | None = None
@@ -74,6 +75,7 @@ class MegatronFlags:
     recompute_activations: bool | None = None
     fp16: bool | None = None
     bf16: bool | None = None
+    fp32: bool | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
 
@@ -88,8 +90,8 @@ class MegatronFlags:
                 raise ValueError(f"--{option.name} must be a whole number of at least 1, got {value!r}")
             if option.rate and not 0 <= value < 1:
                 raise ValueError(f"--{option.name} must be at least 0 and below 1, got {value!r}")
-        if self.fp16 and self.bf16:
-            raise ValueError("--fp16 and --bf16 exclude each other")
+        if len(several := [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]) > 1:
+            raise ValueError(f"{' and '.join(several)} exclude each other")
         if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
             raise ValueError("--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
                              "of them")
@@ -194,7 +196,7 @@ class MegatronFlags:
         return chunks, tuple(f"block.{layer}" for layer in accumulate(counts[:-1]))
 
     def _transforms(self, mesh: Mesh, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
-        if self.fp16 or self.bf16:
+        if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16")
         if "dp" in mesh.axes:
             yield DataParallel()
@@ -247,6 +249,7 @@ class MegatronFlags:
             recompute_granularity=None if again is None else
             "selective" if again == Recompute(ATTENTION_CORE) else "full",
             fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
+            fp32=precision is None,
             micro_batch_size=run.microbatch, global_batch_size=run.batch)
         try:
             found = flags.run(run.mesh.size, run.model)

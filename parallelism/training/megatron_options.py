@@ -61,7 +61,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("recompute-num-layers", "strategy", "with block: so many layers of each stage"),
     Option("recompute-activations", "strategy", "the same as --recompute-granularity selective", switch=True),
     Option("fp16", "strategy", "float16, with a main copy of the weights in float32", switch=True),
-    Option("bf16", "strategy", "bfloat16, with a main copy of the weights in float32", switch=True),
+    Option("bf16", "strategy", "bfloat16, with a main copy of the weights in float32 (the default)", switch=True),
+    Option("fp32", "strategy", "float32 throughout", switch=True),
     Option("micro-batch-size", "batch", "sequences of a microbatch (1)"),
     Option("global-batch-size", "batch", "sequences of a step (one microbatch for each replica)"),
 )

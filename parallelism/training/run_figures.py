@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.models import TransformerSpec
-from parallelism.simulation import StepParts, step_parts
+from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
 from parallelism.trace import Trace
 from parallelism.training.training_run import TrainingRun
 
@@ -142,12 +142,17 @@ def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **option
     """The figures of a step, simulated with one representative of all equal devices.
 
     ``hardware`` is as `parallelism.hardware.sized_hardware` takes it; a preset gets as many nodes as the run needs.
-    ``options`` are those of `parallelism.step_parts`, such as ``link_sharing=False``.  ``ValueError`` for a hardware
-    with too few devices, or without a rate for the dtype of the run.
+    Where equal devices share links, every device is simulated.  ``options`` are those of `parallelism.step_parts`, such
+    as ``link_sharing=False``.  ``ValueError`` for a hardware with too few devices, or without a rate for the dtype of
+    the run.
     """
     found = sized_hardware(hardware, run.mesh.size)
     found.peak(run.dtype)       # refuses before the work
-    return Figures(run, found, step_parts(run.step, found, **run.placed, **options))
+    try:
+        return Figures(run, found, step_parts(run.step, found, **run.placed, **options))
+    except CannotFold:
+        trace = simulate(run.step, found, **run.placed, **options)
+    return Figures(run, found, StepParts.of_all(trace))
 
 
 def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:

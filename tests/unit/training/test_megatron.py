@@ -16,6 +16,7 @@ from parallelism.transforms import Strategy
 
 SMALL: dict[str, Any] = {
     "num_layers": 12, "hidden_size": 48, "num_attention_heads": 6, "seq_length": 24, "vocab_size": 130}
+WIDE: dict[str, Any] = SMALL | {"fp32": True}
 
 
 def test_every_option_is_a_field_and_none_is_without_effect() -> None:
@@ -50,10 +51,11 @@ def test_flags_change_figures_of_a_published_model() -> None:
 
 @pytest.mark.parametrize(("given", "devices", "text", "mesh"), [
     ({}, 1, "pp 1f1b:1", Mesh(pp=1)),
-    ({"bf16": True, "global_batch_size": 12, "micro_batch_size": 2}, 3, "precision=bf16 dp pp 1f1b:2",
+    ({"fp32": None}, 1, "precision=bf16 pp 1f1b:1", Mesh(pp=1)),
+    ({"bf16": True, "fp32": None, "global_batch_size": 12, "micro_batch_size": 2}, 3, "precision=bf16 dp pp 1f1b:2",
      Mesh(pp=1, dp=3)),
-    ({"fp16": True, "tensor_model_parallel_size": 2, "sequence_parallel": True, "use_distributed_optimizer": True}, 6,
-     "precision=f16 dp tp sp zero=1 pp 1f1b:1", Mesh(pp=1, dp=3, tp=2)),
+    ({"fp16": True, "fp32": None, "tensor_model_parallel_size": 2, "sequence_parallel": True,
+      "use_distributed_optimizer": True}, 6, "precision=f16 dp tp sp zero=1 pp 1f1b:1", Mesh(pp=1, dp=3, tp=2)),
     ({"tensor_model_parallel_size": 3, "pipeline_model_parallel_size": 2, "context_parallel_size": 4}, 24,
      "cp tp pp@block.6 1f1b:1", Mesh(pp=2, cp=4, tp=3)),
     ({"pipeline_model_parallel_size": 5, "global_batch_size": 3}, 5,
@@ -69,7 +71,7 @@ def test_flags_change_figures_of_a_published_model() -> None:
       "pipeline_model_parallel_size": 2}, 2, "recompute=block.0,block.1,block.6,block.7 pp@block.6 1f1b:1", Mesh(pp=2)),
 ])
 def test_what_a_run_is(given: dict[str, Any], devices: int, text: str, mesh: Mesh) -> None:
-    run = MegatronFlags(**SMALL, **given).run(devices)
+    run = MegatronFlags(**WIDE | given).run(devices)
     assert run.strategy == Strategy.parse(text)
     assert run.mesh == mesh and list(run.mesh.axes) == list(mesh.axes)
     assert run.batch == run.replicas * run.microbatches * run.microbatch
@@ -115,7 +117,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error
     switches=st.fixed_dictionaries({
         "sequence_parallel": st.booleans(), "use_distributed_optimizer": st.booleans(),
         "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
-    precision=st.sampled_from([{}, {"bf16": True}, {"fp16": True}]),
+    precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}]),
 )
 def test_a_run_is_told_in_flags_that_give_it_again(
     tp: int, pp: int, dp: int, cp: int, each: int | None, rounds: int, micro: int, switches: dict[str, Any],
@@ -135,7 +137,7 @@ def test_a_run_is_told_in_flags_that_give_it_again(
 
 
 def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
-    run = MegatronFlags(**SMALL).run(4)
+    run = MegatronFlags(**WIDE).run(4)
     for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.0 pp 1f1b:1", "dp pp@block.5 1f1b:1"):
         other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
         assert MegatronFlags.of(other) is None, text

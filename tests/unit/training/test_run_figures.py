@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import fsum
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.models import mlp
-from parallelism.simulation import simulate, step_parts
+from parallelism.simulation import CannotFold, simulate, step_parts
 from parallelism.trace import split, step_split
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.transforms import SGD, Strategy
@@ -125,6 +126,18 @@ def test_a_program_is_a_run_as_well() -> None:
 def test_a_run_that_does_not_fit_is_refused(text: str, mesh: Mesh, batch: int, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         TrainingRun(run_of("one device").model, batch, Strategy.parse(text), mesh)
+
+
+def test_where_equal_devices_share_links_all_are_simulated() -> None:
+    hardware = Hardware.preset("dgx-a100:2")
+    inner, outer = hardware.links
+    crowded = replace(hardware, links=(replace(inner, extents=2), replace(outer, ports=1)))
+    run = MegatronFlags(**SMALL, pipeline_model_parallel_size=2, global_batch_size=4).run(4)
+    with pytest.raises(CannotFold, match="share links"):
+        step_parts(run.step, crowded, **run.placed)
+    found, trace = figures(run, crowded), simulate(run.step, crowded, **run.placed)
+    assert found.seconds == trace.makespan_seconds and found.trace.ranks == (0, 1, 2, 3)
+    assert fsum(found.parts.values()) == found.seconds and found.mfu == pytest.approx(found.hfu)
 
 
 def test_too_few_devices_and_a_dtype_without_a_rate_are_refused() -> None:
