@@ -1,4 +1,5 @@
-from .device_program import ACTIVATIONS as ACTIVATIONS, METHODS as METHODS
+from .device_calls import METHODS as METHODS
+from .device_program import ACTIVATIONS as ACTIVATIONS
 from .executable import Executable as Executable
 from .op_profile import Profile as Profile
 from .pipelined_program import PipelinedProgram as PipelinedProgram, Share as Share

@@ -11,6 +11,14 @@ step holds the memory of its outputs, computes or communicates, and then frees t
     memory -     one event for each category of the freed values
 
 Flops are counted where there are floats; an op on integers or bools is counted by its bytes.
+
+With overlap (`parallelism.execution.overlapping`) some collectives start in one step and are waited for in another:
+
+    memory +     the outputs, when they start; a sum that may replace its input takes its memory
+    collective   one for all that are one call
+    ...          other steps
+    wait         before the first op that reads an output, or that writes over an input
+    memory -     the freed values, inputs of the collectives among them
 """
 
 from collections import Counter
@@ -24,16 +32,13 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
+from parallelism.execution.device_calls import METHODS, StartedCall, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
+from parallelism.execution.waiting import Run, Start, Wait, in_steps
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
-from parallelism.layouts import step_of
-from parallelism.mesh import split_sizes
-from parallelism.mesh.uneven import starts
 from parallelism.operation import Device
-from parallelism.resharding import run_step
-from parallelism.sharding import device_op
 from parallelism.transforms.parts import AGAIN
 
 Held = tuple[tuple[str, int], ...]
@@ -76,20 +81,47 @@ class ProgramStep(NamedTuple):
     """Whether it runs again in the backward: then its phase is ``R``, whatever the action."""
 
 
+class StartStep(NamedTuple):
+    """The start of collectives that are one call."""
+
+    number: int
+    """The number of the call in the program."""
+    call: Op
+    """What they are together."""
+    ops: tuple[Op, ...]
+    held: Held
+    """Memory that their outputs take."""
+    freed: Held = ()
+
+
+class WaitStep(NamedTuple):
+    """The wait for a call."""
+
+    number: int
+    ops: tuple[Op, ...]
+    freed: Held
+    unread: tuple[str, ...]
+    into: tuple[str | None, ...]
+    """As in `ProgramStep`, for the output of each op."""
+    held: Held = ()
+
+
 @dataclass(frozen=True)
 class DeviceProgram:
     """A function of local shapes, and the categories that the memory of its values is counted in.
 
     ``categories`` has the categories of values by their names.  Of the other values the inputs are ``inputs``, the
     outputs ``outputs``, and the rest ``activations``.  ``seconds(op)`` are the seconds of an op, in place of its flops
-    and bytes.  ``donated`` has the values that lie in the memory of donated inputs.  ``ValueError`` for a function with
-    symbols.
+    and bytes.  ``donated`` has the values that lie in the memory of donated inputs.  ``calls`` has the collectives that
+    are waited for later, by their numbers among the ops; those of one call follow each other.  ``ValueError`` for a
+    function with symbols.
     """
 
     function: Function
     categories: Mapping[str, str]
     seconds: Callable[[Op], float] | None = None
     donated: Donated = field(default_factory=dict)
+    calls: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if symbols := ", ".join(sorted(self.function.symbols)):
@@ -101,18 +133,35 @@ class DeviceProgram:
         return self._held(self.function.inputs)
 
     @cached_property
-    def steps(self) -> tuple[ProgramStep, ...]:
+    def steps(self) -> tuple[ProgramStep | StartStep | WaitStep, ...]:
         """The ops in their order."""
         function, donated = self.function, self.donated
+        if self.calls:
+            return tuple(map(self._overlapped_step, in_steps(function, self.calls, donated)))
         memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
         return tuple(
-            ProgramStep(
-                op, self._cost(op), self._held(taken), self._held(freed), tuple(value.name for value in unread),
-                tuple(donated[value].name if value in donated else None for value in op.outputs)
-                if not donated.keys().isdisjoint(op.outputs) else (),
-                any(value.name.startswith(AGAIN) for value in op.outputs))
+            ProgramStep(op, self._cost(op), self._held(taken), self._held(freed),
+                        tuple(value.name for value in unread), self._into(op.outputs), _runs_again(op))
             for op, taken, freed, unread in zip(function.ops, *memory, strict=True)
         )
+
+    def _overlapped_step(self, step: Run | Start | Wait) -> ProgramStep | StartStep | WaitStep:
+        names = tuple(value.name for value in step.unread)
+        match step:
+            case Run(op):
+                return ProgramStep(op, self._cost(op), self._held(step.taken), self._held(step.freed), names,
+                                   self._into(op.outputs), _runs_again(op))
+            case Start(number, ops):
+                return StartStep(number, one_call(ops), ops, self._held(step.taken))
+            case Wait(number, ops):
+                into = self._into(tuple(op.outputs[0] for op in ops))
+                return WaitStep(number, ops, self._held(step.freed), names, into)
+
+    def _into(self, outputs: Sequence[Value]) -> tuple[str | None, ...]:
+        """For each output the name of the donated input whose memory it takes; empty if none does."""
+        if self.donated.keys().isdisjoint(outputs):
+            return ()
+        return tuple(self.donated[value].name if value in self.donated else None for value in outputs)
 
     @cached_property
     def written(self) -> frozenset[str]:
@@ -131,9 +180,28 @@ class DeviceProgram:
         """
         values = {value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         places = {name: mark for name, mark in marks.items() if name != "phase"}
-        run_op, compute, hold = array_maker(device).run_op, device.compute, device.hold
+        arrays_of = array_maker(device)
+        run_op, compute, hold = arrays_of.run_op, device.compute, device.hold
         again = {**marks, "phase": RECOMPUTED}
-        for op, cost, held, freed, unread, names, runs_again in self.steps:
+        under_way: dict[int, Any] = {}
+        for step in self.steps:
+            if not isinstance(step, ProgramStep):
+                for category, nbytes in step.held:
+                    hold(category, nbytes, **places)
+                if isinstance(step, StartStep):
+                    inputs = [values[op.inputs[0].name] for op in step.ops]
+                    under_way[step.number] = arrays_of.start(step.call, step.ops, inputs)
+                else:
+                    places_of = [name and values[name] for name in step.into]
+                    outputs = arrays_of.wait(under_way.pop(step.number), places_of)
+                    values.update((op.outputs[0].name, array) for op, array in zip(step.ops, outputs, strict=True))
+                    for name in step.unread:
+                        del values[name]
+                    del outputs, places_of
+                for category, nbytes in step.freed:
+                    hold(category, -nbytes, **places)
+                continue
+            op, cost, held, freed, unread, names, runs_again = step
             inputs = [values[value.name] for value in op.inputs]
             into = [name and values[name] for name in names] if names else ()
             for category, nbytes in held:
@@ -187,6 +255,10 @@ class DeviceProgram:
         return outputs | {value.name: INPUTS for value in self.function.inputs} | dict(self.categories)
 
 
+def _runs_again(op: Op) -> bool:
+    return any(value.name.startswith(AGAIN) for value in op.outputs)
+
+
 def communicates(op: Op) -> bool:
     """Whether an op is a collective or a message."""
     return op.kind in CALLS or (op.kind == "relayout" and op["step"] != "slice")
@@ -234,25 +306,12 @@ class KernelArrays:
             array = np.array(array, order="C")
         return array,
 
+    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Array]) -> StartedCall:
+        """Starts collectives as one call."""
+        return started(self.device, call, ops, inputs)
 
-# -- the ops that call a method of the device --------------------------------------------------------------------------
+    def wait(self, work: StartedCall, into: Sequence[Array | None] = ()) -> tuple[Array, ...]:
+        """The outputs of the collectives."""
+        return written_into(work.wait(), into)
 
 
-def _all_slice(device: Device, op: Op, x: Array) -> Any:
-    places = starts(split_sizes(x.shape[op["dim"]], tuple(device.mesh.shape[axis] for axis in op["axes"])))
-    mine = device.position(op["axes"])
-    return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
-
-
-METHODS: dict[str, Callable[[Device, Op, Array], Any]] = {
-    "all_reduce": lambda device, op, x: device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype)),
-    "all_gather": lambda device, op, x: device.all_gather(x, op["axes"], dim=op["dim"]),
-    "reduce_scatter": lambda device, op, x: device.reduce_scatter(
-        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype)),
-    "all_to_all": lambda device, op, x: device.all_to_all(
-        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"]),
-    "permute": lambda device, op, x: device.permute(x, op["pairs"], op["axes"]),
-    "all_slice": _all_slice,
-    "relayout": lambda device, op, x: run_step(device, step_of(op, device.mesh), x),
-}
-"""The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output."""

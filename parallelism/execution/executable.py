@@ -13,11 +13,13 @@ from typing import Any
 
 from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.overlapping import Order, overlapped
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
 from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
+from parallelism.transforms import Overlap
 
 
 class Executable(Operation):
@@ -61,6 +63,8 @@ class Executable(Operation):
             if not named:
                 raise ValueError(f"categories name %{name}, which {self.name} has not")
             self.categories.update(dict.fromkeys(named, category))
+        self.order = self._overlapped()
+        """The order in which devices run the ops; None: that of the program."""
         self._by_class: dict[int, DeviceProgram] = {}
         self._own_operators: tuple[Operator, ...] = ()
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
@@ -84,9 +88,17 @@ class Executable(Operation):
             self._by_class[number] = self._device_program(self.programs.program(self.programs.classes[number][0]))
         return self._by_class[number]
 
+    def _overlapped(self) -> Order | None:
+        overlap = Overlap.of(self.programs.function)
+        if overlap is None:
+            return None
+        return overlapped([self.programs.program(each.rank) for each in self.programs.classes], overlap)
+
     def _device_program(self, function: Function) -> DeviceProgram:
+        function = self.order.of(function) if self.order else function
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
-        return DeviceProgram(function, self.categories, self.seconds, donated)
+        return DeviceProgram(
+            function, self.categories, self.seconds, donated, self.order.calls if self.order else ())
 
     @property
     def writes_inputs(self) -> bool:
@@ -111,8 +123,8 @@ class Executable(Operation):
             OPERATORS.setdefault(entry.name, entry)
         program = self.of_class(self.programs.class_of(device.rank))
         function = self.programs.program(device.rank)
-        if function != program.function:    # its parts begin elsewhere
-            program = self._device_program(function)
+        if function is not self.programs.program(self.programs.classes[self.programs.class_of(device.rank)].rank):
+            program = self._device_program(function)        # its parts begin elsewhere
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)

@@ -33,6 +33,12 @@ class ArrayMaker(Protocol):
         ``into`` has, for each output, the array in whose memory it is to lie, or None; empty: all are None.
         """
 
+    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Any]) -> Any:
+        """Starts collectives, each with one input, as one call."""
+
+    def wait(self, work: Any, into: Sequence[Any] = ()) -> Sequence[Any]:
+        """The outputs of collectives that were started; ``into`` as in `run_op`."""
+
 
 @lru_cache(maxsize=64)
 def _name(dtype: np.dtype[Any]) -> str:

@@ -140,14 +140,16 @@ class DeviceEvents:
             "memory", category, float(nbytes), 0.0, None, None, None, None, 0, 0, 0, None, None, None, stage,
             microbatch, None, None, ()))
 
-    def add_collective(self, axes: MeshAxes, group_axes: MeshAxes, call: Call, kind: str, dtype: str) -> None:
+    def add_collective(
+        self, axes: MeshAxes, group_axes: MeshAxes, call: Call, kind: str, dtype: str, work: int | None = None
+    ) -> None:
         """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device."""
         number = self.counts[group_axes]
         self.counts[group_axes] = number + 1
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
         self.rows.append((
             "collective", kind, 0.0, 0.0, dtype, None, axes, "direct", 0, 0, 0, None, None, number, None, None, None,
-            None, ()))
+            work, ()))
 
     def add_message(
         self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None, work: int | None

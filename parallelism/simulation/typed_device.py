@@ -31,15 +31,15 @@ _BLOCK: AbstractContextManager[None] = nullcontext()
 
 @dataclass(slots=True)
 class TypedWork:
-    """An asynchronous send or recv; `wait` records the wait and returns the received array."""
+    """An asynchronous operation; `wait` records the wait and returns what it gives."""
 
     events: DeviceEvents
     name: str
     number: int
-    received: TypedArray | None = None
+    received: Any = None
 
-    def wait(self) -> TypedArray | None:
-        """The received array; None for a send."""
+    def wait(self) -> Any:
+        """The received array, or the outputs of collectives; None for a send."""
         self.events.add_wait(self.name, self.number)
         return self.received
 
@@ -113,6 +113,18 @@ class TypedDevice:
             self._communicate(op, inputs)
         return [TypedArray.of(value.type) for value in op.outputs]
 
+    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[TypedArray]) -> TypedWork:
+        """Records collectives as one call."""
+        x = inputs[0] if len(ops) == 1 else TypedArray((sum(each.size for each in inputs),), inputs[0].dtype)
+        work = METHODS[call.kind](self.device, call, cast(Any, x), async_op=True)
+        assert isinstance(work, TypedWork)
+        work.received = [TypedArray.of(op.outputs[0].type) for op in ops]
+        return work
+
+    def wait(self, work: TypedWork, into: Sequence[Any] = ()) -> Any:
+        """Arrays of the types that the program states for the outputs.  Records the wait."""
+        return work.wait()
+
     def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
         if op.kind == "recv":
             self.events.add_message(
@@ -129,35 +141,48 @@ class TypedDevice:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(
-        self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum", out: TypedArray | None = None
-    ) -> TypedArray:
+        self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum", out: TypedArray | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """Records the collective; the result is of the type of ``x``."""
-        self._collective("all_reduce", x, axes)
-        return x
+        return self._collective("all_reduce", x, axes, async_op=async_op, result=x)
 
-    def all_gather(self, x: TypedArray, axes: Axes = None, *, dim: int = 0) -> None:
+    def all_gather(self, x: TypedArray, axes: Axes = None, *, dim: int = 0, async_op: bool = False) -> Any:
         """Records the collective."""
-        self._collective("all_gather", x, axes, dim)
+        return self._collective("all_gather", x, axes, dim, async_op=async_op)
 
-    def reduce_scatter(self, x: TypedArray, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum") -> None:
+    def reduce_scatter(
+        self, x: TypedArray, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", async_op: bool = False
+    ) -> Any:
         """Records the collective."""
-        self._collective("reduce_scatter", x, axes, dim)
+        return self._collective("reduce_scatter", x, axes, dim, async_op=async_op)
 
-    def all_to_all(self, x: TypedArray, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0) -> None:
+    def all_to_all(
+        self, x: TypedArray, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0, async_op: bool = False
+    ) -> Any:
         """Records the collective."""
-        self._collective("all_to_all", x, axes, split_dim)
+        return self._collective("all_to_all", x, axes, split_dim, async_op=async_op)
 
-    def permute(self, x: TypedArray, pairs: Pairs, axes: Axes = None) -> TypedArray:
+    def permute(self, x: TypedArray, pairs: Pairs, axes: Axes = None, *, async_op: bool = False) -> Any:
         """Records the collective; the result is of the type of ``x``."""
-        self._collective("permute", x, axes, pairs=tuple((source, target) for source, target in pairs))
-        return x
+        named = tuple((source, target) for source, target in pairs)
+        return self._collective("permute", x, axes, pairs=named, async_op=async_op, result=x)
 
-    def _collective(self, kind: str, x: TypedArray, axes: Axes, dim: int = 0, pairs: Pairs | None = None) -> None:
+    def _collective(
+        self, kind: str, x: TypedArray, axes: Axes, dim: int = 0, pairs: Pairs | None = None, *, async_op: bool = False,
+        result: TypedArray | None = None,
+    ) -> Any:
+        """Records a collective, and gives its ``result``, or the work that gives it."""
         names, group_axes = self._axes_of(axes)
         factors, shape = tuple(self.mesh.shape[axis] for axis in names), tuple(map(int, x.shape))
         sizes = split_sizes(shape[dim], factors) if kind_of(kind).cuts else ()
         call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
-        self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
+        if not async_op:
+            self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
+            return result
+        self.works += 1
+        self.events.add_collective(names, group_axes, call, kind, x.dtype_name, self.works)
+        return TypedWork(self.events, kind, self.works, result)
 
     def _axes_of(self, axes: Axes) -> tuple[MeshAxes, MeshAxes]:
         """The names of the axes, and of those with more than one device."""

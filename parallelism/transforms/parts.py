@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import count
 
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Builder, Function, Op, TensorType, Value
+from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.derived import derived_later, laid_value, renamed_value, with_values
 from parallelism.ir.passes.gradients import GRADIENT, MARK, gradient
 from parallelism.layouts.propagation.annotation import laid_out
@@ -40,6 +40,8 @@ class Parts:
     and each array of the state."""
     again: bool = False
     """Whether the backward computes values of the forward once more."""
+    attributes: Attributes = ()
+    """Those of the whole program."""
     _plain_update: Function | None = field(default=None, repr=False, compare=False)
     """The update as `_plain` left it, if it did."""
 
@@ -55,7 +57,7 @@ class Parts:
             return function.source
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]
         if not nexts:
-            return cls(function.name, function, None)
+            return cls(function.name, without_attributes(function), None, attributes=function.attributes)
         results = [value for value in function.outputs if not value.name.startswith(NEXT)]
         known = {value.name: value for value in function.values}
         parameters = [value for value in function.inputs if f"{GRADIENT}{value.name}" in known]
@@ -73,7 +75,7 @@ class Parts:
         return cls(
             function.name, Function(function.name, others, tuple(forward), tuple(results)),
             Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
-            any(name.startswith(AGAIN) for name in known))._plain()
+            any(name.startswith(AGAIN) for name in known), function.attributes)._plain()
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -130,11 +132,11 @@ class Parts:
         derive it once.  ``ValueError`` if values are computed again (`Recompute`): the backward is derived anew.
         """
         if self.update is None:
-            return self.forward
+            return replace(self.forward, attributes=self.attributes) if self.attributes else self.forward
         if self.again:
             raise ValueError(f"@{self.name} computes values again in its backward: Recompute comes after the other "
                              "transforms, or all in one Strategy")
-        return derived_later(self.name, self._plain())
+        return derived_later(self.name, self._plain(), self.attributes)
 
     def derived(self) -> Function:
         """The whole step, with the backward; see `joined`."""
@@ -156,7 +158,8 @@ class Parts:
             taken.add(values[value.name].name)
         update = with_values(self.update, values)
         state = (values[value.name] for value in self.state)
-        whole = Function(self.name, (*back.inputs, *state), (*back.ops, *update.ops), (*results, *update.outputs))
+        whole = Function(self.name, (*back.inputs, *state), (*back.ops, *update.ops), (*results, *update.outputs),
+                         self.attributes)
         return laid_out(whole, layouts)
 
     def _plain(self) -> Parts:
@@ -205,6 +208,11 @@ class Parts:
             layouts[value.name] = value.layout or (layouts[owner] if owner else None)
         kept = {value.name: layouts[value.name.removeprefix(NEXT)] for value in self.update.outputs}
         return layouts | kept
+
+
+def without_attributes(function: Function) -> Function:
+    """The function without what is said about the whole of it."""
+    return replace(function, attributes=()) if function.attributes else function
 
 
 def first_argument(function: Function) -> tuple[Value, ...]:

@@ -11,6 +11,7 @@ from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
+from parallelism.transforms.overlap import Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
@@ -179,9 +180,10 @@ _OTHER: dict[str, Callable[[Word], Any]] = {
     "precision": lambda word: _precision(*(word.value or "").split(",")),
     "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
+    "overlap": lambda word: Overlap.parse(word.value),
 }
-_WITH_REGIONS, _WITH_VALUE = ("tp", "pp"), ("zero", "precision", "recompute")
-"""The words that may name regions, and those that have a value in any text."""
+_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = ("tp", "pp"), ("zero", "precision", "recompute"), ("overlap",)
+"""The words that may name regions, those that have a value in any text, and those that may have one."""
 
 
 def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
@@ -194,7 +196,7 @@ def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
     if word.regions and word.name not in _WITH_REGIONS:
         raise ValueError(f"{word.name!r} has no regions, got @{','.join(word.regions)}")
     wants = word.name in _WITH_VALUE or (sized and word.name in _SIZED)
-    if (word.value is not None) != wants:
+    if (word.value is not None) != wants and word.name not in _WITH_ANY:
         what = "the size of its axis" if word.name in _SIZED else "a value"
         raise ValueError(f"{word.name!r} must be followed by = and {what}" if wants else
                          f"{word.name!r} has no value here, got {word.value!r}")

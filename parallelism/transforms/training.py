@@ -24,7 +24,7 @@ from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
-from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named
+from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named, without_attributes
 
 T = TypeVar("T")
 
@@ -59,7 +59,8 @@ def train_step(
         raise TypeError(f"the optimizer of a program must be an SGD, Adam or AdamW, got {optimizer!r}")
     if clip is not None and not 0 < clip < inf:
         raise ValueError(f"clip must be above 0 and finite, or None, got {clip!r}")
-    step = Parts(f"{loss.name}.step", loss, _update(trained, optimizer, clip)).joined()
+    step = Parts(f"{loss.name}.step", without_attributes(loss), _update(trained, optimizer, clip),
+                 attributes=loss.attributes).joined()
     learning = depending(loss, trained)
     if any(op.operator.derivative is None for op in loss.ops if not learning.isdisjoint(op.outputs)):
         _ = step.ops        # derived here, because that may be refused

@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelism.ir.core import regions
 from parallelism.ir.core.function import Function, Op, Value, frozen_attributes
-from parallelism.ir.core.table import meaning
+from parallelism.ir.core.table import Attributes, meaning
 from parallelism.ir.core.types import TensorType
 from parallelism.sharding import TensorSharding
 
@@ -22,6 +22,7 @@ class Builder:
         self._numbers = filterfalse(self._names.__contains__, map(str, count()))
         self._constants: dict[Any, tuple[Value, ...]] = {}
         self._region: str | None = None
+        self._attributes: Attributes = ()
 
     def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
         """Add an input.  ``ValueError`` if the name is taken."""
@@ -56,7 +57,11 @@ class Builder:
             self._region = before
 
     def copy(self, function: Function) -> None:
-        """Add all inputs and ops of ``function`` under their names.  Call it before adding anything else."""
+        """Add all inputs and ops of ``function`` under their names, and its attributes.
+
+        Call it before adding anything else.
+        """
+        self._attributes = function.attributes
         self.inputs.extend(function.inputs)
         self.ops.extend(function.ops)
         self._names.update(value.name for value in function.values)
@@ -69,4 +74,4 @@ class Builder:
             if not prune or not op.outputs or not needed.isdisjoint(op.outputs):
                 needed.update(op.inputs)
                 kept.append(op)
-        return Function(name, tuple(self.inputs), tuple(reversed(kept)), outputs)
+        return Function(name, tuple(self.inputs), tuple(reversed(kept)), outputs, self._attributes)

@@ -39,12 +39,12 @@ def with_values(
                         checked=op.checked)
         ops.append(op)
     return _built(Function, name=name or function.name, inputs=each(function.inputs), ops=tuple(ops),
-                  outputs=each(function.outputs))
+                  outputs=each(function.outputs), attributes=function.attributes)
 
 
-def derived_later(name: str, source: Source) -> Function:
+def derived_later(name: str, source: Source, attributes: Attributes = ()) -> Function:
     """The function of this name that ``source.derived()`` returns, which is called at the first use of an op."""
-    return _built(Function, name=name, source=source)
+    return _built(Function, name=name, source=source, attributes=attributes)
 
 
 def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:

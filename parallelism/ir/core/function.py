@@ -143,12 +143,16 @@ class Function:
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
+    attributes: Attributes = ()
+    """What is said about the whole function, as pairs of name and value, sorted by name: how devices are to run it.
+    It does not change what the function computes."""
     source: Source | None = field(default=None, init=False, repr=False, compare=False)
     """What it is derived from, at the first use of its inputs, ops or outputs; None for a function that was given."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "ops", "outputs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "attributes", frozen_attributes(self.attributes))
         verify(self)
 
     if not TYPE_CHECKING:       # with this method every name would be an attribute
@@ -224,7 +228,8 @@ class Function:
             value: Value(value.name, types[value.type], value.layout) if types[value.type] is not value.type else value
             for value in self.values}
         ops = tuple(_specialized_op(op, values, numbers) for op in self.ops)
-        return Function(self.name, regions.each(self.inputs, values), ops, regions.each(self.outputs, values))
+        return Function(
+            self.name, regions.each(self.inputs, values), ops, regions.each(self.outputs, values), self.attributes)
 
     @property
     def regions(self) -> tuple[str, ...]:

@@ -24,8 +24,9 @@ def print_function(function: Function) -> str:
     """The text of a function; `parallelism.ir.parse` reads it back."""
     inputs = ", ".join(map(print_value, function.inputs))
     outputs = ", ".join(map(print_type, function.outputs))
+    attributes = f" attributes {print_attributes(function.attributes)}" if function.attributes else ""
     return "\n".join([
-        f"func @{function.name}({inputs}) -> ({outputs}) {{",
+        f"func @{function.name}({inputs}) -> ({outputs}){attributes} {{",
         *(f"  {print_op(op)}" for op in function.ops),
         f"  return {names(function.outputs)}".rstrip(),
         "}\n",
@@ -41,8 +42,7 @@ def print_op(op: Op) -> str:
     """The line of one op."""
     types = ", ".join(str(value.type) for value in op.inputs)
     results = ", ".join(map(print_type, op.outputs))
-    attributes = ", ".join(f"{name} = {print_attribute(value)}" for name, value in op.attributes)
-    braces = f" {{{attributes}}}" if attributes else ""
+    braces = f" {print_attributes(op.attributes)}" if op.attributes else ""
     equals = f"{names(op.outputs)} = " if op.outputs else ""
     returned = results if len(op.outputs) == 1 else f"({results})"
     region = "" if op.region is None else f' region="{op.region}"'
@@ -69,6 +69,11 @@ def print_layout(layout: TensorSharding) -> str:
 def _axes(axes: tuple[str, ...]) -> str:
     text = ", ".join(name if PLAIN.fullmatch(name) else json.dumps(name) for name in axes)
     return f"({text})" if len(axes) > 1 else text or "None"
+
+
+def print_attributes(attributes: Iterable[tuple[str, Any]]) -> str:
+    """The text of attributes, in braces."""
+    return f"{{{', '.join(f'{name} = {print_attribute(value)}' for name, value in attributes)}}}"
 
 
 def print_attribute(value: Any) -> str:

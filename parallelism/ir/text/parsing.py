@@ -1,9 +1,10 @@
 """A program from its text: ``parse(str(function)) == function``.
 
-    function   = "func" @name "(" [%value ":" laid, ...] ")" "->" "(" [laid, ...] ")"
+    function   = "func" @name "(" [%value ":" laid, ...] ")" "->" "(" [laid, ...] ")" ["attributes" attributes]
                  "{" op... "return" [%value, ...] "}"
-    op         = [%value, ... "="] "kind" "(" [%value, ...] ")" ["{" [name "=" attribute, ...] "}"]
+    op         = [%value, ... "="] "kind" "(" [%value, ...] ")" [attributes]
                  ":" "(" [type, ...] ")" "->" laid | "(" [laid, ...] ")" ["region" "=" string]
+    attributes = "{" [name "=" attribute, ...] "}"
     attribute  = string | number | extent | "true" | "false" | dtype | "[" [attribute, ...] "]"
     type       = "tensor<" { extent "x" } dtype ">"          an extent in parentheses, or digits, or capitals
     laid       = type [layout]
@@ -54,6 +55,7 @@ class _Parser(Reader):
         self.expect("->")
         self.expect("(")
         types = self.listed(self.laid_type, ")")
+        said = self.attributes() if self.has("attributes") else {}
         self.expect("{")
         ops = []
         while self.next.text != "return":
@@ -71,7 +73,7 @@ class _Parser(Reader):
             texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, outputs)]
             self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", place)
         try:
-            return Function(name, tuple(inputs), tuple(ops), tuple(outputs))
+            return Function(name, tuple(inputs), tuple(ops), tuple(outputs), tuple(said.items()))
         except IRError as error:
             self.fail(str(error), place)
 
@@ -91,9 +93,7 @@ class _Parser(Reader):
             self.fail(str(error), start.place)
         self.expect("(")
         inputs = self.listed(self.used, ")")
-        attributes: dict[str, Any] = {}
-        if self.has("{"):
-            self.listed(lambda: self.attribute(attributes), "}")
+        attributes = self.attributes() if self.next.text == "{" else {}
         self.expect(":")
         place = self.expect("(").place
         types = self.listed(lambda: (self.next.place, self.type()), ")")
@@ -185,6 +185,12 @@ class _Parser(Reader):
         return self.expect_kind("name", "an axis, several in parentheses, or None").text
 
     # -- attributes ----------------------------------------------------------------------------------------------------
+
+    def attributes(self) -> dict[str, Any]:
+        self.expect("{")
+        found: dict[str, Any] = {}
+        self.listed(lambda: self.attribute(found), "}")
+        return found
 
     def attribute(self, attributes: dict[str, Any]) -> None:
         token = self.expect_kind("name", "the name of an attribute")

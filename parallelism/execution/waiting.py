@@ -1,0 +1,158 @@
+"""The steps of a program in which some collectives are waited for later: starts, waits, and the lifetimes of values.
+
+A device waits for a call before the first op that reads one of its outputs, and before an op that writes into the
+memory of its inputs.  Of the calls by reduce_scatter at most `UNDER_WAY` are under way at a time, because their inputs
+are larger than their outputs and stay in memory until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes import Donated
+from parallelism.ir.passes.donation import owns_nothing
+
+UNDER_WAY = 2
+
+
+class Run(NamedTuple):
+    """One op."""
+
+    op: Op
+    taken: tuple[Value, ...] = ()
+    """The outputs that take memory of their own."""
+    freed: tuple[Value, ...] = ()
+    """The values whose memory is freed afterwards."""
+    unread: tuple[Value, ...] = ()
+    """The values that nothing reads afterwards."""
+
+
+class Start(NamedTuple):
+    """The start of collectives that are one call."""
+
+    number: int
+    ops: tuple[Op, ...]
+    taken: tuple[Value, ...] = ()
+    freed: tuple[Value, ...] = ()
+    unread: tuple[Value, ...] = ()
+
+
+class Wait(NamedTuple):
+    """The wait for a call."""
+
+    number: int
+    ops: tuple[Op, ...]
+    taken: tuple[Value, ...] = ()
+    freed: tuple[Value, ...] = ()
+    unread: tuple[Value, ...] = ()
+
+
+Step = Run | Start | Wait
+
+
+def in_steps(function: Function, calls: Sequence[Sequence[int]], donated: Donated) -> list[Step]:
+    """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later."""
+    owner = _owners(function, {number for call in calls for number in call}, donated)
+    steps = _with_waits(function, calls, owner)
+    last: dict[Value, int] = {}
+    """By owner: the last step that uses its memory."""
+    last_read: dict[Value, int] = {}
+    for place, step in enumerate(steps):
+        used = [*_inputs(step), *_outputs(step)]
+        last.update((owner[value], place) for value in used)
+        last_read.update((value, place) for value in used)
+        last_read.update((donated[value], place) for value in _outputs(step) if value in donated)
+    kept = {owner[value] for value in (*function.inputs, *function.outputs)}
+    freed, unread = _by_place(last, kept), _by_place(last_read, {*function.outputs})
+    found: list[Step] = []
+    for place, step in enumerate(steps):
+        if isinstance(step, Start):
+            found.append(step._replace(taken=tuple(
+                value for op in step.ops for value in op.outputs if owner[value] is value)))
+            continue
+        taken = tuple(value for value in _outputs(step) if owner[value] is value) if isinstance(step, Run) else ()
+        found.append(step._replace(taken=taken, freed=freed.get(place, ()), unread=unread.get(place, ())))
+    return found
+
+
+def _with_waits(function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value]) -> list[Step]:
+    call_of = {number: which for which, call in enumerate(calls) for number in call}
+    steps: list[Step] = []
+    under_way: dict[int, tuple[Op, ...]] = {}
+
+    def wait(which: int) -> None:
+        steps.append(Wait(which, under_way.pop(which)))
+
+    def wait_for(read: Collection[Value], written: Collection[Value]) -> None:
+        for which, ops in [*under_way.items()]:
+            made = {value for op in ops for value in op.outputs}
+            sent = {owner[value] for op in ops for value in op.inputs}
+            if not made.isdisjoint(read) or not sent.isdisjoint(written):
+                wait(which)
+
+    for number, op in enumerate(function.ops):
+        which = call_of.get(number)
+        if which is None:
+            over = {owner[value] for value in op.outputs if owner[value] is not value} if not op.operator.view else ()
+            wait_for(op.inputs, over)
+            steps.append(Run(op))
+        elif number == calls[which][0]:
+            ops = tuple(function.ops[each] for each in calls[which])
+            inputs = [value for each in ops for value in each.inputs]
+            wait_for(inputs, {owner[value] for each in ops for value in each.outputs} - {owner[v] for v in inputs})
+            if op.kind == "reduce_scatter":
+                scatters = [each for each, started in under_way.items() if started[0].kind == op.kind]
+                for each in scatters[:len(scatters) - UNDER_WAY + 1]:
+                    wait(each)
+            under_way[which] = ops
+            steps.append(Start(which, ops))
+    for which in [*under_way]:
+        wait(which)
+    return steps
+
+
+def _owners(function: Function, started: Collection[int], donated: Donated) -> dict[Value, Value]:
+    """For each value, the value in whose memory it lies: itself, or an earlier one.
+
+    A started all_reduce takes the memory of its input if nothing else uses that later, and if it is not the caller's.
+    """
+    read: dict[Value, int] = {value: number for number, op in enumerate(function.ops) for value in op.inputs}
+    read |= dict.fromkeys(function.outputs, len(function.ops))
+    owner = {value: value for value in function.inputs}
+    inside: dict[Value, list[Value]] = {value: [value] for value in function.inputs}
+    """By owner: the values in its memory."""
+    own = {*function.inputs}
+    for number, op in enumerate(function.ops):
+        for value in op.outputs:
+            place = value
+            if owns_nothing(op):
+                place = owner[op.inputs[0]]
+                own -= {place} if op.operator.reuses else set()
+            elif value in donated:
+                place = donated[value]
+            elif op.kind == "all_reduce" and number in started:
+                there = owner[op.inputs[0]]
+                if there not in own and all(read.get(each, -1) <= number for each in inside[there]):
+                    place = there
+            owner[value] = place
+            inside.setdefault(place, []).append(value)
+    return owner
+
+
+def _inputs(step: Step) -> tuple[Value, ...]:
+    return step.op.inputs if isinstance(step, Run) else tuple(value for op in step.ops for value in op.inputs)
+
+
+def _outputs(step: Step) -> tuple[Value, ...]:
+    return step.op.outputs if isinstance(step, Run) else tuple(value for op in step.ops for value in op.outputs)
+
+
+def _by_place(last: Mapping[Value, int], kept: Collection[Value]) -> dict[int, tuple[Value, ...]]:
+    """The values by the place of the last step that uses them, without those that are ``kept``."""
+    found: dict[int, list[Value]] = {}
+    for value, place in last.items():
+        if value not in kept:
+            found.setdefault(place, []).append(value)
+    return {place: tuple(values) for place, values in found.items()}

@@ -1,0 +1,91 @@
+"""Overlap: devices compute while their collectives go on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from parallelism.ir.core import Function, frozen_attributes
+from parallelism.transforms.parts import Parts
+from parallelism.transforms.words import word
+
+BUCKET_BYTES = 25 * 2**20
+"""The default of PyTorch's DistributedDataParallel, ``bucket_cap_mb=25`` (Li et al., *PyTorch Distributed: Experiences
+on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2.3)."""
+AHEAD = 1
+_BYTES, _AHEAD = "overlap_bucket_bytes", "overlap_ahead"
+_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_SIZE = re.compile(r"([0-9]+)(B|KB|MB|GB)")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A device does not wait for a collective before an op needs its result.
+
+    The program stays as it is, in an order in which one op follows the other: an attribute of the function says that
+    devices run it in this way.  A collective starts where its input is ready:
+
+    - Sums of gradients start during the backward.  Several that are ready one after the other are one call, a bucket,
+      as soon as they have ``bucket_bytes`` together (MB and MiB both mean 2**20 bytes, as in PyTorch); the last bucket
+      of the backward may have fewer.  Larger buckets are fewer calls that start later.
+    - Gathers of parameters (`Zero` of stage 3) start ``ahead`` layers before the layer that reads them: 0 starts them
+      where it begins.  Each layer ahead holds its gathered parameters.
+    - Any other collective starts when the one before it is needed, if its input is ready then.
+
+    A sum of gradients by all_reduce lies in the memory of its terms.  Of reduce_scatters in buckets at most two are
+    under way, because their inputs stay in memory.
+
+    With a `Pipeline` the sums over replicas start in the last backward of each stage.
+
+    **Communication**: that of the program without `Overlap`, in fewer calls.  Every result has the same bits.
+
+    ``ValueError`` for a program that is overlapped already.
+    """
+
+    bucket_bytes: int = BUCKET_BYTES
+    ahead: int = AHEAD
+    phase: ClassVar[int] = 80
+
+    def __post_init__(self) -> None:
+        for name, least in (("bucket_bytes", 1), ("ahead", 0)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise ValueError(f"{name} of Overlap must be a whole number of at least {least}, got {number!r}")
+
+    def __call__(self, function: Function) -> Function:
+        if not isinstance(function, Function):
+            raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
+        if (there := self.of(function)) is not None:
+            raise ValueError(f"{self}: @{function.name} is overlapped already, by {there}; a transform is applied once")
+        attributes = *function.attributes, (_BYTES, self.bucket_bytes), (_AHEAD, self.ahead)
+        if isinstance(function.source, Parts):      # not derived yet
+            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
+        return replace(function, attributes=attributes)
+
+    @classmethod
+    def of(cls, function: Function) -> Overlap | None:
+        """What the attributes of a function say; None if it is not overlapped."""
+        said = dict(function.attributes)
+        return cls(said[_BYTES], said[_AHEAD]) if _BYTES in said and _AHEAD in said else None
+
+    @classmethod
+    def parse(cls, value: str | None) -> Overlap:
+        """From the value of its word: ``25MB``, ``ahead:2``, ``25MB,ahead:2``, or None for the defaults."""
+        given: dict[str, int] = {}
+        for part in value.split(",") if value else ():
+            size = _SIZE.fullmatch(part)
+            name, number = ("bucket_bytes", int(size[1]) * _UNITS[size[2]]) if size else (
+                "ahead", int(part[6:]) if part.startswith("ahead:") and part[6:].isdecimal() else -1)
+            if number < 0 or name in given:
+                raise ValueError("overlap is followed by the bytes of a bucket and by ahead:, a number of layers, such "
+                                 f"as overlap=25MB,ahead:2; got {value!r}")
+            given[name] = number
+        return cls(**given)
+
+    def __str__(self) -> str:
+        size = self.bucket_bytes
+        unit = next(unit for unit in reversed(_UNITS) if size % _UNITS[unit] == 0)
+        parts = [f"{size // _UNITS[unit]}{unit}"] if size != BUCKET_BYTES else []
+        parts += [f"ahead:{self.ahead}"] if self.ahead != AHEAD else []
+        return word("overlap", value=",".join(parts) or None)

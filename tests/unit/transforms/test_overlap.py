@@ -1,0 +1,193 @@
+"""Overlap: what the program says, the order in which a device runs it, and when it waits."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from transformed import MODELS, assert_trained, interpreted
+
+from parallelism import Mesh, ir, models
+from parallelism.execution import Executable, operation_on
+from parallelism.execution.device_program import ProgramStep, StartStep, WaitStep
+from parallelism.execution.waiting import in_steps
+from parallelism.layouts import localize
+from parallelism.transforms import SGD, Adam, DataParallel, MixedPrecision, Overlap, Parts, Strategy, Zero, train_step
+
+
+def steps(text, step, mesh):
+    """A line for each collective, start and wait of rank 0; of other ops the names of the outputs."""
+    lines = []
+    for each in operation_on(Strategy.parse(text)(step), mesh).of_class(0).steps:
+        match each:
+            case StartStep(number=number, ops=ops):
+                lines.append(f"start {number} {ops[0].kind} {' '.join(op.inputs[0].name for op in ops)}")
+            case WaitStep(number=number):
+                lines.append(f"wait {number}")
+            case ProgramStep(op=op):
+                lines.append(" ".join(value.name for value in op.outputs))
+    return lines
+
+
+def only_calls(lines):
+    return [line for line in lines if line.startswith(("start", "wait"))]
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "overlap"), [
+    ("overlap", Overlap()), ("overlap=50MB", Overlap(50 * 2**20)), ("overlap=ahead:0", Overlap(ahead=0)),
+    ("overlap=3KB,ahead:2", Overlap(3072, 2)), ("overlap=1GB", Overlap(2**30)), ("overlap=17B", Overlap(17)),
+])
+def test_the_text_of_overlap_is_read_back_with_and_without_sizes(text, overlap):
+    assert str(Strategy(overlap)) == text and Strategy.parse(text) == Strategy(overlap)
+    assert Strategy.parse_on_mesh(f"dp=2 {text}")[0] == Strategy(DataParallel(), overlap)
+    assert Strategy(DataParallel(), overlap).text_on(Mesh(dp=2)) == f"dp=2 {text}"
+
+
+def test_a_bucket_of_25_megabytes_is_the_default():
+    assert Strategy.parse("overlap=25MB") == Strategy(Overlap()) and Overlap().bucket_bytes == 26_214_400
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: Overlap(0), "bucket_bytes of Overlap must be a whole number of at least 1, got 0"),
+    (lambda: Overlap(2.5), "bucket_bytes of Overlap must be a whole number of at least 1, got 2.5"),
+    (lambda: Overlap(ahead=-1), "ahead of Overlap must be a whole number of at least 0, got -1"),
+    (lambda: Overlap(ahead=True), "ahead of Overlap must be a whole number of at least 0, got True"),
+    (lambda: Strategy.parse("overlap=many"), "such as overlap=25MB,ahead:2; got 'many'"),
+    (lambda: Strategy.parse("overlap=1MB,2MB"), "such as overlap=25MB,ahead:2; got '1MB,2MB'"),
+    (lambda: Strategy.parse("overlap=ahead:x"), "such as overlap=25MB,ahead:2; got 'ahead:x'"),
+    (lambda: Strategy.parse("overlap overlap=1MB")(models.mlp((3, 2), 4)),
+     "@mlp is overlapped already, by overlap"),
+])
+def test_what_is_wrong_with_overlap_is_one_error(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+    with pytest.raises(TypeError, match="a Function is transformed, got int"):
+        Overlap()(3)
+
+
+def test_the_program_stays_in_order_and_says_that_it_is_overlapped():
+    step = train_step(MODELS["mlp"](4), SGD(0.1))
+    plain, told = DataParallel()(step), Strategy(DataParallel(), Overlap(3072, 2))(step)
+    assert told.ops == plain.ops and told.attributes == (("overlap_ahead", 2), ("overlap_bucket_bytes", 3072))
+    assert str(told).splitlines()[1:] == str(plain).splitlines()[1:]
+    assert str(told).splitlines()[0].endswith(" attributes {overlap_ahead = 2, overlap_bucket_bytes = 3072} {")
+    assert ir.parse(str(told)) == told != plain
+    assert Overlap.of(told) == Overlap(3072, 2) and Overlap.of(plain) is None
+    assert_trained(interpreted(told), interpreted(step), 0)
+
+
+def test_overlap_may_stand_anywhere_in_the_order():
+    loss = MODELS["gpt"](4)
+    step, whole = train_step(loss, Adam(0.1)), Strategy(DataParallel(), Zero(2), MixedPrecision("float32"), Overlap())
+    told = whole(step)
+    assert Zero(2)(DataParallel()(MixedPrecision("float32")(Overlap()(step)))) == told
+    assert train_step(Overlap()(loss), Adam(0.1)) == Overlap()(step)
+    assert Overlap.of(Parts.of(told).joined()) == Overlap.of(ir.gradient(Overlap()(loss))) == Overlap()
+    assert Overlap.of(localize(told, Mesh(dp=2)).function) == Overlap()
+
+
+# -- the order of a device ---------------------------------------------------------------------------------------------
+
+
+def test_sums_of_gradients_start_in_buckets_during_the_backward_and_are_waited_for_by_the_update():
+    step = train_step(models.mlp((6, 8, 5, 3), 4), SGD(0.1))
+    lines = steps("dp overlap=300B", step, Mesh(dp=2))
+    # The loss and lr * gradients: 8 + 24 + 120 + 40 + 320 bytes are a bucket, then 64 + 384.
+    assert only_calls(lines) == [
+        "start 0 all_reduce 14.1 29.1 28.1 26.1 25.1", "start 1 all_reduce 19.1 18.1", "wait 1", "wait 0"]
+    between = lines[lines.index("grad.p.w1"):lines.index("grad.p.b0")]
+    assert between[1:3] == ["25.1", "start 0 all_reduce 14.1 29.1 28.1 26.1 25.1"] and len(between) > 5
+    assert lines[-8:-3] == ["wait 1", "next.p.w0", "next.p.b0", "wait 0", "next.p.w1"]
+
+
+def test_sums_that_cannot_be_cut_evenly_are_calls_of_their_own_and_two_are_under_way():
+    step = train_step(models.mlp((6, 8, 5, 3), 4), Adam(0.1))
+    calls = only_calls(steps("dp zero=2 overlap", step, Mesh(dp=2)))
+    scatters = [line for line in calls if "reduce_scatter" in line]
+    assert [len(line.split()) - 3 for line in scatters] == [1, 1, 1, 3]     # extents 3 and 5 on two devices; the rest
+    begun = ended = 0
+    for line in calls:
+        begun += "reduce_scatter" in line
+        ended += line in [f"wait {each.split()[1]}" for each in scatters]
+        assert begun - ended <= 2
+    assert ended == 4
+
+
+def test_a_gradient_of_zero_1_is_summed_where_the_backward_has_made_it():
+    step = train_step(models.mlp((6, 8), 4), Adam(0.1))
+    for text in ("dp zero=1", "dp zero=2", "dp zero=1 precision=bf16"):
+        lines = steps(f"{text} overlap=1B", step, Mesh(dp=2))
+        scatters = [i for i, line in enumerate(lines) if "reduce_scatter" in line]
+        update = next(i for i, line in enumerate(lines) if line.startswith("wait"))
+        assert len(scatters) == 2 and max(scatters) < update, text
+        gathers = [line for line in lines[update:] if "all_gather" in line]
+        assert len(gathers) == 2 and lines[-2].startswith("wait") and lines[-1].startswith("wait")
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [
+    (0, ["start w0", "wait w0", "start w1", "wait w1", "start w2", "wait w2", "start w2", "wait w2", "start w1"]),
+    (1, ["start w0", "start w1", "wait w0", "start w2", "wait w1", "start w2", "wait w2", "start w1", "wait w2"]),
+    (2, ["start w0", "start w1", "start w2", "wait w0", "start w2", "wait w1", "start w1", "wait w2", "wait w2"]),
+    (9, ["start w0", "start w1", "start w2", "start w2", "start w1", "wait w0", "wait w1", "wait w2", "wait w2"]),
+])
+def test_gathers_of_parameters_start_some_layers_ahead(ahead, expected):
+    step = train_step(models.mlp((6, 8, 10, 4), 4), Adam(0.1), parameters=["p.w0", "p.w1", "p.w2"])
+    calls = only_calls(steps(f"dp zero=3 overlap=ahead:{ahead}", step, Mesh(dp=2)))
+    names = {line.split()[1]: line.split()[-1] for line in calls if "all_gather p.w" in line}
+    found = [line.split() for line in calls if line.split()[1] in names]
+    assert [f"{line[0]} {names[line[1]].removeprefix('p.')}" for line in found][:9] == expected
+
+
+def test_a_layer_is_a_region_up_to_its_first_number():
+    step = train_step(MODELS["llama"](4), SGD(0.1))
+    calls = only_calls(steps("dp zero=3 overlap", step, Mesh(dp=2)))
+    first = next(i for i, line in enumerate(calls) if line.startswith("wait"))
+    gathered = [line.split()[-1] for line in calls[:first]]
+    # While the embedding is gathered, so is all of block 0.
+    assert {name.split(".")[1] for name in gathered} == {"tokens", "0"} and len(gathered) > 5
+
+
+def test_a_collective_of_activations_starts_behind_the_one_before():
+    step = train_step(MODELS["gpt"](4), SGD(0.1))
+    lines = steps("tp sp overlap", step, Mesh(tp=2))
+    calls = only_calls(lines)
+    ahead = sum(one.startswith("start") and other.startswith("start") for one, other in pairwise(calls))
+    plain = steps("tp sp", step, Mesh(tp=2))
+    assert ahead > 3 and not only_calls(plain)
+    program = operation_on(Strategy.parse("tp sp overlap")(step), Mesh(tp=2)).of_class(0)
+    assert sorted(map(str, program.function.ops)) == sorted(
+        map(str, operation_on(Strategy.parse("tp sp")(step), Mesh(tp=2)).of_class(0).function.ops))
+
+
+def test_memory_of_what_is_under_way():
+    """A sum by all_reduce takes the memory of its terms; the input of a reduce_scatter is freed when it is over."""
+    step = train_step(models.mlp((6, 8), 4), Adam(0.1))
+    for text, held, freed in (("dp", 0, 0), ("dp zero=2", 4 * 8 * (6 + 1), 8 * 8 * (6 + 1))):
+        program = operation_on(Strategy.parse(f"{text} overlap")(step), Mesh(dp=2)).of_class(0)
+        sums = [each for each in program.steps if isinstance(each, StartStep) and len(each.ops) > 1]
+        waits = {each.number: each for each in program.steps if isinstance(each, WaitStep)}
+        assert sum(nbytes for _, nbytes in sums[-1].held) == held, text
+        assert sum(nbytes for _, nbytes in waits[sums[-1].number].freed) == freed, text
+
+
+def test_an_op_waits_before_it_writes_over_what_is_being_sent():
+    x, y = (ir.Value(name, ir.TensorType("f64", (4,))) for name in "xy")
+    z, s, n = (ir.Value(name, ir.TensorType("f64", (4,))) for name in "zsn")
+    group = {"axes": ("dp",), "group": 2}
+    ops = [ir.Op("negative", (x,), {}, (y,)), ir.Op("permute", (y,), {**group, "pairs": ((0, 1), (1, 0))}, (z,)),
+           ir.Op("accumulate", (y, x), {}, (s,)), ir.Op("add", (s, z), {}, (n,))]
+    function = ir.Function("f", (x,), ops, (n,))
+    assert [type(each).__name__ for each in in_steps(function, [(1,)], {})] == ["Run", "Start", "Wait", "Run", "Run"]
+    assert [type(each).__name__ for each in in_steps(function, [], {})] == ["Run"] * 4
+
+
+def test_the_order_is_one_for_all_devices_however_uneven_they_are():
+    step = train_step(MODELS["mlp"](7), Adam(0.01))
+    executable = operation_on(Strategy.parse("dp tp zero=3 overlap=100B")(step), Mesh(dp=3, tp=2))
+    assert isinstance(executable, Executable) and len(executable.programs.classes) == 6
+    assert len({tuple((type(each), getattr(each, "number", None)) for each in executable.of_class(number).steps)
+                for number in range(6)}) == 1
