@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from parallelism.ir.core import Function
-from parallelism.transforms.dims import DimClasses, Place, batch_class, dims_of, layout, sequence_class
+from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -33,12 +33,10 @@ class DataParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        classes = DimClasses(parts.forward)
-        rows = batch_class(parts.forward, parts.parameters, classes)
-        if rows is None:
+        if parts.rows is None:
             raise ValueError(f"{self}: the inputs of @{function.name} have no rows to split: every dim is that of a "
                              "parameter, too")
-        return split_class(self, parts, classes, rows).joined()
+        return split_class(self, parts, parts.rows).joined()
 
     def __str__(self) -> str:
         return word("dp", self.axis)
@@ -64,18 +62,16 @@ class ContextParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        classes = DimClasses(parts.forward)
-        sequence = sequence_class(parts.forward, parts.parameters, classes)
-        if sequence is None:
+        if parts.sequence is None:
             raise ValueError(f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
                              "every dim is that of a weight, or no op has it")
-        return split_class(self, parts, classes, sequence).joined()
+        return split_class(self, parts, parts.sequence).joined()
 
     def __str__(self) -> str:
         return word("cp", self.axis)
 
 
-def split_class(transform: Any, parts: Parts, classes: DimClasses, chosen: Place) -> Parts:
+def split_class(transform: Any, parts: Parts, chosen: Place) -> Parts:
     """The parts with the dims of a class split over the axis of a transform, around what splits them already.
 
     Inputs other than parameters are split, and activations that have a layout.
@@ -85,7 +81,7 @@ def split_class(transform: Any, parts: Parts, classes: DimClasses, chosen: Place
         if value in parameters or (value.layout is None and value not in inputs):
             continue
         for dim in range(value.type.ndim):
-            if classes.of(value, dim) == chosen:
+            if parts.classes.of(value, dim) == chosen:
                 axes = dims_of(value)
                 if any(transform.axis in each for each in axes):
                     raise ValueError(f"{transform}: %{value.name} of @{parts.name} is split over {transform.axis!r} "

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from parallelism.ir.core import Function
 from parallelism.transforms.data import split_class
-from parallelism.transforms.dims import DimClasses, batch_class, dims_of, layout, relation_of
+from parallelism.transforms.dims import dims_of, layout, relation_of
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.tensor import product_of
 from parallelism.transforms.words import checked_axis, word
@@ -49,11 +49,8 @@ class ExpertParallel:
         if not layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
                              "experts, or they are split already")
-        if not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
-            classes = DimClasses(parts.forward)
-            rows = batch_class(parts.forward, parts.parameters, classes)
-            if rows is not None:
-                parts = split_class(self, parts, classes, rows)
+        if parts.rows is not None and not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
+            parts = split_class(self, parts, parts.rows)
         return parts.laid(layouts).joined()
 
     def __str__(self) -> str:

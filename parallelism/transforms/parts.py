@@ -19,6 +19,7 @@ from parallelism.ir.core.derived import derived_later, laid_value, renamed_value
 from parallelism.ir.passes.gradients import GRADIENT, MARK, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
+from parallelism.transforms.dims import DimClasses, Place, batch_class, sequence_class
 
 NEXT = "next."
 """The prefix of what an input is in the next step: the output ``next.x`` for the input ``x``."""
@@ -90,6 +91,21 @@ class Parts:
         """The inputs of the forward that are not `parameters`: the batch."""
         parameters = {*self.parameters}
         return tuple(value for value in self.forward.inputs if value not in parameters)
+
+    @cached_property
+    def classes(self) -> DimClasses:
+        """The classes of the dims of the forward's values."""
+        return DimClasses(self.forward)
+
+    @cached_property
+    def rows(self) -> Place | None:
+        """The class of the rows of the batch; None if there is none."""
+        return batch_class(self.forward, self.parameters, self.classes)
+
+    @cached_property
+    def sequence(self) -> Place | None:
+        """The class of the sequences of the batch; None if there is none."""
+        return sequence_class(self.forward, self.parameters, self.classes)
 
     @cached_property
     def gradients(self) -> tuple[Value, ...]:

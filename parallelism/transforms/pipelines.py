@@ -19,7 +19,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
 from parallelism.transforms.parts import NEXT, Parts
 from parallelism.transforms.recomputation import Recompute, RunAgain
-from parallelism.transforms.words import checked_axis, word
+from parallelism.transforms.words import ScheduleWord, checked_axis, word
 from parallelism.transforms.zero import summed_first
 
 REPLICAS = "dp"
@@ -56,7 +56,8 @@ class Pipeline:
         checked_axis(self)
         object.__setattr__(self, "begin", tuple(self.begin))
         ranks = (len(self.begin) + 1) // self.chunks if self.begin else 2
-        Scheduled(self.chunks * ranks, self.microbatches, self.schedule, self.chunks, self.axis)
+        scheduled = Scheduled(self.chunks * ranks, self.microbatches, self.schedule, self.chunks, self.axis)
+        object.__setattr__(self, "schedule", scheduled.schedule.name)
 
     def __call__(self, function: Function) -> Step:
         if isinstance(function, Step):
@@ -75,8 +76,8 @@ class Pipeline:
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __str__(self) -> str:
-        chunks = f"x{self.chunks}" if self.chunks > 1 else ""
-        return f"{word('pp', self.axis, self.begin)} {self.schedule}:{self.microbatches}{chunks}"
+        schedule = ScheduleWord(self.schedule, self.microbatches, self.chunks, self.recompute, self.batch)
+        return f"{word('pp', self.axis, self.begin)} {schedule}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Value
-from parallelism.transforms.dims import DimClasses, batch_class, dims_of, layout, relation_of, split_at
+from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.tensor import product_of
 from parallelism.transforms.words import checked_axis, word
@@ -41,8 +41,7 @@ class SequenceParallel:
         if not products:
             raise ValueError(f"{self}: no product of @{function.name} is split over {self.axis!r}; TensorParallel "
                              f"comes before {self}, or both in one Strategy")
-        classes = DimClasses(parts.forward)
-        rows = batch_class(parts.forward, parts.parameters, classes)
+        classes, rows = parts.classes, parts.rows
         parameters, inputs = {*parts.parameters}, {*parts.forward.inputs}
         given = classes.axes(inputs - parameters)
         # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.

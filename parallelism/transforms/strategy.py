@@ -92,7 +92,7 @@ class Strategy:
         """The strategy and the mesh of a text with the sizes of axes, as commands take it: ``tp=8 sp dp=4 zero=1``.
 
         The axes of the mesh lie in Megatron's order, whatever the order of the words: pipelines outermost, then data,
-        context, experts and tensors.
+        context, experts and tensors.  Several of one kind lie in the order of the strategy.
         """
         found: list[Transform] = []
         sizes: dict[str, tuple[int, int]] = {}
@@ -103,12 +103,20 @@ class Strategy:
                 continue
             axis, order = _axis_of(transform), [*_SIZED].index(word.name)
             assert axis is not None, transform      # what has a size has an axis
-            if sizes.setdefault(axis, (order, size))[1] != size:
-                raise ValueError(f"the axis {axis!r} is given twice, with {sizes[axis][1]} and with {size} devices")
+            first, known = sizes.get(axis, (order, size))
+            if known != size:
+                raise ValueError(f"the axis {axis!r} is given twice, with {known} and with {size} devices")
+            sizes[axis] = min(first, order), size
         if not sizes:
             raise ValueError(f"the strategy {text!r} names no axis with its size, such as dp=2")
-        ordered = sorted(sizes, key=lambda axis: sizes[axis][0])
-        return cls(*found), Mesh(**{axis: sizes[axis][1] for axis in ordered})
+        strategy = cls(*found)
+        for transform in strategy.transforms:
+            if (axis := _axis_of(transform)) not in (None, *sizes):
+                raise ValueError(f"{transform} needs an axis {axis!r}, which has no size; the axes with a size are "
+                                 f"{', '.join(f'{name}={size}' for name, (_, size) in sizes.items())}")
+        places = {_axis_of(transform): place for place, transform in reversed([*enumerate(strategy.transforms)])}
+        ordered = sorted(sizes, key=lambda axis: (sizes[axis][0], places[axis]))
+        return strategy, Mesh(**{axis: sizes[axis][1] for axis in ordered})
 
     def text_on(self, mesh: Mesh) -> str:
         """The text with the sizes of the axes of ``mesh``, which `parse_on_mesh` reads back.
@@ -135,10 +143,10 @@ def _axis_of(transform: Transform) -> str | None:
     return axis
 
 
-def _scheduled(word: Word) -> tuple[int, str, int]:
+def _pipeline(word: Word) -> Pipeline:
     assert word.schedule is not None, word
-    name, microbatches, chunks = word.schedule
-    return microbatches, name, chunks
+    name, microbatches, chunks, recompute, batch = word.schedule
+    return Pipeline(word.axis or "", microbatches, name, chunks, word.regions, batch, recompute)
 
 
 def _precision(dtype: str, *gradients: str) -> MixedPrecision:
@@ -168,7 +176,7 @@ def _order(transform: Transform) -> tuple[int, str]:
 
 
 _SIZED: dict[str, Callable[[Word], Any]] = {
-    "pp": lambda word: Pipeline(word.axis or "", *_scheduled(word), begin=word.regions),
+    "pp": _pipeline,
     "dp": lambda word: DataParallel(word.axis or ""),
     "cp": lambda word: ContextParallel(word.axis or ""),
     "ep": lambda word: ExpertParallel(word.axis or ""),

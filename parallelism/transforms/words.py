@@ -12,7 +12,24 @@ _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?")
 
 
-_SCHEDULE = re.compile(r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]+)(x(?P<chunks>[0-9]+))?")
+_SCHEDULE = re.compile(r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]{1,18})(x(?P<chunks>[0-9]{1,18}))?"
+                       r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?")
+
+
+class ScheduleWord(NamedTuple):
+    """The schedule of a pipeline: ``1f1b:8``, ``interleaved_1f1b:8x2``, ``1f1b:8,recompute,batch=N``."""
+
+    name: str
+    microbatches: int
+    chunks: int = 1
+    """The stages on a rank."""
+    recompute: bool = False
+    batch: str = "B"
+
+    def __str__(self) -> str:
+        chunks = f"x{self.chunks}" if self.chunks > 1 else ""
+        batch = f",batch={self.batch}" if self.batch != "B" else ""
+        return f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}"
 
 
 class Word(NamedTuple):
@@ -22,8 +39,8 @@ class Word(NamedTuple):
     axis: str | None
     regions: tuple[str, ...]
     value: str | None
-    schedule: tuple[str, int, int] | None = None
-    """Of a pipeline: the name of its schedule, its microbatches, and the stages on a rank."""
+    schedule: ScheduleWord | None = None
+    """That of a pipeline."""
 
 
 def word(name: str, axis: str | None = None, regions: Sequence[str] = (), value: Any = None) -> str:
@@ -56,7 +73,8 @@ def read_all(text: str) -> list[Word]:
         raise ValueError("a pipeline is written as pp and a schedule with its number of microbatches, such as pp "
                          f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}")
     for found in schedules:
-        schedule = found["name"], int(found["microbatches"]), int(found["chunks"] or 1)
+        schedule = ScheduleWord(found["name"], int(found["microbatches"]), int(found["chunks"] or 1),
+                                found["recompute"] is not None, found["batch"] or "B")
         words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
     return words
 

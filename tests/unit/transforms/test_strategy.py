@@ -13,7 +13,12 @@ from parallelism.layouts import annotate
 from parallelism.transforms import (
     SGD,
     Adam,
+    ContextParallel,
     DataParallel,
+    ExpertParallel,
+    MixedPrecision,
+    Pipeline,
+    Recompute,
     SequenceParallel,
     Strategy,
     TensorParallel,
@@ -25,23 +30,35 @@ STEP = train_step(MODELS["gpt"](4), Adam())
 TRANSFORMS = [
     DataParallel(), DataParallel("outer"), TensorParallel(), TensorParallel("x", ["block.*.attention", "head"]),
     TensorParallel(regions="block.?.feed_forward"), SequenceParallel(), SequenceParallel("x"), Zero(1),
-    Zero(3, "outer"),
+    Zero(3, "outer"), ContextParallel(), ContextParallel("dp"), ExpertParallel("outer"), ExpertParallel(),
+    MixedPrecision(), MixedPrecision("float16", "float16"), Recompute("block.*"),
+    Recompute(["block.*", "head"], keep="block.?.attention.core"),
+    Pipeline("pp", 4, "interleaved_1f1b", 2, ("a", "b.0", "c"), "N"), Pipeline("x", 8, "ZB_H1", recompute=True),
 ]
 
 
-@given(st.lists(st.sampled_from(TRANSFORMS), unique=True))
-def test_a_strategy_is_read_from_its_text(transforms):
-    strategy = Strategy(*transforms)
-    assert Strategy.parse(str(strategy)) == strategy and eval(repr(strategy)) == strategy
-    mesh = Mesh(outer=2, dp=3, tp=4, x=5)
-    sized = [each for each in strategy.transforms if isinstance(each, DataParallel | TensorParallel)]
-    if not sized:
-        with pytest.raises(ValueError, match="names no axis with its size"):
-            Strategy.parse_on_mesh(strategy.text_on(mesh))
+@given(st.lists(st.sampled_from(TRANSFORMS), unique=True), st.randoms(use_true_random=False))
+def test_a_strategy_is_read_from_its_text(transforms, random):
+    strategy, mesh = Strategy(*transforms), Mesh(outer=2, dp=3, tp=4, x=5, cp=6, ep=7, pp=2)
+    axes = {each.axis for each in transforms if hasattr(each, "axis") and not isinstance(each, SequenceParallel | Zero)}
+    if sum(isinstance(each, Pipeline) for each in transforms) > 1:
+        with pytest.raises(ValueError, match="got 2 pp and 2 schedules"):
+            Strategy.parse(str(strategy))
         return
-    again, found = Strategy.parse_on_mesh(strategy.text_on(mesh))
-    assert again == strategy
-    assert found.shape == {axis: mesh.shape[axis] for axis in dict.fromkeys(each.axis for each in sized)}
+    assert Strategy.parse(str(strategy)) == strategy and eval(repr(strategy)) == strategy
+    text = strategy.text_on(mesh)
+    if {each.axis for each in transforms if hasattr(each, "axis")} - axes or not axes:
+        with pytest.raises(ValueError, match="which has no size" if axes else "names no axis with its size"):
+            Strategy.parse_on_mesh(text)
+        return
+    again, found = Strategy.parse_on_mesh(text)
+    assert again == strategy and {**found.shape} == {axis: mesh.shape[axis] for axis in axes}
+    words = text.split()
+    others = [word for word in words if not word.startswith("dp")]
+    random.shuffle(others)      # of data parallelism over several axes, the order says which is outermost
+    mixed = [*others, *(word for word in words if word.startswith("dp"))]
+    assert Strategy.parse_on_mesh(" ".join(mixed)) == (strategy, found)
+    assert Strategy.parse_on_mesh(again.text_on(found)) == (again, found)
 
 
 def test_the_words_of_a_strategy():
