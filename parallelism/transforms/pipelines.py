@@ -130,7 +130,7 @@ class Step:
         if not isinstance(pipeline, Pipeline) or len(recompute) < len(others):
             raise ValueError("the text of a step begins with its pipeline and what runs again, such as pp 1f1b:8 "
                              f"recompute=block.*, got {first!r}")
-        return cls(parse(rest), pipeline, recompute)
+        return cls(parse(f"\n{rest}"), pipeline, recompute)        # so that errors name the line of the whole text
 
     def __str__(self) -> str:
         return f"{' '.join(map(str, (self.pipeline, *self.recompute)))}\n{self.function}"

@@ -61,6 +61,11 @@ class Strategy:
 
     phase: ClassVar[int] = 0
 
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline among the transforms; None if there is none."""
+        return next((each for each in self.transforms if isinstance(each, Pipeline)), None)
+
     def __call__(self, function: Function) -> Any:
         """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""
         # Of one phase the last one is applied first: what is split over an axis later is split around it.

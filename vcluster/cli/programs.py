@@ -1,9 +1,9 @@
 """Commands on programs in files: `show` prints them, `simulate` predicts their time, `run` executes them here."""
 
 import argparse
+import textwrap
 import warnings
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -13,27 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism import ir
-from parallelism.dtypes import is_floating, is_narrow, limits_of
-from parallelism.execution import Executable, Profile
+from parallelism.dtypes import is_floating, limits_of
+from parallelism.execution import TrainedPipeline
 from parallelism.hardware import Hardware
 from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
+from parallelism.pipelining import MESSAGES
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
+from parallelism.transforms import Step
+from parallelism.transforms.parts import NEXT
 from vcluster.cli.megatron_words import is_model
+from vcluster.cli.placed import ONE_DEVICE, Given, given, right
 from vcluster.cli.training import simulated_training
-from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
-from vcluster.demo.command_line import Arguments, accessing, whole, writable
+from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of
+from vcluster.demo.command_line import Arguments, whole, writable
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-10
 FOLDED_FROM = 65
 """Number of devices from which equal devices are folded by default."""
-MOST_DESCRIBED = 1 << 20
-"""Maximal number of devices for `show` and `simulate`."""
-MOST_BYTES = 1 << 26
-ONE_DEVICE = Mesh(devices=1)
+WIDTH = 80
 
 LAYOUTS = """
 a file is written in Python, where layouts name axes of the mesh; docs/ir.md and
@@ -53,6 +54,20 @@ in the file, a layout follows the type of its value:
 
 the layouts of all other values follow from these; `show --mesh` prints the
 program of one device, with its collectives
+
+a strategy lays out a whole program, and gives the mesh its axes; see
+docs/strategies.md. Its words may stand in any order:
+
+    dp=4 tp=8 cp=2 ep=2     rows, weights, sequences, experts over devices
+    dp:outer=2              over an axis that has another name
+    tp@block.*,head=8       only in regions that match
+    sp                      activations between products, over the axis tp
+    zero=1                  the optimizer's state over dp; 2: gradients, too;
+                            3: parameters, too
+    precision=bf16          narrow weights, whose main copies stay as they are
+    recompute=block.*       these regions run again in the backward
+    pp=2 1f1b:8             two stages, eight microbatches by a schedule; the
+                            rows are a symbol, and --size B=64 their number
 """
 
 
@@ -60,26 +75,59 @@ def show(program: str, words: Sequence[str]) -> int:
     """Print a program, or the program of one device of a mesh."""
     arguments = _parsed(
         words, program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
-        ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3"),
+        ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3", "step.mlir --strategy 'dp=2 tp=2 sp'"),
         {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"}})
-    function = _function(arguments, symbols=arguments.mesh is None)
-    if arguments.mesh is None:
-        print(function, end="")
+    found = given(arguments, symbols=True)
+    if found.mesh is None:
+        print(found.program, end="")
+        function = found.program.function if isinstance(found.program, Step) else found.program
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
         return 0
-    mesh = _described(arguments)
-    if arguments.rank >= mesh.size:
-        raise WrongWords(f"--rank: {mesh!r} has ranks 0 to {mesh.size - 1}, got {arguments.rank}")
+    if arguments.rank >= found.mesh.size:
+        raise WrongWords(f"--rank: {found.mesh!r} has ranks 0 to {found.mesh.size - 1}, got {arguments.rank}")
+    if found.strategy is not None:
+        say(f"{found.strategy.text_on(found.mesh)} on {found.mesh!r}")
+        print()
+    if isinstance(found.program, Step):
+        _show_stages(found, found.program, found.mesh, arguments.rank)
+    else:
+        _show_device(found.program, found.mesh, arguments.rank)
+    return 0
+
+
+def _show_device(function: ir.Function, mesh: Mesh, rank: int) -> None:
+    """Print a program laid out on a mesh, that of a rank, and the conflicts of layouts."""
     conflicts: list[Conflict] = []
-    localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
-    local = _right(localized.program, arguments.rank)
-    print(localized.function, f"the program of rank {arguments.rank} of {mesh!r}:\n", local, sep="\n")
+    localized = right(lambda: localize(propagate(function, mesh, conflicts), mesh))
+    local = right(localized.program, rank)
+    print(localized.function, f"the program of rank {rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
-    print(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
-          f"{sum(localized.received(arguments.rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
+    say(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
+        f"{sum(localized.received(rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
     for conflict in conflicts:
         print(f"\n{conflict}")
-    return 0
+
+
+def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int) -> None:
+    """Print what a rank of a pipeline does: its actions, and the programs of its stages for the first microbatch."""
+    pipelined: TrainedPipeline = right(TrainedPipeline, step, mesh)
+    position, replica = right(pipelined.places, mesh)[rank]
+    rows = found.rows
+    assert rows is not None
+    part = right(pipelined.parts, rows, 1 + max(number for _, number in pipelined.places(mesh)))[replica][0]
+    stages = pipelined.stages_on(position)
+    say(f"rank {rank} of {mesh!r}: stage {' and '.join(map(str, stages))} of {len(pipelined.stages)}, replica "
+        f"{replica}, microbatches of {part[1]} rows")
+    say(f"actions: {' '.join(map(str, pipelined.pipeline.actions(position)))}")
+    kinds = dict.fromkeys(work.kind for work in pipelined.pipeline.schedule.works[position])
+    for number in stages:
+        programs = pipelined.programs(number, {}, rows, mesh, rank)
+        for kind in kinds:
+            if kind not in MESSAGES:
+                function = right(programs.program, kind, part).function
+                print(f"\n{kind} of stage {number}:\n\n{function}")
+    update = right(pipelined.update, position).program(pipelined.update_place(mesh, rank))
+    print(f"the update:\n\n{update}")
 
 
 def simulated(program: str, words: Sequence[str]) -> int:
@@ -88,29 +136,33 @@ def simulated(program: str, words: Sequence[str]) -> int:
         return simulated_training(program, words)
     arguments = _parsed(
         words, program, "simulate",
-        "Predicts the time of a program on described hardware, op by op, without running it.",
-        ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2"),
+        "Predicts the time of a program on described hardware, op by op; runs nothing.",
+        ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2",
+         "loss.mlir --optimizer adam --size B=64 \\\n      --strategy 'pp=2 1f1b:8 dp=2 zero=1' --hardware dgx-h100"),
         {**_priced(required=True),
          "--fold": {"action": argparse.BooleanOptionalAction,
                     "help": "simulate one representative of each class of equal devices "
                             f"(default: from {FOLDED_FROM} devices on, where it is possible)"}})
-    executable = _executable(arguments, None)
-    fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
-    predict = partial(simulate, executable, arguments.hardware, priced_dtype=arguments.priced_dtype)
+    found = given(arguments)
+    operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
+    fold = mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
+    on = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype, **found.on}
+    predict = partial(simulate, operation, **on)
     try:
-        trace = _right(predict, fold=fold)
+        trace = right(predict, fold=fold)
     except WrongWords:
         if arguments.fold or not fold:
             raise
         fold = False    # folding was not requested, and is refused where links are shared
-        trace = _right(predict)
+        trace = right(predict)
     print(trace.summary())
     if fold:
-        sizes = equal_devices(executable, arguments.hardware, priced_dtype=arguments.priced_dtype).sizes.tolist()
+        sizes = equal_devices(operation, **on).sizes.tolist()
         counts = [f"{rank} ({count})" for rank, count in zip(trace.ranks, sizes, strict=True)]
-        print(f"\nrepresentatives, with the number of equal devices of each: {', '.join(counts[:8])}"
-              f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
-    _memory(trace, executable, arguments.hardware)
+        print()
+        say(f"representatives, with the number of equal devices of each: {', '.join(counts[:8])}"
+            f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
+    _memory(trace, arguments.hardware)
     _keep(arguments, {"simulated": trace})
     return 0
 
@@ -119,36 +171,47 @@ def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
     arguments = _parsed(
         words, program, "run",
-        "Runs a program on devices here and compares it with one process and with the simulation.",
-        ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html"),
+        "Runs a program on devices here; compares it with one process and the simulation.",
+        ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware host --report p.html",
+         "loss.mlir --optimizer adam --strategy 'dp=2 zero=3'"),
         {**_priced(required=False),
          "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
          "--seed": {"type": whole(0), "default": 0, "metavar": "N",
                     "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
          "--backend": {"choices": ("process", "thread"), "default": "process",
                        "help": "backend of the cluster (default: process)"}})
-    executable = _executable(arguments, MOST_DEVICES)
-    function = executable.programs.function
-    inputs = _right(_inputs, arguments, function)
+    found = given(arguments, most=MOST_DEVICES)
+    operation, mesh, function = found.operation(arguments), found.mesh or ONE_DEVICE, found.function
+    inputs = right(found.inputs, arguments)
     price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
     on = {} if arguments.hardware is None else {**price, "compute": "modelled"}
     with np.errstate(all="ignore"):
-        expected = _right(ir.interpret, function, inputs).outputs
-    with _right(VirtualCluster, executable.mesh, backend=arguments.backend, **on) as cluster:
-        done = cluster.run(executable, inputs)
+        expected = right(ir.interpret, function, inputs).outputs
+    with right(VirtualCluster, mesh, backend=arguments.backend, **on) as cluster:
+        done = right(cluster.run, operation, inputs)
         with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
     apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
-    for value, array in zip(function.outputs, done.result, strict=True):
+    results = [value for value in function.outputs if not found.trains or not value.name.startswith(NEXT)]
+    for value, array in zip(results, done.result, strict=False):
         print(f"{value} = {np.array2string(array, threshold=8, edgeitems=2, precision=6)}")
-    print(f"\nthe results on {executable.mesh!r} and in one process differ by {apart:.2g} of the largest number\n")
+    if found.trains:
+        print(f"and {len(function.outputs) - len(results)} arrays for the next step")
+    print()
+    say(f"the results on {mesh!r} and in one process differ by {apart:.2g} of the largest number")
+    print()
     print(trace.summary())
     traces = {"run": trace}
     if arguments.hardware is not None:
-        traces = {"simulated": simulate(executable, **price), **traces}
+        traces = {"simulated": simulate(operation, **price, **found.on), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     _keep(arguments, traces)
     return int(apart > _tolerance(function))
+
+
+def say(sentence: str) -> None:
+    """Print a sentence in lines of 80 columns."""
+    print(textwrap.fill(sentence, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 # -- the arguments -----------------------------------------------------------------------------------------------------
@@ -165,6 +228,11 @@ def _parsed(
                    "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
         "--size": {"action": "append", "default": [], "metavar": "B=64",
                    "help": "the value of a symbol in the shapes; may be repeated"},
+        "--strategy": {"metavar": "WORDS",
+                       "help": "split the program over the devices that it names, as 'dp=2 tp=2 sp zero=1'"},
+        "--optimizer": {"metavar": "NAME",
+                        "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
+                                "adam:0.001; it trains the inputs named as the first one, p for p.w"},
         "--gradient": {"action": "store_true",
                        "help": "take the program with the gradients of its result by its floating-point inputs"},
         **own,
@@ -190,93 +258,6 @@ def _priced(*, required: bool) -> Arguments:
     }
 
 
-def _right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-    """The result of ``make(*args, **options)``. Its errors become errors of the command line."""
-    try:
-        return make(*args, **options)
-    except (ValueError, TypeError, IndexError, OSError) as error:
-        raise WrongWords(str(error)) from None
-    except MemoryError as error:
-        raise WrongWords(f"this machine has too little memory for it: {error}") from None
-
-
-def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
-    path: Path = arguments.file
-    with accessing(path, "read"), path.open("rb") as stream:
-        content = stream.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
-    try:
-        function: ir.Function = ir.parse(content.decode("utf-8-sig"))
-    except ir.ParseError as error:
-        raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
-    except (ValueError, RecursionError) as error:
-        raise WrongWords(f"{path}: {error}") from None
-    if arguments.size:
-        function = _right(function.specialize, **dict(map(_size, arguments.size)))
-    layouts = [value.layout for value in function.values if value.layout is not None]
-    axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
-    if axes and arguments.mesh is None and not symbols:
-        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
-                         f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
-    if function.symbols and not symbols:
-        names = sorted(function.symbols)
-        raise WrongWords(f"--size must give a value for {', '.join(names)}, as {names[0]}=64")
-    if arguments.gradient:
-        by = [value.name for value in function.inputs if is_floating(value.type.dtype)]
-        function = _right(ir.gradient, function, by, keep_outputs=True)
-    return function
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, _, number = text.partition("=")
-    if not number.isascii() or not number.isdigit() or len(number) > 18:
-        raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
-    return name.strip(), int(number)
-
-
-def _described(arguments: argparse.Namespace) -> Mesh:
-    """The mesh of devices that are not run."""
-    mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
-    if mesh.size > MOST_DESCRIBED:
-        raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are supported")
-    return mesh
-
-
-def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
-    mesh = _described(arguments) if most is None else mesh_of(arguments, ONE_DEVICE, any_axes=True, most=most)
-    function = _function(arguments)
-    seconds = None if arguments.profile is None else _right(Profile, arguments.profile)
-    donate = [name.strip() for name in arguments.donate.split(",") if name.strip()]
-    executable: Executable = _right(Executable, _right(localize, function, mesh), seconds=seconds, donate=donate)
-    return executable
-
-
-def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, NDArray[Any]]:
-    if arguments.inputs is None:
-        rng = np.random.default_rng(arguments.seed)
-        return {
-            value.name: np.asarray(
-                rng.normal(size=value.type.shape) if is_floating(value.type.dtype) else np.zeros(value.type.shape),
-                value.type.dtype)
-            for value in function.inputs
-        }
-    try:
-        with accessing(arguments.inputs, "read", "inputs"):
-            zipfile.ZipFile(arguments.inputs).close()   # NumPy would take another file for a pickle
-            with np.load(arguments.inputs, allow_pickle=False) as arrays:
-                found = dict(arrays)
-    except WrongWords:
-        raise
-    except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is not an .npz file of numpy.savez "
-                         f"({error})") from None
-    types = {value.name: value.type.dtype for value in function.inputs}
-    return {        # NumPy saves narrow floats as bytes
-        name: array.view(types[name]) if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype)) else array
-        for name, array in found.items()}
-
-
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The largest difference divided by the largest number. Infinite if NaNs or infinities differ."""
     if a.size == 0 or np.array_equal(a, b, equal_nan=is_floating(a.dtype)):
@@ -297,13 +278,14 @@ def _tolerance(function: ir.Function) -> float:
     return max(1e-2, *(8 * float(limits_of(dtype).eps) for dtype in dtypes))
 
 
-def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:
+def _memory(trace: Trace, hardware: Hardware) -> None:
     peaks = trace.peaks()
     rank = max(peaks, key=peaks.__getitem__, default=0)
     names = sorted({event.name for event in trace.filter(kind="memory", rank=rank)})
     parts = ", ".join(f"{name} {trace.peak_bytes(rank, name)}" for name in names)
-    print(f"\npeak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
-          f"{hardware.name} has {hardware.memory_bytes:.0f}")
+    print()
+    say(f"peak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
+        f"{hardware.name} has {hardware.memory_bytes:.0f}")
 
 
 def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:

@@ -1,0 +1,229 @@
+"""Programs as commands take them: a file, the sizes of symbols, an optimizer, a strategy, and the mesh."""
+
+import argparse
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism import ir
+from parallelism.dtypes import is_floating, is_narrow
+from parallelism.execution import Executable, Profile, TrainedPipeline
+from parallelism.layouts import localize
+from parallelism.mesh import Mesh
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    AdamW,
+    Parts,
+    Step,
+    Strategy,
+    carried,
+    categories,
+    first_state,
+    train_step,
+)
+from vcluster.demo import WrongWords, mesh_of
+from vcluster.demo.command_line import accessing, nearest
+
+MOST_DESCRIBED = 1 << 20
+"""Maximal number of devices that are not run."""
+MOST_BYTES = 1 << 26
+ONE_DEVICE = Mesh(devices=1)
+OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+RATE = 1e-3
+"""The learning rate of an optimizer that is named without one."""
+
+
+def right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """The result of ``make(*args, **options)``.  Its errors become errors of the command line."""
+    try:
+        return make(*args, **options)
+    except (ValueError, TypeError, IndexError, OSError) as error:
+        raise WrongWords(str(error)) from None
+    except MemoryError as error:
+        raise WrongWords(f"this machine has too little memory for it: {error}") from None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the words of a command say about the program: no symbol is left but, in a pipeline, that of the rows."""
+
+    program: ir.Function | Step
+    mesh: Mesh | None
+    """None: neither a mesh nor a strategy is given."""
+    strategy: Strategy | None = None
+    rows: int | None = None
+    """The rows of the batch, of a pipeline."""
+
+    @property
+    def function(self) -> ir.Function:
+        """The whole program, with all sizes."""
+        if isinstance(self.program, ir.Function):
+            return self.program
+        function: ir.Function = right(self.program.function.specialize, **{self.program.pipeline.batch: self.rows})
+        return function
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training step."""
+        return isinstance(self.program, Step) or bool(carried(self.program))
+
+    @property
+    def on(self) -> dict[str, Any]:
+        """The arguments of `simulate` beside operation and hardware."""
+        return {} if isinstance(self.program, ir.Function) else {"mesh": self.mesh, "batch": self.rows}
+
+    def operation(self, arguments: argparse.Namespace) -> Executable | TrainedPipeline:
+        """What runs it.  A training step writes what is next into the memory of what was, unless --donate differs."""
+        mesh = self.mesh or ONE_DEVICE
+        donate = [name.strip() for name in arguments.donate.split(",") if name.strip()]
+        if isinstance(self.program, Step):
+            for option in ("donate", "profile"):
+                if getattr(arguments, option):
+                    raise WrongWords(f"--{option} is for programs that are not cut into a pipeline; leave it out")
+            pipelined: TrainedPipeline = right(TrainedPipeline, self.program, mesh)
+            return pipelined
+        of_step = {"categories": right(categories, self.program), "donate": donate or carried(self.program)} \
+            if self.trains else {"donate": donate}
+        seconds = None if arguments.profile is None else right(Profile, arguments.profile)
+        localized = right(localize, self.program, mesh)
+        executable: Executable = right(Executable, localized, seconds=seconds, **of_step)
+        return executable
+
+    def inputs(self, arguments: argparse.Namespace) -> dict[str, NDArray[Any]]:
+        """The arrays of a file; without one random floats and integers of 0, and of an optimizer its first state."""
+        function = self.function
+        if arguments.inputs is not None:
+            return _read(arguments.inputs, function)
+        rng = np.random.default_rng(arguments.seed)
+        arrays = {
+            value.name: np.asarray(
+                rng.normal(size=value.type.shape) if is_floating(value.type.dtype) else np.zeros(value.type.shape),
+                value.type.dtype)
+            for value in function.inputs
+        }
+        if self.trains:
+            names = [value.name for value in right(Parts.of, function).parameters]
+            arrays |= right(first_state, function, {name: arrays[name] for name in names})
+        return arrays
+
+
+def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False) -> Given:
+    """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh."""
+    strategy, mesh = _mesh(arguments, most)
+    program = _program(arguments.file)
+    if arguments.optimizer:
+        if arguments.gradient:
+            raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
+        program = right(train_step, _function(program, "--optimizer"), _optimizer(arguments.optimizer))
+    numbers = dict(map(_size, arguments.size))
+    pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
+    rows = numbers.pop(pipeline.batch, None) if pipeline else None
+    if numbers:
+        whole = program.function if isinstance(program, Step) else program
+        whole = right(whole.specialize, **numbers)
+        program = replace(program, function=whole) if isinstance(program, Step) else whole
+    if arguments.gradient:
+        function = _function(program, "--gradient")
+        by = [value.name for value in function.inputs if is_floating(value.type.dtype)]
+        program = right(ir.gradient, function, by, keep_outputs=True)
+    if strategy is not None:
+        program = right(strategy, _function(program, "--strategy"))
+    found = Given(program, mesh, strategy, rows)
+    _check_complete(found, arguments.file, symbols=symbols and mesh is None)
+    return found
+
+
+def _check_complete(found: Given, path: Path, *, symbols: bool) -> None:
+    """`WrongWords` if a mesh or the number of a symbol is missing."""
+    step = found.program if isinstance(found.program, Step) else None
+    function = step.function if step else found.program
+    assert isinstance(function, ir.Function)
+    layouts = [value.layout for value in function.values if value.layout is not None]
+    axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
+    axes |= {step.pipeline.axis: None} if step else {}
+    if axes and found.mesh is None and not symbols:
+        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
+                         f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
+    missing = sorted(function.symbols - ({step.pipeline.batch} if step and found.rows else set()))
+    if missing and not symbols:
+        raise WrongWords(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
+
+
+def _mesh(arguments: argparse.Namespace, most: int | None) -> tuple[Strategy | None, Mesh | None]:
+    if arguments.strategy is None:
+        if arguments.mesh is None:
+            return None, None
+        mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None if most == MOST_DESCRIBED else most)
+        strategy = None
+    else:
+        if arguments.mesh is not None:
+            raise WrongWords("--strategy gives the sizes of all axes; leave out --mesh")
+        try:
+            strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
+        except (ValueError, TypeError) as error:
+            raise WrongWords(f"--strategy: {error}") from None
+    if most is not None and mesh.size > most:
+        option = "--mesh" if strategy is None else "--strategy"
+        raise WrongWords(f"{option}: {mesh!r} has {mesh.size} devices; at most {most} are "
+                         f"{'supported' if most == MOST_DESCRIBED else 'run here'}")
+    return strategy, mesh
+
+
+def _program(path: Path) -> ir.Function | Step:
+    with accessing(path, "read"), path.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+        return Step.parse(text) if text.startswith("pp") else ir.parse(text)
+    except ir.ParseError as error:
+        raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WrongWords(f"{path}: {error}") from None
+
+
+def _function(program: ir.Function | Step, option: str) -> ir.Function:
+    if isinstance(program, Step):
+        raise WrongWords(f"{option} is for programs that are not cut into a pipeline; this one begins with "
+                         f"{str(program.pipeline)!r}")
+    return program
+
+
+def _optimizer(text: str) -> Any:
+    name, colon, rate = text.partition(":")
+    if name not in OPTIMIZERS:
+        raise WrongWords(f"--optimizer: there is no {name!r}{nearest(name, [*OPTIMIZERS])}")
+    try:
+        return OPTIMIZERS[name](float(rate) if colon else RATE)
+    except ValueError as error:
+        raise WrongWords(f"--optimizer needs a name and a rate, as adam:0.001; got {text!r}: {error}") from None
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
+    return name.strip(), int(number)
+
+
+def _read(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
+    try:
+        with accessing(path, "read", "inputs"):
+            zipfile.ZipFile(path).close()       # NumPy would take another file for a pickle
+            with np.load(path, allow_pickle=False) as arrays:
+                found = dict(arrays)
+    except WrongWords:
+        raise
+    except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
+        raise WrongWords(f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})") from None
+    types = {value.name: value.type.dtype for value in function.inputs}
+    return {        # NumPy saves narrow floats as bytes
+        name: array.view(types[name]) if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype)) else array
+        for name, array in found.items()}
