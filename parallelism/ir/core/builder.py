@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelism.ir.core import regions
 from parallelism.ir.core.function import Function, Op, Value, frozen_attributes
-from parallelism.ir.core.table import Attributes, meaning
+from parallelism.ir.core.table import Attributes, meaning, operator
 from parallelism.ir.core.types import TensorType
 from parallelism.sharding import TensorSharding
 
@@ -40,7 +40,9 @@ class Builder:
         if key in self._constants:
             return self._constants[key]
         types = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
-        outputs = tuple(Value(next(self._numbers), type) for type in types)
+        lays = operator(kind).lays
+        layout = None if lays is None else lays(**dict(frozen))
+        outputs = tuple(Value(next(self._numbers), type, layout) for type in types)
         self.ops.append(Op(kind, tuple(inputs), frozen, outputs, self._region))
         if key is not None:
             self._constants[key] = outputs

@@ -17,6 +17,7 @@ from parallelism.dtypes import in_float32, is_narrow
 from parallelism.ir.core.extents import Expression, Extent
 from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
+from parallelism.sharding import TensorSharding
 
 Attributes = tuple[tuple[str, Any], ...]
 
@@ -66,6 +67,8 @@ class Operator:
     """The letter along which elements are picked by their numbers; see `of_a_part`."""
     part: str | None = None
     """The operator that computes a part of this one if the letter ``indexed`` is split."""
+    lays: Callable[..., TensorSharding] | None = None
+    """The layout that it gives to its output, from its attributes; None: it gives none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.linear, tuple) and self.linear not in ("together", "each", "moves"):

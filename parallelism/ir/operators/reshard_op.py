@@ -1,6 +1,7 @@
 """Operators that change the layout of a value.
 
 ``reshard`` belongs to the program of whole tensors: its output has the given layout.  In one process it does nothing.
+`parallelism.layouts.redistribute` writes it in code that is recorded.
 ``all_slice`` and ``relayout`` belong to the program of one device (`parallelism.layouts.localize`): the first keeps a
 slice of a local shard, the second runs one step of a resharding plan that is no collective along one dim.
 """
@@ -22,7 +23,6 @@ from parallelism.ir.core import (
     shape_text,
 )
 from parallelism.ir.operators.collectives import alone, changed, check_group
-from parallelism.ir.tracing import apply
 from parallelism.sharding import TensorSharding
 
 
@@ -45,12 +45,6 @@ def _reshard_rule(x: TensorType, layout: str) -> Rule:
     return elementwise([x.shape])
 
 
-def _reshard_derivative(g: Any, y: Any, x: Any, layout: str) -> list[Any]:
-    """The gradient has the layout of its value, without the pending reduction."""
-    dims = TensorSharding.parse(layout).over(x.ndim).dims
-    return [apply("reshard", g, layout=layout_text(TensorSharding(*dims)))]
-
-
 def _relayout_rule(
     x: TensorType, step: str, axes: Any, group: Extent, before: str, after: str, whole: Sequence[Extent],
     shape: Sequence[Extent], received: Extent,
@@ -70,8 +64,9 @@ def _relayout_rule(
     return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim:], shape, strict=True)))
 
 
-register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, _reshard_derivative,
-                  attributes={"layout": "a string"}, view=True, linear="moves"))
+register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, lambda g, y, x, layout: [g],
+                  attributes={"layout": "a string"}, view=True, linear="moves",
+                  lays=lambda layout: TensorSharding.parse(layout)))
 register(Operator(
     "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), first_dtype, alone("all_slice"),
     attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer", "extent": "an extent"},

@@ -1,6 +1,7 @@
 """Annotation of values with layouts, by name in an existing program, or in NumPy code that is recorded."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from parallelism.ir.core import Function, Value
@@ -27,18 +28,29 @@ def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | 
 
 
 def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -> Function:
-    """The function with these layouts, by names of values.  Other values keep theirs."""
+    """The function with these layouts, by names of values.  Other values keep theirs.
+
+    A `redistribute` whose result gets another layout is one to that layout.
+    """
     if not layouts:
         return function
-    return with_values(function, {
+    laid = with_values(function, {
         value.name: laid_value(value, layouts[value.name]) if value.name in layouts else value
         for value in function.values})
+    moved = {op.outputs: laid_text for op in laid.ops if op.kind == "reshard" and op.outputs[0].name in layouts
+             if (layout := op.outputs[0].layout) is not None and (laid_text := layout_text(layout)) != op["layout"]}
+    return laid if not moved else replace(laid, ops=tuple(
+        replace(op, attributes=(("layout", moved[op.outputs]),)) if op.outputs in moved else op for op in laid.ops))
 
 
-def constrain(x: Any, layout: TensorSharding | str) -> Any:
-    """``x`` in this layout: an annotation for code that `parallelism.ir.record` records.
+def redistribute(x: Any, layout: TensorSharding | str) -> Any:
+    """``x`` in this layout, in code that `parallelism.ir.record` records; on arrays ``x`` as it is.
 
-    The gradient gets the same layout.  Outside of a recording ``x`` is returned unchanged.
+    It is the op ``reshard``: what computes ``x`` may lie otherwise, and the plan from there to ``layout`` is what it
+    communicates.  The gradient is brought into the layout, too, without a pending reduction.  A dim that stands as None
+    is whole; ``...`` stands for dims that are.  A transform that splits the batch splits the dim here, too.
+
+    ``ValueError`` for a layout with a wrong number of dims.
     """
     given = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     return apply("reshard", x, layout=layout_text(given.over(x.ndim)))

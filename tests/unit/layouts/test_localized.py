@@ -10,7 +10,7 @@ from localized_runs import run_everywhere
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir, models
-from parallelism.layouts import Devices, annotate, constrain, localize, step_of
+from parallelism.layouts import Devices, annotate, localize, redistribute, step_of
 
 T = ir.TensorType
 MEGATRON = {"p.0.qkv": "[None, tp]", "p.0.out": "[tp, None]", "p.0.up": "[None, tp]", "p.0.down": "[tp, None]",
@@ -58,7 +58,7 @@ def test_what_a_device_receives_is_exact_where_an_array_does_not_divide():
 
 
 def test_a_step_of_several_dims_is_a_relayout_with_the_bytes_of_its_device():
-    function = annotate(ir.record(lambda x: constrain(np.exp(x), "[y, x]"), T("f8", (4, 6))), {"x": "[x, y]"})
+    function = annotate(ir.record(lambda x: redistribute(np.exp(x), "[y, x]"), T("f8", (4, 6))), {"x": "[x, y]"})
     mesh = Mesh(x=2, y=2)
     localized = localize(function, mesh)
     op = localized.program(1).ops[1]
@@ -135,7 +135,7 @@ def test_what_is_laid_out_is_laid_out():
 def test_axes_may_have_any_names():
     mesh = Mesh(**{"I_x": 2, "None": 2, 'a "b"': 2})
     layout = TensorSharding("I_x", ("None", 'a "b"'))
-    function = ir.record(lambda x: np.sin(constrain(x, layout)).T, T("f8", (5, 6)))
+    function = ir.record(lambda x: np.sin(redistribute(x, layout)).T, T("f8", (5, 6)))
     localized = localize(annotate(function, {"x": TensorSharding('a "b"', "I_x")}), mesh)
     x = np.arange(30.0).reshape(5, 6)
     assert localized.outputs == (TensorSharding(("None", 'a "b"'), "I_x"),)
@@ -200,7 +200,7 @@ def test_memory_and_bytes_are_expressions_of_the_number_of_devices():
      "axis 'dp' has dp devices: a mesh needs a number instead of the symbol"),
     (lambda: localize(gpt(B), Mesh(dp=2, tp=2)).received(), ValueError,
      "the bytes that a device receives are known only with numbers for B; Op.bytes_received is an expression"),
-    (lambda: localize(annotate(ir.record(lambda x: constrain(x, "[tp, dp]"), T("f8", (B, 4))), {"x": "[dp, tp]"}),
+    (lambda: localize(annotate(ir.record(lambda x: redistribute(x, "[tp, dp]"), T("f8", (B, 4))), {"x": "[dp, tp]"}),
                       {"dp": dp, "tp": 2}).program(), ValueError,
      r"\[dp, tp\] -> \[tp, dp\] of tensor<Bx4xf64> on Mesh\(dp=dp, tp=2\): the step permute .* needs numbers in place"),
     (lambda: localize(gpt(), 8), TypeError, "mesh must be a Mesh, or a mapping of axes to extents, got 8"),

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.ir.core import rules, table
-from parallelism.layouts import annotate, constrain, localize, microbatched, propagate
+from parallelism.layouts import annotate, localize, microbatched, propagate, redistribute
 
 T = ir.TensorType
 VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, BATCH = 10, 12, 4, 2, 6, 8
@@ -425,7 +425,7 @@ def test_an_output_may_stay_partial_and_an_input_may_be():
 
 def test_a_constraint_is_recorded_and_its_gradient_lies_so_too():
     def fn(x, w):
-        return np.sum(np.sin(constrain(x @ w, "[None, x]")))
+        return np.sum(np.sin(redistribute(x @ w, "[None, x]")))
 
     grad = ir.gradient(ir.record(fn, X, W), "w")
     layouts = [op["layout"] for op in grad.ops if op.kind == "reshard"]
@@ -435,8 +435,8 @@ def test_a_constraint_is_recorded_and_its_gradient_lies_so_too():
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(4, 6)), rng.normal(size=(6, 8))
     assert_allclose(run_everywhere(localized, [x, w])[0], x.T @ np.cos(x @ w), rtol=1e-12)
-    assert constrain(x, TensorSharding("x", ...)) is not None
-    np.testing.assert_array_equal(constrain(x, "[x, None]"), x)
+    assert redistribute(x, TensorSharding("x", ...)) is not None
+    np.testing.assert_array_equal(redistribute(x, "[x, None]"), x)
 
 
 def test_the_gradient_of_what_is_annotated_lies_as_it_does():
