@@ -6,6 +6,7 @@ its gradient into the stages of a pipeline.
 """
 
 from parallelism.layouts.localization import Class, Localized, step_of
+from parallelism.layouts.localization.borders import Border, Borders, borders
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.propagation import Conflict, Devices
 from parallelism.layouts.propagation.annotation import annotate, redistribute
@@ -15,6 +16,6 @@ from parallelism.layouts.stages.microbatches import microbatched
 from parallelism.layouts.stages.partition import partition
 
 __all__ = [
-    "Class", "Conflict", "Devices", "Localized", "StageFunctions", "Stages", "annotate", "localize", "microbatched",
-    "partition", "propagate", "redistribute", "step_of",
+    "Border", "Borders", "Class", "Conflict", "Devices", "Localized", "StageFunctions", "Stages", "annotate",
+    "borders", "localize", "microbatched", "partition", "propagate", "redistribute", "step_of",
 ]

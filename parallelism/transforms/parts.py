@@ -16,15 +16,13 @@ from itertools import count
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.derived import derived_later, laid_value, renamed_value, with_values
-from parallelism.ir.passes.gradients import GRADIENT, MARK, gradient
+from parallelism.ir.passes.gradients import GRADIENT, MARK, UPDATE as UPDATE, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import DimClasses, Place, batch_class, sequence_class
 
 NEXT = "next."
 """The prefix of what an input is in the next step: the output ``next.x`` for the input ``x``."""
-UPDATE = "update"
-"""The region of the update."""
 AGAIN = "again."
 """The prefix of a value of the forward that the backward computes once more."""
 

@@ -35,7 +35,9 @@ class Strategy:
     """Several transforms, applied to a program one after the other.
 
     They are applied in the order that they need, whatever the order in which they are given; equal strategies are
-    equal values.  Only of data parallelism over several axes the first one given is the outermost.
+    equal values.  Only of data parallelism over several axes the first one given is the outermost.  Of tensor
+    parallelism in several regions, that whose regions have the fewest ops is applied first: an inner region's own
+    strategy counts before that of the region around it.
 
     >>> strategy = Strategy(DataParallel("dp"), TensorParallel("tp"))
     >>> print(strategy)
@@ -72,7 +74,12 @@ class Strategy:
         backwards = sorted(self.transforms, key=lambda each: -each.phase)
         pipelines = [each for each in backwards if isinstance(each, Pipeline)]
         again = [each for each in backwards if pipelines and isinstance(each, Recompute)]
-        for transform in reversed([each for each in backwards if each not in (*pipelines, *again)]):
+        order = [each for each in reversed(backwards) if each not in (*pipelines, *again)]
+        if len(tensors := [each for each in order if isinstance(each, TensorParallel)]) > 1:
+            # A weight keeps its first layout, so that of the smallest region around it counts.
+            sizes = {id(each): each.size(function) for each in tensors}
+            order.sort(key=lambda each: (each.phase, sizes.get(id(each), 0)))
+        for transform in order:
             function = transform(function)  # type: ignore[assignment]  # only a pipeline makes a Step
         if len(pipelines) > 1:
             raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")

@@ -26,7 +26,8 @@ class TensorParallel:
     Transformer this is Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053, section 3): two all_reduces of the
     activations of a layer forward, and two backward.
 
-    ``regions`` are patterns; only products in regions that match are split.  A weight that has a layout keeps it.
+    ``regions`` are patterns; only products in regions that match are split.  A weight that has a layout keeps it, so
+    the transform of an inner region comes before that of a region around it, as it does in a `Strategy`.
 
     ``ValueError`` for a pattern that no region matches, and if no weight is left to be split.
     """
@@ -45,8 +46,13 @@ class TensorParallel:
         found = _Splits(parts.forward, parts.parameters, self.axis, scope)
         if not found.layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: it has no "
-                             f"product, or they have layouts already (Zero gives them to all: it comes after {self})")
+                             f"product, or they have layouts already (Zero gives them to all, TensorParallel to those "
+                             f"of a wider region: they come after {self})")
         return parts.laid(found.layouts).joined()
+
+    def size(self, function: Function) -> int:
+        """The number of ops of the forward in its regions."""
+        return len(matching(Parts.of(function).forward, self._regions, f"{self}"))
 
     @property
     def _regions(self) -> Sequence[str]:

@@ -16,12 +16,12 @@ from parallelism import ir
 from parallelism.dtypes import is_floating, limits_of
 from parallelism.execution import TrainedPipeline
 from parallelism.hardware import Hardware
-from parallelism.layouts import Conflict, localize, propagate
+from parallelism.layouts import Conflict, borders, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.pipelining import MESSAGES
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
-from parallelism.transforms import Step
+from parallelism.transforms import Step, TensorParallel
 from parallelism.transforms.parts import NEXT
 from vcluster.cli.megatron_words import is_model
 from vcluster.cli.placed import ONE_DEVICE, Given, given, right
@@ -88,15 +88,17 @@ def show(program: str, words: Sequence[str]) -> int:
     if found.strategy is not None:
         say(f"{found.strategy.text_on(found.mesh)} on {found.mesh!r}")
         print()
+    scoped = [each for each in found.strategy.transforms if isinstance(each, TensorParallel)] if found.strategy else []
+    patterns = [pattern for each in scoped for pattern in each.regions or ()]
     if isinstance(found.program, Step):
-        _show_stages(found, found.program, found.mesh, arguments.rank)
+        _show_stages(found, found.program, found.mesh, arguments.rank, patterns)
     else:
-        _show_device(found.program, found.mesh, arguments.rank)
+        _show_device(found.program, found.mesh, arguments.rank, patterns)
     return 0
 
 
-def _show_device(function: ir.Function, mesh: Mesh, rank: int) -> None:
-    """Print a program laid out on a mesh, that of a rank, and the conflicts of layouts."""
+def _show_device(function: ir.Function, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
+    """Print a program laid out on a mesh, that of a rank, the conflicts of layouts, and what is moved at borders."""
     conflicts: list[Conflict] = []
     localized = right(lambda: localize(propagate(function, mesh, conflicts), mesh))
     local = right(localized.program, rank)
@@ -106,9 +108,11 @@ def _show_device(function: ir.Function, mesh: Mesh, rank: int) -> None:
         f"{sum(localized.received(rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
     for conflict in conflicts:
         print(f"\n{conflict}")
+    if function.regions:
+        print(f"\n{borders(localized, patterns)}")
 
 
-def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int) -> None:
+def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
     """Print what a rank of a pipeline does: its actions, and the programs of its stages for the first microbatch."""
     pipelined: TrainedPipeline = right(TrainedPipeline, step, mesh)
     position, replica = right(pipelined.places, mesh)[rank]
@@ -126,8 +130,11 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int) -> None:
             if kind not in MESSAGES:
                 function = right(programs.program, kind, part).function
                 print(f"\n{kind} of stage {number}:\n\n{function}")
+                if pipelined.mesh_inside is not None:
+                    whole = localize(programs.function(kind, part), pipelined.mesh_inside)
+                    print(borders(whole, patterns))
     update = right(pipelined.update, position).program(pipelined.update_place(mesh, rank))
-    print(f"the update:\n\n{update}")
+    print(f"\nthe update:\n\n{update}")
 
 
 def simulated(program: str, words: Sequence[str]) -> int:

@@ -13,6 +13,8 @@ from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
 """The prefix of the region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``."""
+UPDATE = "update"
+"""The region of the update of a training step."""
 GRADIENT = "grad."
 """The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
 

@@ -84,6 +84,20 @@ def test_a_strategy_is_shown_and_simulated_and_run(trained, tmp_path, words):
         assert Strategy.parse_on_mesh(first) == (strategy, mesh)
 
 
+def test_show_prints_the_borders_of_nested_strategies(command, tmp_path):
+    spec = programs.TransformerSpec(layers=2, width=16, heads=2, vocabulary=8, sequence=4)
+    (tmp_path / "gpt.mlir").write_text(str(train_step(spec.function(4), Adam())))
+    (tmp_path / "loss.mlir").write_text(str(spec.function(B)))
+    words = "tp@block.*=2 tp:x@embedding,head=2 sp sp:x"
+    status, out, err = command("show", "gpt.mlir", "--strategy", words)
+    assert (status, err) == (0, "") and "received  count  value  from -> to\n" in out
+    assert re.search(r"gradient.block.0 -> gradient.embedding\n +\[None, x, None\] -> ", out)
+    assert re.search(r"\na device receives at most .* at borders\n\Z", out)
+    status, out, err = command("show", "loss.mlir", "--optimizer", "sgd", "--size", "B=4", "--strategy",
+                               f"{words} pp=2 1f1b:2", "--rank", "7")
+    assert (status, err) == (0, "") and re.search(r"gradient.head -> gradient.block.1\n +\[None, x, None\] -> ", out)
+
+
 def test_a_step_in_a_pipeline_is_shown_as_text_and_by_its_actions(trained, tmp_path):
     status, out, err = trained("show", "pipe.mlir")
     assert (status, err) == (0, "")

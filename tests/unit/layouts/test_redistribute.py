@@ -86,5 +86,5 @@ def test_it_stays_in_the_stages_of_a_pipeline_and_under_mixed_precision():
     assert ops == ["[None, tp]", "[None, None]", "[tp, None]"]       # replicas are around the stages
     narrow = MixedPrecision("float16")(train_step(layered(4), SGD(0.1)))
     assert [op["layout"] for op in Parts.of(narrow).forward.ops if op.kind == "reshard"] == ops
-    with pytest.raises(ValueError, match="no activation of @layered.step is left to be split over 'tp'"):
+    with pytest.raises(ValueError, match=r"no activation of @layered\.step is left to be split over 'tp'"):
         Strategy.parse("tp sp")(train_step(layered(4), SGD(0.1)))      # what redistribute says stays
