@@ -46,8 +46,8 @@ class TensorParallel:
         found = _Splits(parts.forward, parts.parameters, self.axis, scope)
         if not found.layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: it has no "
-                             f"product, or they have layouts already (Zero gives them to all, TensorParallel to those "
-                             f"of a wider region: they come after {self})")
+                             f"product, or they have layouts already (Zero gives them to all and comes after {self}, "
+                             "as does TensorParallel of a wider region)")
         return parts.laid(found.layouts).joined()
 
     def size(self, function: Function) -> int:
