@@ -133,7 +133,8 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
                 if pipelined.mesh_inside is not None:
                     whole = localize(programs.function(kind, part), pipelined.mesh_inside)
                     print(borders(whole, patterns))
-    update = right(pipelined.update, position).program(pipelined.update_place(mesh, rank))
+    update = right(lambda: localize(pipelined.update(position).function, pipelined.mesh_of_update)).program(
+        pipelined.update_place(mesh, rank))
     print(f"\nthe update:\n\n{update}")
 
 
