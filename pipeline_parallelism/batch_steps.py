@@ -14,7 +14,6 @@ from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
@@ -91,7 +90,7 @@ class TrainStep(ModelStep):
 
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         x, targets, rows, batch_rows = inputs
-        _, replicas_axis = pipeline_axes(self.pipeline, device.mesh, self.inside)
+        replicas_axis = next(iter(self.axes(device.mesh)[1]), None)
         position, replica = self.places(device.mesh)[device.rank]
         resident, weights = self._resident(device, position), self.pipeline.schedule.weights
         # Another kind of optimizer cannot use this state.

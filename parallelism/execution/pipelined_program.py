@@ -16,7 +16,7 @@ from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag, pipeline_axes
+from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag
 from parallelism.sharding import TensorSharding
 
 
@@ -54,13 +54,13 @@ class PipelinedProgram(PipelinedOperation):
     """The loss of a batch and its gradients, computed by stages that run a schedule; equal to `gradient` of the whole.
 
     ``cluster.run(PipelinedProgram(stages, pipeline), inputs)``, with the inputs of ``stages.function`` by name or in
-    their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to replicas on ``dp``,
-    then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the axes inside a stage:
-    over these its functions are localized, by the layouts that the program has.
+    their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to ``replicas``, which
+    lie on these axes, then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the
+    axes inside a stage: over these its functions are localized, by the layouts that the program has.
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
-    stage by stage, an all_reduce over ``dp`` sums the gradients of each dtype, as one array, and the loss of the last
+    stage by stage, an all_reduce over the replicas sums the gradients of each dtype, as one array, and the loss of the last
     stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
     others, as one array for each dtype and set of devices, and sums them in the order of the pipeline.
 
@@ -70,12 +70,15 @@ class PipelinedProgram(PipelinedOperation):
 
     declares_all = True
 
-    def __init__(self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None) -> None:
+    def __init__(
+        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",)
+    ) -> None:
         axes = inside.axes if inside else ()
-        if taken := {pipeline.axis, "dp"} & {*axes}:
-            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on 'dp'; {inside!r} is to be inside a "
-                             f"stage and names {' and '.join(map(repr, sorted(taken)))}")
-        super().__init__(pipeline, axes)
+        if taken := {pipeline.axis, *replicas} & {*axes}:
+            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on {' and '.join(map(repr, replicas))}"
+                             f"; {inside!r} is to be inside a stage and names "
+                             f"{' and '.join(map(repr, sorted(taken)))}")
+        super().__init__(pipeline, axes, replicas)
         self.mesh_inside = inside if inside and inside.size > 1 else None
         """None: a stage is on one device."""
         if len(stages) != pipeline.stages:
@@ -197,11 +200,11 @@ class PipelinedProgram(PipelinedOperation):
 
         Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.
         """
-        axis, replicas = pipeline_axes(self.pipeline, device.mesh, self.inside)
+        axis, replicas = self.axes(device.mesh)
         sums: dict[str, Array] = {}
         for stage in stages.values():
             loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
-            if replicas is not None:
+            if replicas:
                 for flat in stage.gradients.flat.values() if over_replicas else ():
                     device.all_reduce(flat, replicas, out=flat)
                 loss = [device.all_reduce(part, replicas) for part in loss]

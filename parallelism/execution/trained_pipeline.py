@@ -21,7 +21,7 @@ from parallelism.layouts.stages.batches import checked
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.transforms.parts import NEXT
-from parallelism.transforms.pipelines import REPLICAS, Step
+from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
 
 
@@ -30,23 +30,27 @@ class TrainedPipeline(PipelinedProgram):
 
     ``cluster.run(TrainedPipeline(step, mesh), inputs)``, with the inputs of ``step.function`` by name or in order,
     returns its outputs in order: the loss, then parameters and state for the next step.  Stages lie on the axis of the
-    pipeline, replicas on ``dp``; the other axes of the mesh are inside a stage.
+    pipeline, replicas on the axes ``step.replicas``; the other axes of the mesh are inside a stage.
 
     **Communication**: that of `PipelinedProgram`, but each device sums its gradients over replicas in its update, each
     gradient for itself; with Zero by a reduce_scatter, and an all_gather of the new parameters.  Stages that share
-    weights exchange their gradients before.
+    weights exchange their gradients before.  If the update needs the norm of all gradients, it has an all_reduce of
+    one number over the stages.
 
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
 
     def __init__(self, step: Step, mesh: Mesh) -> None:
         pipeline = step.pipeline.on(mesh)
-        inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, REPLICAS)}
-        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None)
+        replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
+        inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
+        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas)
         self.step, self.mesh = step, mesh
         around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
         self.mesh_of_update = Mesh(**around or {"one": 1})
-        """The axes over which the update of a stage is split."""
+        """The axes over which parameters and state are split in the update of a stage."""
+        self.stages_summed = pipeline.ranks if step.sums_over_stages else 1
+        """The positions of the pipeline over which the updates sum numbers of all stages."""
         self._updates: dict[int, _Update] = {}
         self._first: dict[Form, _Update] = {}
         """The first update of each form; others of the form are this one with other names."""
@@ -64,15 +68,20 @@ class TrainedPipeline(PipelinedProgram):
             names = dict.fromkeys(
                 name for number in self.stages_on(position) for name in self.stages.functions[number].trained)
             laid = {value.name: value.layout for value in self.stages.function.inputs if value.layout}
-            function = self.step.update(names, laid, summed=REPLICAS in self.mesh.shape)
+            placement, holders = self.pipeline.schedule.placement, self.stages.holders
+            counted = [name for name in names if position == min(placement[number] for number in holders[name])]
+            function = self.step.update(
+                names, laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
             first = self._first.get(form := Form([function]))
-            self._updates[position] = _Update(localize(function, self.mesh_of_update), function, categories(
-                self.step.function)) if first is None else replace(first, function=function)
+            over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
+            self._updates[position] = _Update(
+                localize(function, Mesh(**over | dict(self.mesh_of_update.shape))), function,
+                categories(self.step.function)) if first is None else replace(first, function=function)
             self._first.setdefault(form, self._updates[position])
         return self._updates[position]
 
-    def update_place(self, mesh: Mesh, rank: int) -> int:
-        """The rank on the mesh of an update."""
+    def place_of_update(self, mesh: Mesh, rank: int) -> int:
+        """The rank on `mesh_of_update`."""
         key = mesh, rank
         if key not in self._places:
             index = mesh.index(rank)
@@ -81,14 +90,22 @@ class TrainedPipeline(PipelinedProgram):
                 **{axis: index[axis] if axis in mesh.axes else 0 for axis in axes})
         return self._places[key]
 
+    def program_of_update(self, mesh: Mesh, rank: int, position: int) -> DeviceProgram:
+        """The program of a rank's update, with the names of the first update of its form."""
+        return self.update(position).program(self._rank_of_update(mesh, rank, position))
+
     def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """Devices at a position of one class have updates of the same shapes."""
-        return self.update(position).localized.class_of(self.update_place(mesh, rank))
+        return self.update(position).localized.class_of(self._rank_of_update(mesh, rank, position))
+
+    def _rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
+        """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
+        return position % self.stages_summed * self.mesh_of_update.size + self.place_of_update(mesh, rank)
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
         """The types of a rank's parts of the state, by name."""
         update = self.update(position)
-        inputs = update.program(self.update_place(mesh, rank)).function.inputs
+        inputs = self.program_of_update(mesh, rank, position).function.inputs
         types = zip((value.name for value in update.function.inputs), (value.type for value in inputs), strict=True)
         return {name: type for name, type in types if name in self._state}
 
@@ -114,7 +131,7 @@ class TrainedPipeline(PipelinedProgram):
         shares = []
         for rank, (share,) in enumerate(super().inputs(mesh, forward)):
             position = self.places(mesh)[rank][0]
-            update, place = self.update(position), self.update_place(mesh, rank)
+            update, place = self.update(position), self.place_of_update(mesh, rank)
             mine = {
                 value.name: layout.shard(state[value.name], self.mesh_of_update)[place]
                 for value, layout in zip(update.function.inputs, update.localized.inputs, strict=True)
@@ -125,8 +142,8 @@ class TrainedPipeline(PipelinedProgram):
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
         """Runs the update; the new parameters and state of this device, and under ``""`` the loss if it has it."""
         sums = self.added_up(device, stages, over_replicas=False)
-        update = self.update(self.position(device))
-        program = update.program(self.update_place(device.mesh, device.rank))
+        position = self.position(device)
+        update, program = self.update(position), self.program_of_update(device.mesh, device.rank, position)
         given = {**share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name}}
         arrays = [
             np.reshape(given[value.name], own.type.shape)
@@ -140,7 +157,7 @@ class TrainedPipeline(PipelinedProgram):
         whole: dict[str, Array] = {}
         for position in range(self.pipeline.ranks):
             ranks = [rank for rank, place in enumerate(self.places(mesh)) if place[0] == position]
-            by_place = {self.update_place(mesh, rank): outputs[rank] for rank in ranks}
+            by_place = {self.place_of_update(mesh, rank): outputs[rank] for rank in ranks}
             update = self.update(position)
             for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
                 parts = [by_place[place][value.name] for place in range(self.mesh_of_update.size)]

@@ -4,7 +4,7 @@ The loop does not know layers: a `Stage` computes.  Of the schedule it uses only
 stages, so it runs any valid order, also with several stages on a device.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -157,27 +157,27 @@ def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: in
 
 
 def pipeline_axes(
-    pipeline: Pipeline, mesh: Mesh, inside: Collection[str] = ()
-) -> tuple[str | None, str | None]:
-    """The mesh axes on which the stages lie and on which the pipeline is replicated; None where there is none.
+    pipeline: Pipeline, mesh: Mesh, inside: Collection[str] = (), replicas: Sequence[str] = ("dp",)
+) -> tuple[str | None, tuple[str, ...]]:
+    """The mesh axis on which the stages lie, None without one; and those on which the pipeline is replicated.
 
-    Stages lie on ``pipeline.axis``, replicas on ``dp``.  A mesh of one axis serves for the stages, whatever
-    its name, unless it is ``dp`` or ``inside`` a stage and the pipeline needs one rank only.  Axes that are ``inside``
-    a stage may have any size.  ``ValueError`` if the mesh does not fit.
+    Stages lie on ``pipeline.axis``, replicas on the axes of ``replicas`` that the mesh has.  A mesh of one axis serves
+    for the stages, whatever its name, unless it is for replicas or ``inside`` a stage and the pipeline needs one rank
+    only.  Axes that are ``inside`` a stage may have any size.  ``ValueError`` if the mesh does not fit.
     """
     stages: str | None = pipeline.axis
     if stages not in mesh.axes:
-        alone = len(mesh.axes) == 1 and not (mesh.axes[0] in ("dp", *inside) and pipeline.ranks == 1)
+        alone = len(mesh.axes) == 1 and not (mesh.axes[0] in (*replicas, *inside) and pipeline.ranks == 1)
         stages = mesh.axes[0] if alone else None
-    replicas = "dp" if "dp" in mesh.axes and stages != "dp" else None
+    around = tuple(axis for axis in replicas if axis in mesh.axes and axis != stages)
     extent = 1 if stages is None else mesh.shape[stages]
     if extent != pipeline.ranks:
         actual = f"axis {stages!r} of size {extent}" if stages else f"no axis {pipeline.axis!r}"
         raise ValueError(f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {actual}")
     for axis in mesh.axes:
-        if axis not in (stages, replicas, *inside) and mesh.shape[axis] > 1:
+        if axis not in (stages, *around, *inside) and mesh.shape[axis] > 1:
             raise ValueError(
-                f"{pipeline!r} uses axis {pipeline.axis!r} and replicas on 'dp'; {mesh!r} also has {axis!r} "
-                f"of size {mesh.shape[axis]}"
+                f"{pipeline!r} uses axis {pipeline.axis!r} and replicas on {' and '.join(map(repr, replicas))}; "
+                f"{mesh!r} also has {axis!r} of size {mesh.shape[axis]}"
             )
-    return stages, replicas
+    return stages, around

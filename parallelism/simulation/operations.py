@@ -21,7 +21,7 @@ from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import MESSAGES, message_user, pipeline_axes
+from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
@@ -134,7 +134,7 @@ class PipelinedStep:
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         device, position = TypedDevice(self.mesh, rank, self._messages(rank)), self.places[rank][0]
         pipeline = self.program.pipeline
-        axis, _ = pipeline_axes(pipeline, self.mesh, self.program.inside)
+        axis, _ = self.program.axes(self.mesh)
 
         def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])

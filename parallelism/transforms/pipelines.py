@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core import Function, names_in
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.text.parsing import parse
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages import Stages
+from parallelism.layouts.stages.joint_sums import JointSums
 from parallelism.layouts.stages.partition import partition
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
@@ -23,7 +24,7 @@ from parallelism.transforms.words import ScheduleWord, checked_axis, word
 from parallelism.transforms.zero import summed_first
 
 REPLICAS = "dp"
-"""The axis over which the rows are dealt to replicas of a pipeline."""
+"""The axis over which the rows are dealt to replicas of a pipeline if no transform splits them."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ class Pipeline:
     With ``recompute`` a stage keeps only its inputs; regions run again by a `Recompute` in the same `Strategy`.  The
     result is a `Step`, so a pipeline is the last transform.
 
-    Gradients are summed over replicas (axis ``dp``) after the last backward, by the update of each stage: Zero(1) and
-    Zero(2) then reduce-scatter them once, whatever the number of microbatches.
+    Gradients are summed over replicas after the last backward, by the update of each stage: Zero(1) and Zero(2) then
+    reduce-scatter them once, whatever the number of microbatches.  With Zero(3) the axis is inside the stages: for
+    each microbatch the parameters are gathered in the forward and again in the backward, and the gradients are
+    reduce-scattered.  The norm for clipping is a sum over the stages, an all_reduce of one number; a parameter that
+    several stages have is counted once.
 
-    ``ValueError`` for a program without an update, for rows that are split over another axis than ``dp``, for
-    parameters that are split over ``dp`` (Zero(3)), for values that are computed again by `Recompute`, and for an
-    update that needs the gradients of other stages, as clipping does.
+    ``ValueError`` for a program without an update, for values that are computed again by `Recompute`, and for an
+    update that combines parameters in any other way than by a sum of one number of each.
     """
 
     axis: str = "pp"
@@ -106,11 +109,7 @@ class Step:
         if self.pipeline.batch not in parts.forward.symbols:
             raise ValueError(f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
                              f"the batch: its symbols are {', '.join(sorted(parts.forward.symbols)) or 'none'}")
-        for value in parts.parameters:
-            if any(REPLICAS in axes for axes in dims_of(value)):
-                raise ValueError(f"{subject}: %{value.name} is split over {REPLICAS!r}; in a pipeline Zero can split "
-                                 "gradients and state, but not parameters")
-        self._check_apart()
+        _ = self._sums
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Step) and (self.pipeline, self.recompute, self.parts) == (
@@ -140,11 +139,27 @@ class Step:
         """The forward and the update."""
         return Parts.of(self.function)
 
+    @cached_property
+    def replicas(self) -> tuple[str, ...]:
+        """The axes over which the rows are dealt to replicas of the pipeline, outermost first.
+
+        They are those that split rows and no parameter.  (An axis that splits parameters, as with Zero(3), is inside a
+        stage.)  If no axis splits rows, it is ``dp``.
+        """
+        parts = self.parts
+        parameters = {*parts.parameters}
+        rows = dict.fromkeys(
+            axis for value in parts.forward.inputs if value not in parameters
+            for extent, axes in zip(value.type.shape, dims_of(value), strict=True)
+            if self.pipeline.batch in names_in(extent) for axis in axes)
+        inside = {axis for value in parameters for axes in dims_of(value) for axis in axes}
+        return tuple(axis for axis in rows if axis not in inside) if rows else (REPLICAS,)
+
     def stages(self, count: int) -> Stages:
-        """The forward and backward of each of so many stages.  The rows are split over no axis but those inside."""
+        """The forward and backward of each of so many stages, for one of the `replicas`."""
         forward = self.parts.forward
         bare = {
-            value.name: layout([tuple(axis for axis in dim if axis != REPLICAS) for dim in dims_of(value)])
+            value.name: layout([tuple(axis for axis in dim if axis not in self.replicas) for dim in dims_of(value)])
             for value in forward.values if value.layout}
         pipeline = self.pipeline
         return partition(
@@ -159,53 +174,52 @@ class Step:
         return RunAgain(*(tuple(path for one in each for path in getattr(one, side)) for side in ("paths", "kept")))
 
     def update(
-        self, names: Collection[str], layouts: Mapping[str, TensorSharding] | None = None, *, summed: bool = False
+        self, names: Collection[str], layouts: Mapping[str, TensorSharding] | None = None, *,
+        replicas: Sequence[str] = (), counted: Collection[str] | None = None, stages: int = 1,
     ) -> Function:
         """The update of the parameters of these ``names``, from their gradients and their state.
 
-        ``layouts`` are those of the parameters inside a stage, where they are known.  With ``summed`` the gradients are
-        given as terms of a sum over replicas, and the update begins with the sums.
+        ``layouts`` are those of the parameters inside a stage, where they are known.  With ``replicas`` the gradients
+        are given as terms of a sum over these axes, and the update begins with the sums.  A number that depends on all
+        gradients is a sum over so many ``stages`` on the axis of the pipeline, to which this one adds the terms of the
+        parameters that are ``counted`` here (None: all ``names``).
         """
         parts, own = self.parts, self._owners
         assert parts.update is not None
-        outputs = [value for value in parts.update.outputs
-                   if own[value.name.removeprefix(NEXT)] in names or own[value.name.removeprefix(NEXT)] is None]
-        ops = self._needed(outputs)
+        outputs = [value for value in parts.update.outputs if own[value.name] is None or own[value.name] in names]
+        function = self._sums.of_one_stage(outputs, names if counted is None else counted, self.pipeline.axis, stages)
         kept = {value.name.removeprefix(NEXT) for value in outputs}
-        read = {value for op in ops for value in op.inputs}
-        inputs = [value for value in parts.update.inputs if value in read or value.name in kept]
-        function = Function(f"{self.function.name}.update", tuple(inputs), tuple(ops), tuple(outputs))
+        read = {value.name for value in function.inputs}
+        inputs = [value for value in parts.update.inputs if value.name in read or value.name in kept]
+        function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
         given = {name: kept for name, kept in self._layouts.items() if kept is not None} | {
             name: kept for name, kept in (layouts or {}).items() if name in names}
         for value in inputs:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
-        if summed:
+        if replicas:
             gradients = {*parts.gradients}
             terms = {value.name: value for value in inputs if value in gradients}
-            early = {value.name for op in ops if op.kind == "reshard" for value in op.inputs}
+            early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
-            given |= {name: _pending(given[own[name] or name]) for name in terms}
+            given |= {name: TensorSharding(*given[own[name] or name].dims, partial=replicas) for name in terms}
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
 
-    def _needed(self, outputs: Sequence[Value]) -> list[Op]:
-        """The ops of the update that compute these values, in order."""
-        assert self.parts.update is not None
-        ops, open_values, places = self.parts.update.ops, [*outputs], set[int]()
-        while open_values:
-            place = self._makers.get(open_values.pop())
-            if place is not None and place not in places:
-                places.add(place)
-                open_values += ops[place].inputs
-        return [ops[place] for place in sorted(places)]
+    @property
+    def sums_over_stages(self) -> bool:
+        """Whether the update needs numbers of all stages."""
+        return bool(self._sums.terms)
 
     @cached_property
-    def _makers(self) -> dict[Value, int]:
-        """The place of the op of the update that makes each value."""
-        assert self.parts.update is not None
-        return {value: place for place, op in enumerate(self.parts.update.ops) for value in op.outputs}
+    def _sums(self) -> JointSums:
+        update = self.parts.update
+        assert update is not None
+        try:
+            return JointSums.of(update, self._owners)
+        except ValueError as error:
+            raise ValueError(f"{self.pipeline}: {error}") from None
 
     @cached_property
     def _layouts(self) -> dict[str, TensorSharding | None]:
@@ -213,28 +227,9 @@ class Step:
 
     @cached_property
     def _owners(self) -> dict[str, str | None]:
-        """The parameter that each input of the update belongs to, by name; None: all."""
+        """The parameter that each input and output of the update belongs to, by name; None: all."""
         parts = self.parts
-        return {value.name: value.name for value in parts.parameters} | {
-            value.name: value.name.removeprefix(GRADIENT) for value in parts.gradients} | {
-            value.name: parts.owner(value) for value in parts.state}
-
-    def _check_apart(self) -> None:
-        """``ValueError`` if what is next of one parameter depends on inputs that belong to another."""
-        update = self.parts.update
-        assert update is not None
-        behind: dict[Value, frozenset[str]] = {
-            value: frozenset(filter(None, [self._owners[value.name]])) for value in update.inputs}
-        for op in update.ops:
-            joined = frozenset[str]().union(*(behind[value] for value in op.inputs))
-            behind.update(dict.fromkeys(op.outputs, joined))
-        for value in update.outputs:
-            mine = self._owners[value.name.removeprefix(NEXT)]
-            if others := behind[value] - {mine}:
-                raise ValueError(f"{self.pipeline}: %{value.name} of @{self.function.name} depends on %{min(others)}, "
-                                 "which another stage may have; in a pipeline gradients cannot be clipped together")
-
-
-def _pending(kept: TensorSharding) -> TensorSharding:
-    """The layout with a sum over replicas pending."""
-    return TensorSharding(*kept.dims, partial=REPLICAS)
+        own: dict[str, str | None] = {value.name: value.name for value in parts.parameters}
+        own |= {value.name: parts.owner(value) for value in parts.state}
+        own |= {f"{NEXT}{name}": owner for name, owner in own.items()}
+        return own | {value.name: value.name.removeprefix(GRADIENT) for value in parts.gradients}

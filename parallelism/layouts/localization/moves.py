@@ -59,10 +59,16 @@ class Move:
 def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices) -> tuple[Move, ...]:
     """The ops that bring a value from one layout to another; empty if every device has its shard already.
 
-    They are the steps of `plan_resharding` on the axes of both layouts.  If extents or numbers of devices are symbols,
-    the plan is made for a few devices and extents that divide evenly; ``ValueError`` if the plan then has a step that
-    symbols cannot describe.
+    They are the steps of `plan_resharding` on the axes of both layouts.  But a sum over more axes than those that the
+    target is then split over is a reduce_scatter over these and an all_reduce of the parts over the others: one
+    communication more, and fewer bytes (Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277, section 3.2.2).
+
+    If extents or numbers of devices are symbols, the plan is made for a few devices and extents that divide evenly;
+    ``ValueError`` if the plan then has a step that symbols cannot describe.
     """
+    middle = _scattered(source, target)
+    if middle is not None:
+        return moves(source, middle, type, devices) + moves(middle, target, type, devices)
     axes = {*source.axes, *source.partial, *target.axes, *target.partial}
     mesh = Mesh(**{axis: n for axis, n in devices.stand_in.shape.items() if axis in axes} or {"": 1})
     shape = tuple(
@@ -84,6 +90,16 @@ def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
     before, after = (TensorSharding.parse(op[name]).over(len(op["whole"])) for name in ("before", "after"))
     return ReshardingStep(
         op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), op.inputs[0].type.dtype.itemsize, mesh)
+
+
+def _scattered(source: TensorSharding, target: TensorSharding) -> TensorSharding | None:
+    """The layout between the two halves of a sum over more axes than the target is split over; else None."""
+    split = [axis for axis in source.partial if axis in target.axes]
+    before = [tuple(axis for axis in dim.axes if axis not in split) for dim in target.dims]
+    left = tuple(axis for axis in source.partial if axis not in split)
+    if not split or {*left} == {*target.partial} or before != [dim.axes for dim in source.dims]:
+        return None
+    return TensorSharding(*target.dims, partial=left, op=source.op)
 
 
 def _symbolic(axes: Axes, devices: Devices) -> bool:

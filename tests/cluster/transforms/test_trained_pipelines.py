@@ -22,16 +22,23 @@ CASES = [
     ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", Adam(0.01)),
     ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
     ("llama", 6, "pp=2 1f1b:3 tp=2 sp recompute=block.*", SGD(0.1, 0.5)),
+    ("gpt", 7, "pp=2 1f1b:2 dp=2 zero=3", Adam(0.01)),
+    ("mlp", 9, "pp=2 zero_bubble_h1:2 dp:node=2 dp=2 zero=3", AdamW(0.01)),
+    ("mixture", 8, "pp=2 gpipe:2 dp:data=2 ep=2", SGD(0.1, 0.5)),
 ]
+CLIPS = (0.2, None)
+"""The largest norm of all gradients in the cases, in turn."""
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize(("model", "rows", "text", "rule"), CASES, ids=[f"{m}-{t}" for m, _, t, _ in CASES])
-def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, rule, backend):
-    alone = train_step(MODELS[model](rows), rule)
+@pytest.mark.parametrize(
+    ("model", "rows", "text", "rule", "clip"), [(*case, CLIPS[i % 2]) for i, case in enumerate(CASES)],
+    ids=[f"{m}-{t}" for m, _, t, _ in CASES])
+def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, rule, clip, backend):
+    alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(train_step(MODELS[model](B), rule))
+    step = strategy(train_step(MODELS[model](B), rule, clip=clip))
     cluster = cluster_of(mesh, backend, compute="modelled", **ON)
     runs = []
 

@@ -148,15 +148,15 @@ def test_numbers_that_are_not_real_are_refused():
 @pytest.mark.parametrize(
     ("mesh", "stages", "axes"),
     [
-        (Mesh(pp=3), 3, ("pp", None)),
-        (Mesh(devices=3), 3, ("devices", None)),
-        (Mesh(dp=2, pp=3), 3, ("pp", "dp")),
-        (Mesh(pp=3, dp=2), 3, ("pp", "dp")),
-        (Mesh(dp=3), 3, ("dp", None)),
-        (Mesh(dp=3), 1, (None, "dp")),
-        (Mesh(dp=2, tp=1), 1, (None, "dp")),
-        (Mesh(pp=2, tp=1), 2, ("pp", None)),
-        (Mesh(devices=1), 1, ("devices", None)),
+        (Mesh(pp=3), 3, ("pp", ())),
+        (Mesh(devices=3), 3, ("devices", ())),
+        (Mesh(dp=2, pp=3), 3, ("pp", ("dp",))),
+        (Mesh(pp=3, dp=2), 3, ("pp", ("dp",))),
+        (Mesh(dp=3), 3, ("dp", ())),
+        (Mesh(dp=3), 1, (None, ("dp",))),
+        (Mesh(dp=2, tp=1), 1, (None, ("dp",))),
+        (Mesh(pp=2, tp=1), 2, ("pp", ())),
+        (Mesh(devices=1), 1, ("devices", ())),
     ],
 )
 def test_stages_lie_on_pp_and_replicas_on_dp(mesh, stages, axes):
@@ -164,8 +164,8 @@ def test_stages_lie_on_pp_and_replicas_on_dp(mesh, stages, axes):
 
 
 def test_axes_inside_a_stage_may_have_any_size():
-    assert pipeline_axes(Pipeline(3, 2), Mesh(pp=3, dp=2, tp=2), inside=["tp"]) == ("pp", "dp")
-    assert pipeline_axes(Pipeline(1, 2), Mesh(tp=2), inside=["tp"]) == (None, None)
+    assert pipeline_axes(Pipeline(3, 2), Mesh(pp=3, dp=2, tp=2), inside=["tp"]) == ("pp", ("dp",))
+    assert pipeline_axes(Pipeline(1, 2), Mesh(tp=2), inside=["tp"]) == (None, ())
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,25 @@ def test_data_parallelism_and_the_stages_of_zero_move_what_the_paper_says(n):
          ("reduce_scatter", "dp", "gradient"): ring})
 
 
+@pytest.mark.parametrize(("m", "n"), [(2, 4), (3, 2)])
+def test_hybrid_sharding_gathers_inside_a_node_and_sums_parts_between_nodes(m, n):
+    # Zhao et al. 2023, arXiv:2304.11277, section 3.2.2: parameters are gathered over the n devices of a node, gradients
+    # reduce-scattered over them, and each part is summed by an all_reduce over the m nodes.
+    step = train_step(deep(), Adam())
+    whole, tensors = parameter_bytes(step), len(Parts.of(step).parameters)
+    again = [value for value in Parts.of(step).parameters if value.type.ndim == 2][1:]
+    counts, received = communication(step, f"dp:node={m} dp={n} zero=3")
+    inside = whole * (n - 1) // n
+    assert counts == {
+        ("all_gather", "dp", "forward"): tensors, ("all_gather", "dp", "gradient"): len(again),
+        ("reduce_scatter", "dp", "gradient"): tensors, ("all_reduce", "node", "gradient"): tensors,
+        ("all_reduce", "node,dp", "loss"): 1}
+    assert received["all_gather", "dp", "forward"] == received["reduce_scatter", "dp", "gradient"] == inside
+    assert received["all_gather", "dp", "gradient"] == sum(v.type.nbytes for v in again) * (n - 1) // n
+    # A device sums the n-th part; where that does not divide by m, the closed form of a ring has rounded up.
+    assert received["all_reduce", "node", "gradient"] == pytest.approx(2 * whole // n * (m - 1) / m, abs=ITEM * tensors)
+
+
 @pytest.mark.parametrize("n", [2, 4])
 def test_tensor_parallelism_is_that_of_megatron(n):
     # Shoeybi et al. 2019, section 3 and figure 4: a layer has 2 all_reduces of b s h forward, and 2 backward; the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from transformed import MODELS, assert_trained, interpreted, transformer
 from parallelism import Mesh, ir, models
 from parallelism.execution import TrainedPipeline
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, DataParallel, Pipeline, Recompute, Step, Strategy, train_step
+from parallelism.transforms import SGD, Adam, DataParallel, Parts, Pipeline, Recompute, Step, Strategy, train_step
 
 B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
@@ -41,7 +42,7 @@ def test_the_function_of_a_step_is_interpreted_as_the_step_alone():
 @pytest.mark.parametrize("text", ["zero=1", "zero=2"])
 def test_the_update_of_a_stage_sums_its_gradients_once_and_splits_its_state(text):
     step = Strategy.parse(f"dp {text} pp 1f1b:4")(train_step(models.mlp((8, 12, 4), B), Adam()))
-    update = step.update(["p.w0", "p.b0"], summed=True)
+    update = step.update(["p.w0", "p.b0"], replicas=("dp",))
     laid = {value.name: str(value.layout) for value in update.inputs}
     assert set(laid) == {f"{kind}p.{name}" for kind in ("", "grad.", "mean.", "square.") for name in ("w0", "b0")} | {
         "updates"}
@@ -117,15 +118,77 @@ def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apar
             rank: whole.peak_bytes(rank) for rank in folded.ranks}
 
 
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_zero_3_in_a_pipeline_gathers_parameters_twice_for_each_microbatch(microbatches):
+    # Rajbhandari et al. 2020, section 7.2.2: each pass gathers, and the backward reduce-scatters, (n - 1) / n of Psi.
+    # The backward reads no bias, and not the first weight of the model.
+    program, trace, _ = measured(f"pp=2 dp=4 zero=3 1f1b:{microbatches}")
+    assert program.replicas == () and program.inside == ("dp",)
+    for rank in range(8):
+        stage = program.stages.functions[rank // 4]
+        sizes = {value.name: value.type.nbytes for value in stage.forward.inputs if value.name in stage.weights}
+        again = {value.name for value in stage.backward.inputs} & {*sizes}
+        assert trace.peak_bytes(rank, "weights") * 4 == sum(sizes.values())
+        assert trace.peak_bytes(rank, "optimizer") * 4 == 2 * sum(sizes.values()) + 4 * 8
+        moved = Counter()
+        for event in trace.by_rank()[rank]:
+            if event.kind == "collective" and event.name != "all_reduce":
+                moved[event.name] += event.bytes_received
+        read_twice = sum(sizes[name] for name in again)
+        assert moved == {
+            "all_gather": microbatches * 3 * (sum(sizes.values()) + read_twice) // 4,
+            "reduce_scatter": microbatches * 3 * sum(sizes.values()) // 4}
+
+
+def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
+    for text, replicas, inside, groups in (
+        ("pp=2 dp:data=2 1f1b:2", ("data",), (), {("data",)}),
+        ("pp=2 dp:outer=2 dp=2 zero=3 1f1b:2", ("outer",), ("dp",), {("outer",), ("dp",)}),
+        ("pp=2 dp:outer=2 dp=2 zero=1 1f1b:2", ("outer", "dp"), (), {("outer",), ("dp",), ("outer", "dp")}),
+        ("pp=2 dp=2 1f1b:2 tp=2", ("dp",), ("tp",), {("dp",), ("tp",)}),
+    ):
+        program, trace, _ = measured(text)
+        assert (program.replicas, program.inside) == (replicas, inside)
+        assert {event.axes for event in trace if event.kind == "collective"} == groups
+
+
+@pytest.mark.parametrize(("text", "over"), [("dp=2", 1), ("dp=2 zero=2", 2), ("dp=2 zero=3", 2)])
+def test_the_norm_of_all_gradients_is_one_number_summed_over_the_stages(text, over):
+    strategy, mesh = Strategy.parse_on_mesh(f"pp=3 1f1b:2 {text}")
+    alone, clipped = (
+        simulate(strategy(train_step(deep(), Adam(), clip=clip)), mesh=mesh, batch=8, **ON) for clip in (None, 1.0))
+    for rank in range(6):
+        more = Counter()
+        for trace, sign in ((clipped, 1), (alone, -1)):
+            for event in trace.by_rank()[rank]:
+                if event.kind == "collective":
+                    more[event.name, event.axes, event.payload_bytes] += sign
+        assert {key: count for key, count in more.items() if count} == {
+            ("all_reduce", ("pp",), 8): 1, **({("all_reduce", ("dp",), 8): 1} if over > 1 else {})}
+    assert clipped.ranks == alone.ranks
+
+
+def product_of_norms():
+    """A step whose update multiplies the gradients of two parameters."""
+    types = {"w": ir.TensorType("f64", (3,)), "v": ir.TensorType("f64", (3,))}
+    loss = ir.record(lambda p, x: np.sum((x * p["w"] + x * p["v"]) ** 2), types, ir.TensorType("f64", (B, 3)), name="f")
+    step = train_step(loss, SGD(0.1))
+    update = Parts.of(step).update
+    other, = (value for value in update.inputs if value.name == "grad.p.v")
+    ops = tuple(
+        replace(op, inputs=tuple(other if value.name == "grad.p.w" else value for value in op.inputs))
+        for op in update.ops)
+    return replace(Parts.of(step), update=replace(update, ops=ops)).joined()
+
+
 STEP = train_step(MODELS["gpt"](B), Adam())
 
 
 @pytest.mark.parametrize(("build", "error", "message"), [
     (lambda: Pipeline()(MODELS["gpt"](B)), ValueError, "pp 1f1b:1: @transformer has no optimizer"),
     (lambda: Pipeline()(train_step(MODELS["gpt"](4), SGD(1))), ValueError, "has no symbol B for the rows"),
-    (lambda: Pipeline()(train_step(MODELS["gpt"](B), SGD(1), clip=1.0)), ValueError,
-     "in a pipeline gradients cannot be clipped together"),
-    (lambda: Strategy.parse("dp zero=3 pp 1f1b:2")(STEP), ValueError, "Zero can split gradients and state, but not"),
+    (lambda: Pipeline()(product_of_norms()), ValueError, "pp 1f1b:1: %next.p.[vw] of @f.step depends on what belongs to "
+     "%p.v and to %p.w, which different stages may have"),
     (lambda: Pipeline()(Strategy.parse("recompute=block.*")(STEP)), ValueError, "must be in one Strategy"),
     (lambda: Strategy(Recompute("block.*"), Pipeline(recompute=True))(STEP), ValueError, "has nothing to do"),
     (lambda: Strategy.parse("recompute=blok.* pp 1f1b:2")(STEP), ValueError, r"has no region 'blok.\*'"),
