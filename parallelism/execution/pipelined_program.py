@@ -60,8 +60,8 @@ class PipelinedProgram(PipelinedOperation):
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
-    stage by stage, an all_reduce over the replicas sums the gradients of each dtype, as one array, and the loss of the last
-    stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
+    stage by stage, an all_reduce over the replicas sums the gradients of each dtype, as one array, and the loss of the
+    last stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
     others, as one array for each dtype and set of devices, and sums them in the order of the pipeline.
 
     ``ValueError`` if the number of stages is not that of the pipeline, for a pipeline that does not train the whole,
@@ -75,9 +75,9 @@ class PipelinedProgram(PipelinedOperation):
     ) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, *replicas} & {*axes}:
-            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on {' and '.join(map(repr, replicas))}"
-                             f"; {inside!r} is to be inside a stage and names "
-                             f"{' and '.join(map(repr, sorted(taken)))}")
+            names, own = (" and ".join(map(repr, each)) for each in (replicas, sorted(taken)))
+            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on {names}; {inside!r} is to be "
+                             f"inside a stage and names {own}")
         super().__init__(pipeline, axes, replicas)
         self.mesh_inside = inside if inside and inside.size > 1 else None
         """None: a stage is on one device."""

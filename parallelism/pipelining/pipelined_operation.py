@@ -12,8 +12,8 @@ class PipelinedOperation(Operation):
     """What has a stage on each rank of a pipeline, or several; subclasses make the stages and call `run_stages`.
 
     Stages lie on ``pipeline.axis``, replicas of the pipeline on the axes ``replicas``, outermost first; mesh axes that
-    are ``inside`` belong to the stages, which may use them as they like.  A `Stage` has a forward and a backward in two halves; it sees its own
-    microbatches only, and nothing of the schedule.
+    are ``inside`` belong to the stages, which may use them as they like.  A `Stage` has a forward and a backward in two
+    halves; it sees its own microbatches only, and nothing of the schedule.
     """
 
     def __init__(self, pipeline: Pipeline, inside: Collection[str] = (), replicas: Sequence[str] = ("dp",)) -> None:

@@ -187,8 +187,8 @@ STEP = train_step(MODELS["gpt"](B), Adam())
 @pytest.mark.parametrize(("build", "error", "message"), [
     (lambda: Pipeline()(MODELS["gpt"](B)), ValueError, "pp 1f1b:1: @transformer has no optimizer"),
     (lambda: Pipeline()(train_step(MODELS["gpt"](4), SGD(1))), ValueError, "has no symbol B for the rows"),
-    (lambda: Pipeline()(product_of_norms()), ValueError, "pp 1f1b:1: %next.p.[vw] of @f.step depends on what belongs to "
-     "%p.v and to %p.w, which different stages may have"),
+    (lambda: Pipeline()(product_of_norms()), ValueError,
+     "pp 1f1b:1: %next.p.w of @f.step depends on what belongs to %p.v and to %p.w, which different stages may have"),
     (lambda: Pipeline()(Strategy.parse("recompute=block.*")(STEP)), ValueError, "must be in one Strategy"),
     (lambda: Strategy(Recompute("block.*"), Pipeline(recompute=True))(STEP), ValueError, "has nothing to do"),
     (lambda: Strategy.parse("recompute=blok.* pp 1f1b:2")(STEP), ValueError, r"has no region 'blok.\*'"),
