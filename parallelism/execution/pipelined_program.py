@@ -56,7 +56,8 @@ class PipelinedProgram(PipelinedOperation):
     ``cluster.run(PipelinedProgram(stages, pipeline), inputs)``, with the inputs of ``stages.function`` by name or in
     their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to ``replicas``, which
     lie on these axes, then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the
-    axes inside a stage: over these its functions are localized, by the layouts that the program has.
+    axes inside a stage: over these its functions are localized, by the layouts that the program has.  ``sums`` has
+    dtypes in which the gradients of weights are added up, by name, in place of the dtype of the weight.
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
@@ -71,7 +72,8 @@ class PipelinedProgram(PipelinedOperation):
     declares_all = True
 
     def __init__(
-        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",)
+        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
+        sums: Mapping[str, np.dtype[Any]] | None = None,
     ) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, *replicas} & {*axes}:
@@ -87,7 +89,8 @@ class PipelinedProgram(PipelinedOperation):
         if not pipeline.schedule.training or pipeline.schedule.local:
             raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has "
                              f"{'losses of single stages' if pipeline.schedule.local else 'no backward'}")
-        self.stages = laid_out_stages(stages, self.mesh_inside) if self.mesh_inside else stages
+        self.sums = dict(sums or {})
+        self.stages = laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
         self._programs: dict[Any, StagePrograms] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,11 +177,11 @@ class PipelinedProgram(PipelinedOperation):
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
         functions, place = self.stages.functions[number], self.place(mesh, rank)
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
-        key = tuple(own.items()), rows, place
+        key = tuple(own.items()), rows, place, tuple(map(self.sums.get, functions.trained))
         if (number, key) not in self._programs:
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first)
+                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first, self.sums)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
+import numpy as np
+
 from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
@@ -52,14 +54,15 @@ class StagePrograms:
     ``functions`` have no symbols except those of the ``batch``, which has ``whole`` rows; if there is a mesh inside,
     every value has a layout.  The kinds are those of actions (F, B, I, W), and R for recomputation.  Every answer is
     cached, because a schedule asks once for each microbatch, and most of these are of one size.  ``like`` are the
-    programs of another stage that differ in names alone, from which answers without names are taken.
+    programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
+    dtypes in which gradients are added up, by the names of weights; else it is that of the weight.
     """
 
     def __init__(
         self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
-        like: StagePrograms | None = None,
+        like: StagePrograms | None = None, sums: Mapping[str, np.dtype[Any]] | None = None,
     ) -> None:
-        self.like = like
+        self.like, self.sums = like, sums or {}
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._counts_places = f"{batch}_first" in functions.symbols_of_work
         self._counts_values = f"{batch}_first" in functions.symbols
@@ -102,8 +105,16 @@ class StagePrograms:
         if kind in ("B", "W"):
             first = len(self.functions.returned) if kind == "B" else 0
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
-            function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained])
+            function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained],
+                                          [type.dtype for type in self.sum_types])
         return DeviceProgram(function, categories)
+
+    @cached_property
+    def sum_types(self) -> tuple[TensorType, ...]:
+        """The types of this device's sums of gradients, in the order of ``trained``."""
+        trained = self.functions.trained
+        return tuple(TensorType(self.sums.get(name, type.dtype), type.shape) for name, type in zip(
+            trained, self.types(self.functions.forward.inputs, trained), strict=True))
 
     @cached_without_names
     def left(self, kind: str, part: Part) -> Held:

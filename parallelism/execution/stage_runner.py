@@ -31,8 +31,7 @@ class ProgramStage(Stage):
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
         self.arrays = array_maker(device)
-        self.gradients = Gradients(
-            programs.types(programs.functions.forward.inputs, programs.functions.trained), self.arrays)
+        self.gradients = Gradients(programs.sum_types, self.arrays)
         self.outputs: dict[int, Array] = {}
         """The part of the loss by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}

@@ -17,6 +17,7 @@ from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
+from parallelism.layouts.stages import GRADIENT
 from parallelism.layouts.stages.batches import checked
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -44,7 +45,8 @@ class TrainedPipeline(PipelinedProgram):
         pipeline = step.pipeline.on(mesh)
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
-        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas)
+        sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}
+        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums)
         self.step, self.mesh = step, mesh
         around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
         self.mesh_of_update = Mesh(**around or {"one": 1})

@@ -250,7 +250,10 @@ def needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = 
 
 
 def _converted(function: Function, types: Sequence[TensorType]) -> Function:
-    """The function whose last outputs are converted to the dtypes of these types, in the regions of their ops."""
+    """The function whose last outputs are converted to the dtypes of these types, in the regions of their ops.
+
+    Sums that are pending in them are computed in the wider one of both dtypes.
+    """
     kept = len(function.outputs) - len(types)
     regions = {value: op.region for op in function.ops for value in op.outputs}
     builder = Builder()
@@ -259,8 +262,13 @@ def _converted(function: Function, types: Sequence[TensorType]) -> Function:
     for value, type in zip(function.outputs[kept:], types, strict=True):
         with builder.region(regions.get(value)):
             outputs.append(value if value.type.dtype == type.dtype else
-                           builder.emit("convert", [value], {"dtype": type.dtype})[0])
+                           builder.emit(change_of_dtype(value.type, type), [value], {"dtype": type.dtype})[0])
     return builder.function(function.name, outputs)
+
+
+def change_of_dtype(before: TensorType, after: TensorType) -> str:
+    """The operator that converts a gradient: ``widen`` to a wider dtype, else ``convert``."""
+    return "widen" if before.dtype.itemsize < after.dtype.itemsize else "convert"
 
 
 def with_last_named(function: Function, names: Sequence[str], region: str) -> Function:

@@ -22,8 +22,9 @@ class MixedPrecision:
     """Weights and activations in ``dtype``; the optimizer works on a main copy of the weights in their dtype of before.
 
     The loss, which is what comes after the last use of a weight, is computed in the dtype of before, too, and batches
-    are given in it.  ``gradients`` is the dtype in which gradients are kept for the update; it takes them up after they
-    were summed over devices.  The program has one more array of state for each parameter p, ``main.p``.
+    are given in it.  ``gradients`` is the dtype in which gradients are kept for the update, and added up: over the
+    microbatches of a pipeline, and over devices.  The program has one more array of state for each parameter p,
+    ``main.p``.
 
     Memory of float32 models under Adam, for each parameter: 2 + 4 + 12 = 18 bytes for bfloat16 and gradients in
     float32, as in Megatron-LM; 2 + 2 + 12 = 16 bytes with gradients in bfloat16 (Rajbhandari et al., *ZeRO*, 2020,

@@ -108,6 +108,8 @@ example("where", Bools((3, 2)), (), (3, 2))
 example("convert", (3, 2), dtype=F64)
 example("convert", (1,), dtype=F64)
 example("convert", Ints((3, 2), 5), dtype=np.dtype(np.float32))
+example("widen", (3, 2), dtype=F64)
+example("widen", (1,), dtype=F64)
 
 example("bitcast", (3, 2), dtype=I64)
 example("bitcast", Ints((), 9), dtype=F64)

@@ -118,6 +118,11 @@ def _convert(kind, rng):
     return Example(kind, ([shape, Ints(shape, 5), Bools(shape)][rng.integers(3)],), {"dtype": dtypes[rng.integers(5)]})
 
 
+@maker("widen")
+def _widen(kind, rng):
+    return Example(kind, (extents(rng),), {"dtype": F64})
+
+
 @maker("einsum")
 def _einsum(kind, rng):
     sizes = dict(zip("abcde", rng.choice((1, 2, 3), 5).tolist(), strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import common_dtype
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 
 Derivative = Callable[..., Sequence[Any]]
@@ -87,6 +87,18 @@ register(Operator(
 ))
 register(Operator(
     "convert", lambda x, dtype: aligned([x.shape]), lambda x, dtype: dtype, lambda x, dtype: x.astype(dtype),
+    lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"}, linear="together",
+))
+
+
+def _wide(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if x.dtype != dtype and not (x.dtype.itemsize < dtype.itemsize and is_floating(x.dtype) and is_floating(dtype)):
+        raise TypeError(f"{x.dtype} is widened to a floating-point dtype of more bits, not to {dtype}")
+    return dtype
+
+
+register(Operator(      # as `convert`, but a pending sum passes through it, and is thus computed in the wider dtype
+    "widen", lambda x, dtype: aligned([x.shape]), _wide, lambda x, dtype: x.astype(dtype),
     lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"}, linear="together",
 ))
 

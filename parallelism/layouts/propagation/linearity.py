@@ -4,7 +4,8 @@ Such an op is linear: its output for a sum of terms is the sum of its outputs fo
 the table.  If it is linear in one input alone, as a product is, then the other inputs must be finite constants that are
 not zero.  (In real numbers any other factor would do; but an infinite factor can give nan for the terms where it gives
 none for their sum.)  A sum is carried through an op only if that needs no more bytes, and if nothing else needs the
-value.  Other reductions, and sums of bools (*or*), are carried only through ops that move elements.
+value.  Other reductions, and sums of bools (*or*), are carried only through ops that move elements.  The operator
+``widen`` carries any pending sum of floats, so that the sum is computed in the wider dtype, on more bytes.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,8 @@ def carries(op: Op, pending: Mapping[str, str], constants: frozenset[str]) -> bo
         return False
     if entry.linear == "moves":
         return len({*pending.values()}) == 1
-    if set(pending.values()) != {"sum"} or len({value.type.dtype for value in (*op.inputs, *op.outputs)}) > 1:
+    dtypes = {value.type.dtype for value in (*op.inputs, *op.outputs)}
+    if set(pending.values()) != {"sum"} or (len(dtypes) > 1 and op.kind != "widen"):
         return False
     return op.outputs[0].type.dtype.kind != "b" and all(
         value.name in pending or value.name in constants for value in op.inputs

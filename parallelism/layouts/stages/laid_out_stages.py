@@ -5,27 +5,35 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
 from parallelism.ir.operators import layout_text
 from parallelism.ir.passes import Renaming
-from parallelism.layouts.localization.local_program import free_name
-from parallelism.layouts.propagation import laid_out
+from parallelism.layouts.localization.local_program import free_name, layout_of
+from parallelism.layouts.propagation import Devices, finite_constants, laid_out, op_placement
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.layouts.stages.stages import GRADIENT, StageFunctions, Stages
+from parallelism.layouts.stages.sums import summed_in, widened
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
+MANY_ROWS = 1 << 20
 LayoutByName = dict[str, TensorSharding]
 
 
-def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages:
+def laid_out_stages(
+    stages: Stages, mesh: Mesh | Mapping[str, Extent], sums: Mapping[str, np.dtype[Any]] | None = None
+) -> Stages:
     """The stages with a layout on every value of every function.  ``mesh`` has the axes inside a stage.
 
     Layouts are propagated through the program as a whole, so that a value has one layout on both sides of a stage
     boundary; then through each backward.  A gradient that passes a boundary, and the gradient of a weight, has the
     layout of its value.  A value that is kept for the backward has the layout in which the forward computed it.
-    ``ValueError`` as from `propagate`.
+    ``sums`` has the dtypes in which the gradients of weights are added up, by the names of the weights: a sum over axes
+    inside the stage that is pending in such a gradient is computed in this dtype, too.  ``ValueError`` as from
+    `propagate`.
     """
     whole = propagate(stages.function, mesh)
     layouts = _of(whole)
@@ -33,30 +41,60 @@ def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages
     laid = []
     for stage in stages.functions:
         own = {value.name: layouts[value.name] for value in stage.forward.values}
-        key = stage.form, tuple(own.values())
+        dtypes = [(sums or {}).get(name) for name in stage.trained]
+        key = stage.form, tuple(own.values()), tuple(dtypes)
         if key in first:
             before, after = first[key]
             with suppress(ValueError):
                 laid.append(after.renamed(Renaming.between(before.functions, stage.functions), stage.name))
                 continue
-        laid.append(_stage(stage, own, mesh))
+        laid.append(_stage(stage, own, mesh, dtypes))
         first.setdefault(key, (stage, laid[-1]))
     return replace(stages, function=whole, functions=tuple(laid))
 
 
-def _stage(stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
+def _stage(
+    stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent], dtypes: Sequence[Any]
+) -> StageFunctions:
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
     wanted = [grads[name] for name in (*stage.returned, *stage.trained)]
-    hints = dict(zip((value.name for value in stage.backward.outputs[::-1]), wanted[::-1], strict=True))
-    backward = propagate(laid_out(stage.backward, hints | given), mesh)
-    layouts = _of(backward) | given
+    first = len(stage.returned)
+    joint = summed_in(stage.backward, first, dtypes)
+    hints = dict(zip((value.name for value in joint.outputs[::-1]), wanted[::-1], strict=True))
+    laid = propagate(laid_out(joint, hints | given), mesh)
+    layouts = _of(laid) | given
+    # Where nothing is pending, a narrow gradient is added to its sum as it is.
+    waiting: list[np.dtype[Any] | None] = []
+    for value, dtype in zip(laid.outputs[first:], dtypes, strict=True):
+        terms = _terms(laid, value, Devices.of(mesh))
+        layouts |= terms
+        waiting.append(dtype if terms else None)
+    backward, weights = (
+        laid_out(summed_in(function, start, waiting), layouts)
+        for function, start in ((stage.backward, first), (stage.backward_weights, 0)))
     return replace(
         stage, forward=laid_out(stage.forward, layouts),
         recompute=stage.recompute and laid_out(stage.recompute, layouts),
         backward=_ending(backward, wanted),
-        backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:len(stage.returned)], stage.between),
-        backward_weights=_ending(laid_out(stage.backward_weights, layouts), wanted[len(stage.returned):]))
+        backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:first], stage.between),
+        backward_weights=_ending(weights, wanted[first:]))
+
+
+def _terms(function: Function, output: Value, devices: Devices) -> LayoutByName:
+    """The layouts of a narrow gradient, and of it widened, if its op leaves a sum pending; else none."""
+    source, wide = widened(function, output)
+    op = next((op for op in function.ops if source in op.outputs), None)
+    if wide is None or op is None:
+        return {}
+    # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
+    alone = Function(function.name, op.inputs, (op,), op.outputs)
+    number, = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
+    layouts = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
+    computed = op_placement(number, *layouts, devices, finite_constants(function)).outputs[op.outputs.index(source)]
+    # What has a layout of its own, as an output has, keeps it.
+    names = [source.name, *([wide.name] if wide != output else [])]
+    return dict.fromkeys(names, computed) if computed.partial else {}
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:

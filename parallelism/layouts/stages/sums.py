@@ -4,20 +4,27 @@ So a device holds the sums of all gradients of a stage, and of a microbatch one 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from parallelism.ir import Function, Op, Value
+import numpy as np
+
+from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.layouts.localization.local_program import free_name
 
 
-def added_into_buffers(function: Function, first: int, names: Sequence[str]) -> Function:
+def added_into_buffers(
+    function: Function, first: int, names: Sequence[str], dtypes: Sequence[np.dtype[Any]]
+) -> Function:
     """The function that adds its outputs from number ``first`` on into buffers.
 
-    The buffers are its last inputs: one for each of these outputs, of the same type, called by its name in ``names``.
-    The sums lie in the memory of the buffers, and are returned in place of the outputs.
+    The buffers are its last inputs: one for each of these outputs, of its shape and of its dtype in ``dtypes``, called
+    by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.
     """
     taken = {value.name for value in function.values}
-    buffers, sums = ([Value(free_name(f"{name}{end}", taken), term.type)
-                      for name, term in zip(names, function.outputs[first:], strict=True)] for end in ("", ".sum"))
+    buffers, sums = ([Value(free_name(f"{name}{end}", taken), TensorType(dtype, term.type.shape))
+                      for name, dtype, term in zip(names, dtypes, function.outputs[first:], strict=True)]
+                     for end in ("", ".sum"))
     of_term: dict[str, list[tuple[Value, Value]]] = {}
     for term, buffer, total in zip(function.outputs[first:], buffers, sums, strict=True):
         of_term.setdefault(term.name, []).append((buffer, total))
@@ -30,3 +37,44 @@ def added_into_buffers(function: Function, first: int, names: Sequence[str]) -> 
     for op in function.ops:
         ops += [op, *adding(op.outputs, op.region)]
     return Function(function.name, (*function.inputs, *buffers), tuple(ops), (*function.outputs[:first], *sums))
+
+
+def summed_in(function: Function, first: int, dtypes: Sequence[np.dtype[Any] | None]) -> Function:
+    """The function whose outputs from number ``first`` on are widened to ``dtypes``; None leaves one as it is.
+
+    If an output is a resharded value, that value is widened, so that a sum in the resharding has the wider dtype.
+    """
+    taken, outputs = {value.name for value in function.values}, list(function.outputs)
+    after: dict[Value, list[Op]] = {}
+    gone: set[Value] = set()
+    maker = {value: op for op in function.ops for value in op.outputs}
+    read = {value for op in function.ops for value in op.inputs}
+    for place, dtype in enumerate(dtypes, first):
+        value = outputs[place]
+        made = maker.get(value)
+        if dtype is None or value.type.dtype.itemsize >= dtype.itemsize or made is None:
+            continue
+        source = made.inputs[0] if made.kind == "reshard" and value not in read else value
+        type = TensorType(dtype, value.type.shape)
+        wide = Value(free_name(f"{source.name}.wide", taken), type)
+        ops = [Op("widen", (source,), (("dtype", dtype),), (wide,), made.region)]
+        if source is not value:
+            wide = replace(value, type=type)
+            ops.append(made.with_values((ops[0].outputs[0],), (wide,)))
+            gone.add(value)
+        outputs[place] = wide
+        after.setdefault(source, []).extend(ops)
+    kept = [op for op in function.ops if gone.isdisjoint(op.outputs)]
+    ops = [each for value in function.inputs for each in after.get(value, ())]
+    for op in kept:
+        ops += [op, *(each for value in op.outputs for each in after.get(value, ()))]
+    return replace(function, ops=tuple(ops), outputs=tuple(outputs))
+
+
+def widened(function: Function, output: Value) -> tuple[Value, Value | None]:
+    """The narrow value of which an output of `summed_in` is made, and that value widened; None if it is not."""
+    maker = {value.name: op for op in function.ops for value in op.outputs}
+    op = maker.get(output.name)
+    if op is not None and op.kind == "reshard":
+        op = maker.get(op.inputs[0].name)
+    return (op.inputs[0], op.outputs[0]) if op is not None and op.kind == "widen" else (output, None)

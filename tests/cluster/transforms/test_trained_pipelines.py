@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from simulated_runs import assert_simulated
 from transformed import MODELS, assert_trained, interpreted, trained
 
 from parallelism import ir
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, AdamW, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Strategy, first_state, following, train_step
 
 B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
@@ -28,6 +29,20 @@ CASES = [
 ]
 CLIPS = (0.2, None)
 """The largest norm of all gradients in the cases, in turn."""
+
+
+@pytest.mark.parametrize(("gradients", "total"), [("f32", 257), ("bf16", 256)])
+@pytest.mark.parametrize("text", ["pp=1 1f1b:2", "dp=2", "pp=1 1f1b:1 dp=2", "pp=1 1f1b:1 dp=2 zero=3"])
+def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(cluster_of, text, gradients, total):
+    # The gradient of w is the sum of the rows: 256 and 1, whose sum has one bit more than bfloat16.
+    strategy, mesh = Strategy.parse_on_mesh(f"{text} precision=bf16,{gradients}")
+    loss = ir.record(lambda p, x: np.sum(x @ p["w"]), {"w": ir.TensorType("f32", (2, 1))},
+                     ir.TensorType("f32", (B if "pp" in text else 2, 2)))
+    step = strategy(train_step(loss, SGD(1.0)))
+    function = step.function if "pp" in text else step
+    given = first_state(function, {"p.w": np.zeros((2, 1))}) | {"x": np.array([[256, 256], [1, 1]], "f4")}
+    run = cluster_of(mesh, "thread").run(step, [given[value.name] for value in function.inputs])
+    assert following(function, run.result)["main.p.w"].tolist() == [[-total]] * 2
 
 
 @pytest.mark.sampled(8)

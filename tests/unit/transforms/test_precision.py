@@ -11,7 +11,9 @@ from numpy.testing import assert_array_equal
 from transformed import MODELS, assert_trained, interpreted, trained
 
 from parallelism import Mesh, ir, models
+from parallelism.execution import TrainedPipeline
 from parallelism.layouts import localize
+from parallelism.simulation import simulate
 from parallelism.transforms import (
     SGD,
     Adam,
@@ -78,6 +80,53 @@ def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
                    if (op.region or "").startswith("block") and value.type.ndim == 3}
     assert activations == {BF16, np.dtype(np.float32)}          # float32: the log-sum-exp of attention
     assert Parts.of(step).forward.outputs[0].type.dtype == np.float32
+
+
+@pytest.mark.parametrize("text", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 tp=2 sp zero=3", "dp:node=2 dp=2 zero=3"])
+@pytest.mark.parametrize(("gradients", "dtype"), [("bf16", BF16), ("f32", np.dtype(np.float32))])
+def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(text, gradients, dtype):
+    spec = models.TransformerSpec(layers=1, width=16, heads=4, vocabulary=12, sequence=6)
+    strategy, mesh = Strategy.parse_on_mesh(f"{text} precision=bf16,{gradients}")
+    step = strategy(train_step(spec.function(4), Adam()))
+    program = localize(step, mesh).program()
+    made = {value.name: op for op in program.ops for value in op.outputs}
+    summed = Counter()
+    for value in Parts.of(step).gradients:
+        op = made[value.name]
+        if "zero=1" in text:        # the update sums it
+            op = next(op for op in program.ops if value.name in [each.name for each in op.inputs])
+        while op.kind in ("all_reduce", "reduce_scatter", "all_gather"):
+            summed[op.inputs[0].type.dtype, op["axes"]] += op.kind != "all_gather"
+            op = made[op.inputs[0].name]
+    assert {each for each, _ in summed} == {dtype}
+    assert sum(count for (_, axes), count in summed.items() if "dp" in axes) >= len(Parts.of(step).gradients)
+
+
+@pytest.mark.parametrize(("gradients", "size"), [("f32", 4), ("bf16", 2)])
+@pytest.mark.parametrize("text", ["pp=2 1f1b:4", "pp=2 zero_bubble_h1:4 tp=2 sp", "pp=2 1f1b:4 dp=2 zero=3"])
+def test_a_stage_keeps_gradients_in_their_own_dtype(text, gradients, size):
+    # Narayanan et al. 2021: 2 + 4 + 12 bytes a parameter; ZeRO, section 3.1: 2 + 2 + 12.
+    spec = models.TransformerSpec(layers=2, width=16, heads=4, vocabulary=12, sequence=6, tied=False)
+    strategy, mesh = Strategy.parse_on_mesh(f"{text} precision=bf16,{gradients}")
+    step = strategy(train_step(spec.function(ir.symbol("B")), Adam()))
+    program = TrainedPipeline(step, mesh)
+    trace = simulate(program, "dgx-h100", mesh=mesh, batch=8)
+    for rank, (position, _) in enumerate(program.places(mesh)):
+        stage = program.stages.functions[position]
+        laid = {value.name: value for value in program.stages.function.inputs}
+        place = program.place(mesh, rank)
+        counts = [int(np.prod(value.layout.local_shape(value.type.shape, program.mesh_inside, place)))
+                  if value.layout and program.mesh_inside else int(value.type.size)
+                  for value in map(laid.get, stage.trained)]
+        held = sum(counts)
+        assert trace.peak_bytes(rank, "weights") == 2 * held
+        assert trace.peak_bytes(rank, "optimizer") == 12 * held + 8
+        # One gradient of a microbatch lives beside the sums: narrow, or wide where it was summed inside the stage.
+        more = trace.peak_bytes(rank, "gradients") - size * held
+        assert 2 * max(counts) <= more <= size * max(counts)
+    sums = {event.dtype for event in trace if event.kind == "collective" and event.name == "reduce_scatter"}
+    if "zero=3" in text:
+        assert sums == {"float32" if gradients == "f32" else "bfloat16"}
 
 
 def test_the_main_copy_keeps_what_the_weights_round_off():
