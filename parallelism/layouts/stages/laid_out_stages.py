@@ -90,8 +90,9 @@ def _terms(function: Function, output: Value, devices: Devices) -> LayoutByName:
     # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
     alone = Function(function.name, op.inputs, (op,), op.outputs)
     number, = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
-    layouts = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
-    computed = op_placement(number, *layouts, devices, finite_constants(function)).outputs[op.outputs.index(source)]
+    there, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
+    place = op_placement(number, there, homes, devices, finite_constants(function))
+    computed = place.outputs[op.outputs.index(source)]
     # What has a layout of its own, as an output has, keeps it.
     names = [source.name, *([wide.name] if wide != output else [])]
     return dict.fromkeys(names, computed) if computed.partial else {}

@@ -8,10 +8,26 @@ from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, ir, models, simulate
 from parallelism.layouts import annotate, partition
-from parallelism.layouts.stages.sums import added_into_buffers
+from parallelism.layouts.stages.sums import added_into_buffers, summed_in, widened
 
 B = ir.symbol("B")
 T = ir.TensorType
+
+
+def test_a_narrow_result_is_widened_before_it_is_resharded():
+    function = ir.parse("""
+func @f(%x: tensor<2x3xf32>, %y: tensor<3xf32>) -> (tensor<2x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<3xf32>) {
+  %a = "negative"(%y) : (tensor<3xf32>) -> tensor<3xf32> region="r"
+  %b = "reshard"(%a) {layout = "[dp]"} : (tensor<3xf32>) -> tensor<3xf32> region="r"
+  return %x, %b, %a, %y
+}""")
+    wide = summed_in(function, 1, [np.dtype("f8"), np.dtype("f4"), np.dtype("f8")])
+    assert [(op.kind, op.inputs[0].name, op.region) for op in wide.ops] == [
+        ("negative", "y", "r"), ("widen", "a", "r"), ("reshard", "a.wide", "r")]
+    assert [value.type.dtype.itemsize for value in wide.outputs] == [4, 8, 4, 4]
+    assert [(widened(wide, value)[0].name, widened(wide, value)[1] is None) for value in wide.outputs] == [
+        ("x", True), ("a", False), ("a", True), ("y", True)]
+    assert summed_in(function, 1, [None] * 3) == function
 
 
 def two_products(x, w, v):
@@ -20,7 +36,7 @@ def two_products(x, w, v):
 
 def test_each_result_is_added_right_after_its_op_and_inputs_at_once():
     function = ir.record(two_products, T("f64", (3, 3)), T("f64", (3, 4)), T("f64", (3, 5)))
-    added = added_into_buffers(function, 1, ["a", "x", "b"])
+    added = added_into_buffers(function, 1, ["a", "x", "b"], [np.dtype("f8")] * 3)
     assert [value.name for value in added.inputs] == ["x", "w", "v", "a", "x.1", "b"]
     assert [op.kind for op in added.ops] == [
         "accumulate", "transpose", "matmul", "accumulate", "matmul", "accumulate"]
@@ -31,6 +47,7 @@ def test_each_result_is_added_right_after_its_op_and_inputs_at_once():
     assert_array_equal(x, arrays[0])
     for total, buffer, term in zip(sums, arrays[3:], terms[1:], strict=True):
         assert_array_equal(total, buffer + term)
+    assert added_into_buffers(function, 3, ["a"], [np.dtype("f4")]).inputs[-1].type == T("f32", (3, 3))
     assert ir.peak_bytes(added) == 8 * ((9 + 12 + 15) + (12 + 15 + 9) + (9 + 12))   # of the results one, and its input
 
 
