@@ -62,7 +62,7 @@ class JointSums:
         """
         sums = self.terms if stages > 1 else {}
         ops, layouts = list[Op](), dict[str, TensorSharding | None]()
-        names: set[str] = set()
+        names = {*self._names}
         for place in self._needed(outputs, sums, counted):
             op = self.function.ops[place]
             total = op.outputs[0]
@@ -89,6 +89,10 @@ class JointSums:
                 open_values += [term for term, owner in sums[value] if owner in counted] if value in sums else \
                     self.function.ops[place].inputs
         return sorted(places)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(value.name for value in self.function.values)
 
     @cached_property
     def _makers(self) -> dict[Value, int]:
