@@ -25,6 +25,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} show M.mlir       print a program, or that of one device
   {PROGRAM} simulate M.mlir   predict its time on described hardware
   {PROGRAM} simulate gpt ...  the same of a training step, by its flags
+  {PROGRAM} plan gpt ...      the best split of a training step
   {PROGRAM} run M.mlir        run it on devices here, and compare
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why
@@ -199,10 +200,17 @@ def _of_models(name: str, words: Sequence[str]) -> int:
     return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
 
 
+def plan(words: Sequence[str]) -> int:
+    """Find the best split of a training step."""
+    from vcluster.cli.plan import planned
+
+    return planned(PROGRAM, words)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
     "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
-    "hardware": hardware, "calibrate": calibrate,
+    "hardware": hardware, "calibrate": calibrate, "plan": plan,
 }
 """The commands, by name."""
 

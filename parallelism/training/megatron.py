@@ -174,7 +174,7 @@ class MegatronFlags:
         if chunks > 1 and microbatches % pp:
             raise ValueError(f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
                              f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}")
-        pipeline = Pipeline("pp", microbatches, "interleaved" if chunks > 1 else "1f1b", chunks, begins)
+        pipeline = Pipeline("pp", microbatches, "interleaved_1f1b" if chunks > 1 else "1f1b", chunks, begins)
         sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh)

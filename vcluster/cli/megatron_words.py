@@ -30,14 +30,20 @@ def is_model(word: str) -> bool:
     return known in models
 
 
-def training_parser(program: str, command: str, description: str, examples: Sequence[str], own: Arguments) -> Parser:
-    """A parser with all flags of Megatron-LM that are known, and those of the command's ``own``."""
+def training_parser(
+    program: str, command: str, description: str, examples: Sequence[str], own: Arguments, *, optional: bool = False
+) -> Parser:
+    """A parser with all flags of Megatron-LM that are known, and those of the command's ``own``.
+
+    ``optional``: model and hardware may be left out.
+    """
     unchanging = wrap("accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING), WIDTH,
                       break_on_hyphens=False)
     parser = Parser({
-        "model": {"metavar": "MODEL", "help": f"{PLAIN}, with all its figures as flags, or a published model, such as "
-                                              "llama3-70b, of which flags change figures"},
-        "--hardware": {"required": True, "metavar": "NAME", "help": "a preset (see `hardware`), or a file"},
+        "model": {"metavar": "MODEL", **({"nargs": "?"} if optional else {}),
+                  "help": f"{PLAIN}, with all its figures as flags, or a published model, such as llama3-70b, of which "
+                          "flags change figures"},
+        "--hardware": {"required": not optional, "metavar": "NAME", "help": "a preset (see `hardware`), or a file"},
         "--devices": {"type": whole(), "metavar": "N", "help": "number of devices (default: all of the hardware)"},
         **own,
     }, prog=f"{program} {command}", description=description, epilog="\n".join([
@@ -47,6 +53,8 @@ def training_parser(program: str, command: str, description: str, examples: Sequ
     for option in OPTIONS:
         group.add_argument(f"--{option.name}", **_keywords(option))
     for name, count in UNCHANGING.items():
+        if f"--{name}" in own:      # `--save` of a plan writes the plans
+            continue
         values: dict[str, Any] = {"action": "store_true"} if count == 0 else {"nargs": "*" if count is None else count}
         group.add_argument(f"--{name}", dest=f"unchanging {name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
                            **values)

@@ -61,7 +61,7 @@ def test_flags_change_figures_of_a_published_model() -> None:
     ({"pipeline_model_parallel_size": 5, "global_batch_size": 3}, 5,
      "pp@block.2,block.4,block.7,block.10 1f1b:3", Mesh(pp=5)),
     ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3, "global_batch_size": 8}, 4,
-     "dp pp@block.3,block.6,block.9 interleaved:4x2", Mesh(pp=2, dp=2)),
+     "dp pp@block.3,block.6,block.9 interleaved_1f1b:4x2", Mesh(pp=2, dp=2)),
     ({"recompute_granularity": "selective", "use_distributed_optimizer": True}, 1,
      "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),
     ({"recompute_activations": True}, 1, "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),

@@ -1,0 +1,142 @@
+"""`plan`: the best split of a training step over described hardware, and why it is the best."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from parallelism.models import TransformerSpec
+from parallelism.planning import SETTINGS, Plans, find_plan
+from parallelism.training import MegatronFlags
+from parallelism.training.training_run import ADAM_W
+from vcluster.cli.megatron_words import flags_of, named_model, training_parser
+from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
+from vcluster.cli.plan_text import needs_text, plan_text
+from vcluster.demo import WrongWords
+from vcluster.demo.command_line import Arguments, whole, writable
+
+_FIXED = {
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
+    "micro_batch_size": "microbatch", "sequence_parallel": "sp", "recompute_granularity": "recompute"}
+"""The settings of a plan that flags of Megatron-LM fix, by field."""
+_OTHER = ("fp16", "bf16", "fp32", "use_distributed_optimizer", "recompute_activations",
+          "num_layers_per_virtual_pipeline_stage")
+"""The flags about the strategy that have a meaning of their own here."""
+
+OWN: Arguments = {
+    "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
+    "--top": {"type": whole(), "default": 10, "metavar": "N", "help": "how many plans to tell (default: 10)"},
+    "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
+              "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}"},
+    "--why-not": {"action": "append", "default": [], "metavar": "NAME=VALUE",
+                  "help": "tell why the best plan with this setting is not the first, as tp=8"},
+    "--simulations": {"type": whole(0), "default": 8, "metavar": "N",
+                      "help": "the most full simulations, to prove which plan is best (default: 8)"},
+    "--json": {"action": "store_true", "help": "print the figures as JSON"},
+    "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
+    "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
+}
+
+
+def planned(program: str, words: Sequence[str]) -> int:
+    """Find the best plans and tell them.  Returns 1 if none fits."""
+    loads = any(word == "--load" or word.startswith("--load=") for word in words)
+    arguments = training_parser(
+        program, "plan", "Finds the best split of a step of training over the devices of a described hardware.\n"
+                         "Flags that say how to split restrict the search.",
+        ("gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
+         "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
+         "      --hardware dgx-h100 --devices 64",
+         "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
+         "      --memory 72GB --why-not tp=8 --save plans.json",
+         "--load plans.json --json"), OWN, optional=loads).parse(words)
+    for option in ("save",):
+        if (path := getattr(arguments, option)) is not None:
+            writable(path, option)
+    document = loaded(arguments.load) if loads else _searched(program, arguments)
+    if arguments.save is not None:
+        saved(document, arguments.save)
+    told = {**document, "plans": document["plans"][:arguments.top]}
+    print(printed_json(told) if arguments.json else plan_text(told))
+    if document["plans"]:
+        return 0
+    print(needs_text(document), file=sys.stderr)
+    return 1
+
+
+def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    flags = flags_of(arguments)
+    try:
+        spec = flags.spec(named_model(arguments.model))
+        if flags.global_batch_size is None:
+            raise ValueError("--global-batch-size must say how many sequences a step has")
+        asked = Asked(program, arguments.model, spec, flags, arguments.hardware, arguments.devices)
+        fixed = fixed_settings(flags, spec, arguments.fix)
+        search = partial(
+            find_plan, replace(spec, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"),
+            hardware=arguments.hardware, devices=arguments.devices, batch=flags.global_batch_size,
+            memory=arguments.memory, optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress())
+        plans: Plans = search(**fixed)
+        if sys.stderr.isatty():
+            print(end="\r\033[K", file=sys.stderr)
+        questions = [settings([text]) for text in arguments.why_not]
+        return document_of(asked, plans, arguments.top, questions, fixed, search)
+    except (ValueError, TypeError, OSError) as error:
+        raise WrongWords(str(error)) from None
+
+
+def fixed_settings(flags: MegatronFlags, spec: TransformerSpec, fix: Sequence[str]) -> dict[str, Any]:
+    """The settings of plans that the flags and ``--fix`` restrict.  ``ValueError`` where they contradict each other."""
+    given = flags.given("strategy") | {name: value for name, value in flags.given("batch").items()
+                                       if name != "global_batch_size"}
+    if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in (*_FIXED, *_OTHER)]:
+        raise ValueError(f"a search cannot be restricted by {', '.join(unknown)}; --fix restricts settings")
+    fixed = {setting: given[name] for name, setting in _FIXED.items() if name in given}
+    if flags.use_distributed_optimizer:
+        fixed["zero"] = 1
+    if flags.recompute_activations:
+        fixed.setdefault("recompute", "selective")
+    if (each := flags.num_layers_per_virtual_pipeline_stage) is not None:
+        stages = each * fixed.get("pp", 0)
+        if not stages or spec.layers % stages:
+            raise ValueError("--num-layers-per-virtual-pipeline-stage restricts a search with a "
+                             f"--pipeline-model-parallel-size such that both divide the {spec.layers} layers")
+        fixed |= {"chunks": spec.layers // stages, "schedule": "interleaved_1f1b"}
+    more = settings(fix)
+    if both := sorted({*fixed} & {*more}):
+        raise ValueError(f"--fix {both[0]} and a flag both restrict {both[0]}")
+    return fixed | more
+
+
+def settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Settings by name, from texts such as ``tp=8`` and ``zero=0,1``; several values are a list."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"a setting is a name and a value, as tp=8; got {text!r}")
+        several = [_value(name, each) for each in values.split(",")]
+        found[name] = several if len(several) > 1 else several[0]
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "sp" and text in ("0", "1"):
+        return text == "1"
+    return int(text) if text.isdecimal() and len(text) < 10 else text
+
+
+def _progress() -> Any:
+    """Told on a terminal only: what is done, and how much of it."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(what: str, done: int, count: int) -> None:
+        width = 30
+        bar = "#" * (width * done // max(count, 1))
+        print(f"\r\033[K{what} {done} of {count} [{bar:<{width}}]", end="", file=sys.stderr, flush=True)
+
+    return tell

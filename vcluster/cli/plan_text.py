@@ -1,0 +1,127 @@
+"""What `plan` found, in 80 columns."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+from parallelism.display import WIDTH, in_columns
+from parallelism.display.quantities import count, fit, seconds
+from vcluster.cli.training import gigabytes
+
+NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
+         "communication": "comm"}
+"""Short names of parts, as heads of columns."""
+
+
+def plan_text(document: Mapping[str, Any]) -> str:
+    """The whole document."""
+    plans = document["plans"]
+    lines = [*_search(document), ""]
+    if plans:
+        lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"]), ""]
+        lines += [*_why(plans), *(line for each in document["why_not"] for line in _why_not(each, plans[0])), ""]
+        lines += _commands(document)
+    return "\n".join(lines).rstrip()
+
+
+def _search(document: Mapping[str, Any]) -> list[str]:
+    fits = "; none fits" if not document["plans"] else ""
+    text = (f"{document['model']}, {count(document['parameters'])} parameters: {document['batch']} sequences a step on "
+            f"{document['devices']} devices of {document['hardware']}, {gigabytes(document['memory_bytes'])} GB each")
+    refused = document["refused"]
+    lines = [*wrap(text, WIDTH), "", *wrap(
+        f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "
+        f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s{fits}", WIDTH)]
+    return lines + [fit(f"  {number:>8}  {reason}") for reason, number in refused.items()]
+
+
+def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [("", "step", "MFU", "GB", "plan")]
+    rows += [(str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
+             for place, plan in enumerate(plans, 1)]
+    splits = ["plan", *(plan["split"] for plan in plans)]
+    return [fit(f"{line}  {split}") for line, split in zip(
+        in_columns([row[:-1] for row in rows], 0), splits, strict=True)]
+
+
+def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The percentages of the step of each part, by plan."""
+    names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
+             if any(plan["parts"].get(name, 0) >= 0.0005 * plan["seconds"] for plan in plans)]
+    rows = [("%", *(NAMES.get(name, name) for name in names))]
+    rows += [(str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
+             for place, plan in enumerate(plans, 1)]
+    return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
+
+
+def _front(front: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At most eight plans, spread over the front."""
+    chosen = sorted({round(i * (len(front) - 1) / 7) for i in range(8)}) if len(front) > 8 else range(len(front))
+    rows = in_columns([(seconds(front[i]["seconds"]), f"{gigabytes(front[i]['peak_bytes'])} GB") for i in chosen], 0)
+    shown = "" if len(front) <= 8 else f", {len(rows)} of {len(front)}"
+    return [f"no plan is both faster and smaller than these{shown}:",
+            *(fit(f"  {row}  {front[i]['split']}") for row, i in zip(rows, chosen, strict=True))]
+
+
+def _why(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    if len(plans) < 2:
+        return []
+    return [*wrap(f"Why the first: the second ({plans[1]['split']}) takes {_more(plans[1], plans[0])}.", WIDTH), ""]
+
+
+def _more(plan: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """By how much a plan takes longer than the first, and in which parts."""
+    more = plan["seconds"] - first["seconds"]
+    names = dict.fromkeys([*plan["parts"], *first["parts"]])
+    parts = {name: plan["parts"].get(name, 0.0) - first["parts"].get(name, 0.0) for name in names}
+    largest = sorted(parts, key=lambda name: -abs(parts[name]))[:5]
+    told = ", ".join(f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
+                     for name in largest if abs(parts[name]) >= 5e-4 * first["seconds"])
+    return f"{seconds(abs(more))} ({abs(more) / first['seconds']:.1%}) {'more' if more >= 0 else 'less'}" + (
+        f": {told}" if told else "")
+
+
+def _why_not(each: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    plan = each.get("plan")
+    if plan is None or each["answer"]:
+        return [*wrap(f"Why not {each['question']}: {each['answer']}.", WIDTH), ""]
+    text = f"Why not {each['question']}: the best such plan ({plan['split']}) takes {_more(plan, first)}."
+    grown = {axis: links for axis, links in plan["links"].items()
+             if plan["parts"].get(axis, 0) + plan["parts"].get("zero", 0) * (axis == "dp") >= 0.02 * plan["seconds"]}
+    for axis, links in grown.items():
+        rate = links["bytes"] / links["seconds"] / 1e9
+        text += f" Its collectives over {axis} cross {links['level']}, where a device receives {rate:.0f} GB/s."
+    return [*wrap(text, WIDTH), ""]
+
+
+def _commands(document: Mapping[str, Any]) -> list[str]:
+    """The `simulate` line of each plan: what all have in common, then the words of each."""
+    lines = ["Each plan again:", *_wrapped(f"{document['prefix']} ...", "  ")]
+    for place, plan in enumerate(document["plans"], 1):
+        lines += _wrapped(plan["flags"], f"{place:>4}  ")
+    return lines
+
+
+def _wrapped(words: str, start: str) -> list[str]:
+    """A command on several lines, each but the last with a backslash at its end, as a shell takes it."""
+    lines = wrap(words, WIDTH - 2, initial_indent=start, subsequent_indent=" " * (len(start) + 2),
+                 break_on_hyphens=False, break_long_words=False)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def needs_text(document: Mapping[str, Any]) -> str:
+    """Why nothing fits, on one line: the least memory that is needed, by category."""
+    needs = document["needs"]
+    if not needs:
+        return "no plan is possible: every combination of settings is refused"
+    first, *others = needs
+    parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in sorted(
+        first["memory"].items(), key=lambda item: -item[1]) if nbytes)
+    text = (f"no plan fits: the smallest ({first['split']}) needs {gigabytes(sum(first['memory'].values()))} GB of "
+            f"{gigabytes(document['memory_bytes'])} on stage {first['stage']}: {parts}")
+    for each in others:
+        setting = " ".join(f"{name}={value}" for name, value in each["setting"].items())
+        text += f"; with {setting}: {gigabytes(sum(each['memory'].values()))}"
+    return text
+
+
