@@ -116,7 +116,7 @@ class Given:
 def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False) -> Given:
     """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh."""
     strategy, mesh = _mesh(arguments, most)
-    program = _program(arguments.file)
+    program = program_in(arguments.file)
     if arguments.optimizer:
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
@@ -175,7 +175,8 @@ def _mesh(arguments: argparse.Namespace, most: int | None) -> tuple[Strategy | N
     return strategy, mesh
 
 
-def _program(path: Path) -> ir.Function | Step:
+def program_in(path: Path) -> ir.Function | Step:
+    """The program in a file.  `WrongWords` if there is none."""
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallelism import ir
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plans, find_plan
 from parallelism.training import MegatronFlags
-from parallelism.training.training_run import ADAM_W
-from vcluster.cli.megatron_words import flags_of, named_model, training_parser
+from parallelism.training.training_run import ADAM_W, ROWS
+from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
+from vcluster.cli.placed import program_in
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import Arguments, whole, writable
 
+ORDER = "pp dp cp tp"
 _FIXED = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "micro_batch_size": "microbatch", "sequence_parallel": "sp", "recompute_granularity": "recompute"}
@@ -27,6 +30,7 @@ _OTHER = ("fp16", "bf16", "fp32", "use_distributed_optimizer", "recompute_activa
 """The flags about the strategy that have a meaning of their own here."""
 
 OWN: Arguments = {
+    "--batch": {"metavar": "B=512", "help": "the rows of a step, of a program in a file"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--top": {"type": whole(), "default": 10, "metavar": "N", "help": "how many plans to tell (default: 10)"},
     "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
@@ -52,6 +56,7 @@ def planned(program: str, words: Sequence[str]) -> int:
          "      --hardware dgx-h100 --devices 64",
          "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
          "      --memory 72GB --why-not tp=8 --save plans.json",
+         "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
          "--load plans.json --json"), OWN, optional=loads).parse(words)
     for option in ("save",):
         if (path := getattr(arguments, option)) is not None:
@@ -70,14 +75,15 @@ def planned(program: str, words: Sequence[str]) -> int:
 def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
     flags = flags_of(arguments)
     try:
-        spec = flags.spec(named_model(arguments.model))
-        if flags.global_batch_size is None:
-            raise ValueError("--global-batch-size must say how many sequences a step has")
-        asked = Asked(program, arguments.model, spec, flags, arguments.hardware, arguments.devices)
-        fixed = fixed_settings(flags, spec, arguments.fix)
+        model, batch = _model_and_batch(arguments, flags)
+        asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)
+        fixed = fixed_settings(flags, model, arguments.fix)
+        if isinstance(model, TransformerSpec):
+            model = replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
+        else:
+            fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
         search = partial(
-            find_plan, replace(spec, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"),
-            hardware=arguments.hardware, devices=arguments.devices, batch=flags.global_batch_size,
+            find_plan, model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
             memory=arguments.memory, optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress())
         plans: Plans = search(**fixed)
         if sys.stderr.isatty():
@@ -88,7 +94,27 @@ def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
         raise WrongWords(str(error)) from None
 
 
-def fixed_settings(flags: MegatronFlags, spec: TransformerSpec, fix: Sequence[str]) -> dict[str, Any]:
+def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tuple[TransformerSpec | ir.Function, int]:
+    """The model of the first word, a name or a file, and the rows of a step."""
+    if is_model(arguments.model):
+        if arguments.batch is not None:
+            raise ValueError("--batch is for a program in a file; a model by its name has --global-batch-size")
+        if flags.global_batch_size is None:
+            raise ValueError("--global-batch-size must say how many sequences a step has")
+        return flags.spec(named_model(arguments.model)), flags.global_batch_size
+    if given := [f"--{name.replace('_', '-')}" for name in (*flags.given("model"), *flags.given())
+                 if name in (*flags.given("model"), "fp16", "bf16", "fp32", "global_batch_size")]:
+        raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
+    program = program_in(Path(arguments.model))
+    if not isinstance(program, ir.Function):
+        raise ValueError(f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss")
+    name, _, rows = (arguments.batch or "").partition("=")
+    if name != ROWS or not rows.isdecimal() or not 0 < int(rows) < 10**9:
+        raise ValueError(f"--batch must give the rows of a step as the symbol {ROWS} of the program, as {ROWS}=512")
+    return program, int(rows)
+
+
+def fixed_settings(flags: MegatronFlags, model: TransformerSpec | ir.Function, fix: Sequence[str]) -> dict[str, Any]:
     """The settings of plans that the flags and ``--fix`` restrict.  ``ValueError`` where they contradict each other."""
     given = flags.given("strategy") | {name: value for name, value in flags.given("batch").items()
                                        if name != "global_batch_size"}
@@ -101,10 +127,11 @@ def fixed_settings(flags: MegatronFlags, spec: TransformerSpec, fix: Sequence[st
         fixed.setdefault("recompute", "selective")
     if (each := flags.num_layers_per_virtual_pipeline_stage) is not None:
         stages = each * fixed.get("pp", 0)
-        if not stages or spec.layers % stages:
+        layers = model.layers if isinstance(model, TransformerSpec) else 0
+        if not stages or layers % stages or not layers:
             raise ValueError("--num-layers-per-virtual-pipeline-stage restricts a search with a "
-                             f"--pipeline-model-parallel-size such that both divide the {spec.layers} layers")
-        fixed |= {"chunks": spec.layers // stages, "schedule": "interleaved_1f1b"}
+                             f"--pipeline-model-parallel-size such that both divide the {layers} layers")
+        fixed |= {"chunks": layers // stages, "schedule": "interleaved_1f1b"}
     more = settings(fix)
     if both := sorted({*fixed} & {*more}):
         raise ValueError(f"--fix {both[0]} and a flag both restrict {both[0]}")

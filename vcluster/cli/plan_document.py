@@ -8,10 +8,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from parallelism.hardware import Hardware
+from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import Plan, Plans
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
-from parallelism.training.training_run import ADAM_W
+from parallelism.training.training_run import ADAM_W, ROWS
+from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import accessing
@@ -30,7 +33,7 @@ class Asked:
 
     program: str
     name: str
-    spec: TransformerSpec
+    model: TransformerSpec | Function
     flags: MegatronFlags
     hardware: str
     devices: int | None
@@ -38,13 +41,23 @@ class Asked:
     @property
     def prefix(self) -> list[str]:
         """The beginning of every `simulate` line."""
+        if isinstance(self.model, Function):
+            optimizer = f"adamw:{ADAM_W.lr:g}"
+            return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer]
         flags = MegatronFlags(**self.flags.given("model"))
         on = ["--hardware", self.hardware] + (["--devices", str(self.devices)] if self.devices is not None else [])
         return [*self.program.split(), "simulate", self.name, *flags.words(), *on]
 
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        if isinstance(self.model, TransformerSpec):
+            return self.model.parameters
+        return sum(int(value.type.size) for value in first_argument(self.model))
+
     def run(self, plan: Plan) -> TrainingRun:
         """A plan as a run."""
-        return TrainingRun(self.spec, plan.task.batch, plan.strategy, plan.mesh, ADAM_W)
+        return TrainingRun(self.model, plan.task.batch, plan.strategy, plan.mesh, ADAM_W)
 
 
 def document_of(
@@ -58,7 +71,7 @@ def document_of(
     """
     rows = sorted((_row(asked, plan) for plan in plans[:top]), key=lambda row: float(row["seconds"]))
     return {
-        "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.spec.parameters,
+        "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
         "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
         "plans": rows,
@@ -75,13 +88,17 @@ def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan with its figures, from its full simulation."""
     run = asked.run(plan)
     found = figures(run, plan.task.hardware)
-    flags = words_of(run)
+    flags = words_of(run, plan.task.hardware)
     return {**found.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
             "split": short(plan.settings), "flags": shlex.join(flags), "links": _links(found)}
 
 
-def words_of(run: TrainingRun) -> list[str]:
+def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
     """The words of `simulate` that give a run of its model: flags of Megatron-LM, or else ``--strategy``."""
+    if isinstance(run.model, Function):
+        extents = "x".join(map(str, hardware.links[-1].extents))
+        named = f"{hardware.name}:{extents}" if hardware.name in Hardware.presets() else hardware.name
+        return ["--strategy", run.strategy.text_on(run.mesh), "--size", f"{ROWS}={run.batch}", "--hardware", named]
     flags = MegatronFlags.of(run)
     if flags is not None:
         given = {name: value for name, value in flags.given().items()

@@ -1,5 +1,6 @@
 """What `plan` found, in 80 columns."""
 
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
@@ -19,7 +20,7 @@ def plan_text(document: Mapping[str, Any]) -> str:
     lines = [*_search(document), ""]
     if plans:
         lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"]), ""]
-        lines += [*_why(plans), *(line for each in document["why_not"] for line in _why_not(each, plans[0])), ""]
+        lines += [*_why(plans), *(line for each in document["why_not"] for line in _why_not(each, plans[0]))]
         lines += _commands(document)
     return "\n".join(lines).rstrip()
 
@@ -103,25 +104,41 @@ def _commands(document: Mapping[str, Any]) -> list[str]:
 
 
 def _wrapped(words: str, start: str) -> list[str]:
-    """A command on several lines, each but the last with a backslash at its end, as a shell takes it."""
-    lines = wrap(words, WIDTH - 2, initial_indent=start, subsequent_indent=" " * (len(start) + 2),
-                 break_on_hyphens=False, break_long_words=False)
-    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+    """A command on several lines, each but the last with a backslash at its end, as a shell takes it.
+
+    Quotes are double ones, in which a shell takes a line that goes on, too.  A word that is longer than a line is
+    broken behind a comma, and goes on where the next line begins.
+    """
+    together = re.sub(r"(--[a-z-]+) (?!--)", "\\1\0", words.replace("'", '"'))    # a flag stands beside its value
+    lines = [line.replace("\0", " ") for line in wrap(
+        together, WIDTH - 2, initial_indent=start, subsequent_indent=" " * (len(start) + 2), break_on_hyphens=False,
+        break_long_words=False)]
+    broken = []
+    for line in lines:
+        while len(line) > WIDTH - 2 and (comma := line.rfind(",", 0, WIDTH - 2)) > 0:
+            broken.append(f"{line[:comma + 1]}\\")
+            line = line[comma + 1:]
+        broken.append(f"{line} \\")
+    return [*broken[:-1], broken[-1].removesuffix(" \\")]
 
 
 def needs_text(document: Mapping[str, Any]) -> str:
     """Why nothing fits, on one line: the least memory that is needed, by category."""
     needs = document["needs"]
-    if not needs:
-        return "no plan is possible: every combination of settings is refused"
-    first, *others = needs
+    first, *others = needs if needs and not needs[0]["without"] else [None, *needs]
+    if first is None:
+        return "no plan is possible as it is asked for" + "".join(map(_with, others))
     parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in sorted(
         first["memory"].items(), key=lambda item: -item[1]) if nbytes)
     text = (f"no plan fits: the smallest ({first['split']}) needs {gigabytes(sum(first['memory'].values()))} GB of "
             f"{gigabytes(document['memory_bytes'])} on stage {first['stage']}: {parts}")
-    for each in others:
-        setting = " ".join(f"{name}={value}" for name, value in each["setting"].items())
-        text += f"; with {setting}: {gigabytes(sum(each['memory'].values()))}"
-    return text
+    least = sum(first["memory"].values())
+    return text + "".join(_with(each) for each in others if sum(each["memory"].values()) < least)
+
+
+def _with(each: Mapping[str, Any]) -> str:
+    """The memory that is needed with another setting."""
+    setting = " ".join(f"{name}={value}" for name, value in each["setting"].items())
+    return f"; with {setting}: {gigabytes(sum(each['memory'].values()))} GB"
 
 

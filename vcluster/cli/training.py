@@ -101,7 +101,8 @@ def told(found: Figures, name: str) -> str:
 
 def gigabytes(nbytes: float) -> str:
     """Bytes as GB, 10^9 bytes."""
-    return f"{nbytes / 1e9:.1f}" if nbytes < 1e11 else f"{nbytes / 1e9:.0f}"
+    size = nbytes / 1e9
+    return f"{size:.2g}" if size < 0.995 else f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
 def _model(model: Any, name: str) -> str:

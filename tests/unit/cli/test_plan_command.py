@@ -1,0 +1,189 @@
+"""`python -m vcluster plan`: what it finds can be had again by the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallelism import ir, models
+from parallelism.training import MegatronFlags
+from vcluster.__main__ import PROGRAM, main
+from vcluster.cli import plan_text as text
+from vcluster.cli.plan import fixed_settings, settings
+from vcluster.demo.command_line import serve
+
+SMALL, ON = map(str.split, (
+    "gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100",
+    "--hardware dgx-a100 --devices 4 --global-batch-size 8 --fix schedule=1f1b --fix microbatch=2 --fix sp=0 "
+    "--fix recompute=none --fix cp=1"))
+SEARCH = [*SMALL, *ON, "--fix", "zero=0,1", "--fix", "pp=1,2", "--fix", "tp=1", "--fix", "order=pp dp cp tp"]
+FIELDS = ["plans", "considered", "refused", "timed", "simulated", "elapsed_seconds", "gap"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = serve(PROGRAM, main, words)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@cache
+def folder_of_plans(folder: Path) -> Path:
+    """A file of plans, saved once."""
+    path = folder / "plans.json"
+    words = [*SEARCH, "--why-not", "pp=1", "--why-not", "tp=8", "--top", "3", "--save", str(path)]
+    assert serve(PROGRAM, main, ["plan", *words]) == 0
+    return path
+
+
+@pytest.fixture
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of_plans(tmp_path_factory.getbasetemp())
+
+
+def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
+    found = json.loads(out)
+    assert status == 0 and [*found] == FIELDS
+    assert len(found["plans"]) == 3 and found["considered"] == found["timed"] + sum(found["refused"].values())
+    assert [plan["seconds"] for plan in found["plans"]] == sorted(plan["seconds"] for plan in found["plans"])
+    for plan in found["plans"]:
+        _, *words = plan["command"].removeprefix("python -m ").split(" ", 1)
+        status, again, _ = said(capsys, *shlex.split(words[0]), "--json")
+        own = {name: value for name, value in plan.items() if name not in ("microbatch", "command")}
+        assert status == 0 and json.loads(again) == own
+        assert plan["microbatch"] == 2
+
+
+def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "plan", "--load", str(file))
+    lines = out.splitlines()
+    assert (status, err) == (0, "") and max(map(len, lines)) <= 80
+    for words in ("4 devices of dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
+                  "Why the first: the second (", "Why not pp=1: the best such plan (dp=4",
+                  "Why not tp=8: no plan has tp=8",
+                  "python -m vcluster simulate gpt --num-layers 2", "--pipeline-model-parallel-size 2"):
+        assert words in out, words
+    fewer = said(capsys, "plan", "--load", str(file), "--top", "1")[1]
+    assert "Why the first" not in fewer and len(fewer.splitlines()) < len(lines)
+
+
+def words_of(lines: list[str]) -> list[str]:
+    """The words that a shell takes lines for; white space in them is single."""
+    script = "\n".join(["printf '%s\\n' \\", *lines])
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    return [" ".join(word.split()) for word in said.splitlines()]
+
+
+def test_the_lines_that_are_printed_are_commands_of_a_shell(file: Path) -> None:
+    document = json.loads(file.read_text())
+    for plan in document["plans"]:
+        assert words_of(text._wrapped(plan["command"], "  ")) == shlex.split(plan["command"])
+    regions = ",".join(f"block.{i}" for i in range(1, 40))
+    command = shlex.join(["simulate", "gpt", "--strategy", f"zero=2 pp@{regions}=8 1f1b:4", "--devices", "64"])
+    lines = text._wrapped(command, "    ")
+    assert max(map(len, lines)) <= 80 and len(lines) > 4
+    assert words_of(lines) == shlex.split(command)
+
+
+def test_a_plan_that_no_flags_say_has_a_strategy_as_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, *ON, "--fix", "zero=2", "--fix", "pp=2", "--fix", "tp=1", "--fix", "order=dp pp cp tp", "--json"]
+    plan, = json.loads(said(capsys, "plan", *words)[1])["plans"]
+    assert "--strategy" in plan["command"] and "--mesh dp=2,pp=2" in plan["command"]
+    again = json.loads(said(capsys, *shlex.split(plan["command"])[3:], "--json")[1])
+    assert again["seconds"] == plan["seconds"] and again["memory"] == plan["memory"]
+
+
+def test_a_program_in_a_file_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "loss.mlir"
+    path.write_text(str(models.mlp((8, 16, 4), ir.symbols("B")[0], dtype="float32")))
+    words = [str(path), "--batch", "B=8", "--hardware", "dgx-a100", "--devices", "2", "--micro-batch-size", "2",
+             "--fix", "zero=0", "--fix", "schedule=1f1b", "--fix", "recompute=none", "--json"]
+    status, out, _ = said(capsys, "plan", *words)
+    plan = json.loads(out)["plans"][0]
+    trace = tmp_path / "trace.json"
+    assert status == 0 and plan["tokens_per_second"] is None
+    assert said(capsys, *shlex.split(plan["command"])[3:], "--save", str(trace))[0] == 0
+    from parallelism.trace import Trace
+
+    loaded = Trace.load(trace)
+    assert loaded.makespan_seconds == pytest.approx(plan["seconds"], rel=1e-12)
+    assert max(loaded.peaks().values()) == plan["peak_bytes"]
+
+
+def test_where_nothing_fits_the_need_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix schedule=1f1b --fix recompute=none"
+    usual = [*words.split(), "--fix", "sp=0"]
+    status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "zero=0", "--fix", "tp=1", "--memory", "9KB")
+    assert status == 1 and "none fits" in out and "memory" in out
+    assert err.startswith("no plan fits: the smallest (pp=2 mb=1) needs ") and err.count("\n") == 1
+    for words in ("GB of 9e-06 on stage 0: ", "optimizer ", "weights ", "; with zero=3: "):
+        assert words in err, words
+    status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "tp=3", "--json")
+    assert status == 1 and json.loads(out)["plans"] == []
+    assert err.startswith("no plan is possible as it is asked for; with tp=1: ")
+
+
+def test_flags_of_megatron_restrict_the_search() -> None:
+    spec = models.TransformerSpec(layers=8, width=8, heads=2, vocabulary=4, sequence=4)
+    flags = MegatronFlags(
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, micro_batch_size=4, sequence_parallel=True,
+        use_distributed_optimizer=True, recompute_granularity="full", num_layers_per_virtual_pipeline_stage=2)
+    assert fixed_settings(flags, spec, ["order=pp dp cp tp"]) == {
+        "tp": 2, "pp": 2, "microbatch": 4, "sp": True, "zero": 1, "recompute": "full", "chunks": 2,
+        "schedule": "interleaved_1f1b", "order": "pp dp cp tp"}
+    assert settings(["zero=0,1", "sp=1", "schedule=gpipe"]) == {"zero": [0, 1], "sp": True, "schedule": "gpipe"}
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    ("gpt2 --hardware dgx-a100 --devices 4", "--global-batch-size must say"),
+    ("gpt2 --hardware dgx-a100 --global-batch-size 4", "devices"),
+    ("gpt2 --hardware dgx-a10 --devices 4 --global-batch-size 4", "did you mean 'dgx-a100'?"),
+    ("gpt2 --hardware dgx-a100:2 --devices 4 --global-batch-size 4", "dgx-a100:2 has 16 devices, not 4"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --memory lots", "memory must be a number of bytes"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --fix ztro=1", "did you mean 'zero'?"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --fix zero", "a setting is a name and a value"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --fix zero=7", "zero must be 0, 1, 2 or 3, got 7"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --fix tp=2 --tensor-model-parallel-size 2", "both"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --recompute-method block", "--recompute-method"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --batch B=3", "--batch is for a program in a file"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --num-layers-per-virtual-pipeline-stage 2", "both"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --tpo 3", "no option --tpo; did you mean --top?"),
+    ("none.mlir --hardware dgx-a100 --devices 4 --batch B=4", "none.mlir cannot be read"),
+    ("loss.mlir --hardware dgx-a100 --devices 4", "--batch must give the rows of a step"),
+    ("loss.mlir --hardware dgx-a100 --devices 4 --batch N=4", "--batch must give the rows of a step"),
+    ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=4 --num-layers 3", "leave out --num-layers"),
+    ("fixed.mlir --hardware dgx-a100 --devices 4 --batch B=4", "must have the symbol B"),
+    ("--load none.json", "none.json cannot be read"),
+    ("--load loss.mlir", "loss.mlir cannot be read"),
+])
+def test_wrong_words_are_one_line(
+    capsys: pytest.CaptureFixture[str], words: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loss.mlir").write_text(str(models.mlp((4, 4), ir.symbols("B")[0])))
+    Path("fixed.mlir").write_text(str(models.mlp((4, 4), 3)))
+    status, out, err = said(capsys, "plan", *words.split())
+    assert (status, out) == (2, "")
+    assert error in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(("change", "error"), [
+    ({"format": "others"}, "not written by plan --save"), ({"version": 2}, "version 2, and versions up to 1 are read"),
+    ({"gap": "none"}, "gap of the document must be a number"), ({"plans": [3]}, "plans must be a list of objects"),
+    ({"plans": [{}]}, "strategy of a plan must be a text"), ({"refused": {"x": None}}, "x of refused must be a number"),
+    ({"front": [{"split": 3}]}, "split of the front must be a text"), ({"batch": 1e999}, "batch of the document"),
+    ({"why_not": [{"question": "", "answer": "", "plan": 3}]}, "a plan must be an object"),
+])
+def test_a_file_that_is_none_of_plans_is_refused(
+    change: dict[str, Any], error: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(file.read_text()) | change))
+    status, out, err = said(capsys, "plan", "--load", str(other))
+    assert (status, out) == (2, "") and error in err
