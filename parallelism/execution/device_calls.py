@@ -28,6 +28,20 @@ def _all_slice(device: Device, op: Op, x: Array) -> Any:
     return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
 
 
+def _group_collective(device: Device, op: Op, x: Array) -> Any:
+    options: dict[str, Any] = {"groups": op["groups"]}
+    match op["collective"]:
+        case "all_gather":
+            options["dim"] = op["dim"]
+        case "all_reduce":
+            options["op"] = device_op(op["op"], x.dtype)
+        case "reduce_scatter":
+            options.update(dim=op["dim"], op=device_op(op["op"], x.dtype))
+        case "all_to_all":
+            options.update(split_dim=op["dim"], concat_dim=op["concat_dim"])
+    return getattr(device, op["collective"])(x, **options)
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda device, op, x, **how: device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype), **how),
     "all_gather": lambda device, op, x, **how: device.all_gather(x, op["axes"], dim=op["dim"], **how),
@@ -37,6 +51,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **how),
     "permute": lambda device, op, x, **how: device.permute(x, op["pairs"], op["axes"], **how),
     "all_slice": _all_slice,
+    "group_collective": _group_collective,
     "relayout": lambda device, op, x: run_step(device, step_of(op, device.mesh), x),
 }
 """The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output.  A collective

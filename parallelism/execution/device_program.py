@@ -44,7 +44,7 @@ from parallelism.transforms.parts import AGAIN
 Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
-CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv")
+CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "group_collective", "send", "recv")
 INPUTS, ACTIVATIONS, OUTPUTS = "inputs", "activations", "outputs"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
@@ -313,5 +313,3 @@ class KernelArrays:
     def wait(self, work: StartedCall, into: Sequence[Array | None] = ()) -> tuple[Array, ...]:
         """The outputs of the collectives."""
         return written_into(work.wait(), into)
-
-

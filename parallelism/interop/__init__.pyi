@@ -1,2 +1,3 @@
 from .errors import InteropError as InteropError, UnsupportedError as UnsupportedError
-from .stablehlo.programs import from_jax as from_jax, from_stablehlo as from_stablehlo
+from .partitioned import Partitioned as Partitioned
+from .stablehlo.programs import from_jax as from_jax, from_stablehlo as from_stablehlo, mesh_of as mesh_of

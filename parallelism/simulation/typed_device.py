@@ -135,6 +135,10 @@ class TypedDevice:
             call = StepCall(step_of(op, self.mesh), inputs[0].dtype)
             axes, group_axes = self._axes_of(call.step.axes)
             self.events.add_collective(axes, group_axes, call, call.of_rank(self.rank).kind, inputs[0].dtype_name)
+        elif op.kind == "group_collective":
+            groups = list(map(list, op["groups"]))
+            raise ValueError(f"{op['collective']} over the groups {groups}, which lie along no axes of {self.mesh!r}, "
+                             "cannot be simulated; it runs on devices")
         elif communicates(op):
             METHODS[op.kind](self.device, op, cast(Any, inputs[0]))
 

@@ -256,6 +256,8 @@ for _shape in ((3, 2, 4), (1, 5, 1)):
     example("reduce_scatter", _shape, **ALONE, dim=0, extent=_x, op="sum")
     example("all_to_all", _shape, **ALONE, split_dim=0, split_extent=_x, concat_dim=1, concat_extent=_y)
     example("permute", _shape, **ALONE, pairs=((0, 0),))
+    example("group_collective", _shape, collective="all_reduce", groups=((0,),), group=1, shape=_shape, dim=0,
+            concat_dim=1, op="sum")
     example("reshard", _shape, layout="[dp, None, tp]")
     example("all_slice", Ints(_shape, 9), **ALONE, dim=1, extent=_y)
     example("relayout", Ints(_shape, 9), **ALONE, step="permute", before="[tp, dp, None]", after="[dp, tp, None]",

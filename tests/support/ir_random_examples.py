@@ -94,6 +94,13 @@ def _scatter(kind, rng):
     return Example(kind, (shape, Ints((places,), shape[axis]), replaced(shape, axis, places)), {"axis": axis, "op": op})
 
 
+@maker("group_collective")
+def _group_collective(kind, rng):
+    shape = extents(rng, least=1)
+    return Example(kind, (shape,), {"collective": "all_gather", "groups": ((0,),), "group": 1, "shape": shape,
+                                    "dim": of_dim(rng, shape), "concat_dim": 0, "op": "sum"})
+
+
 @maker("random_bits")
 def _random_bits(kind, rng):
     algorithm, words = (("three_fry", 2), ("philox", 2), ("philox", 3))[int(rng.integers(3))]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.folding import elementwise as ew, known, same_everywhere
+from parallelism.interop.stablehlo.manual import gspmd_sharded
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
@@ -69,6 +70,8 @@ def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
     target = str(node.attributes.get("call_target_name", ""))
     if target in PASSED_ON:
         return x
+    if target == "Sharding":
+        return gspmd_sharded(reader, node, x)
     raise node.unsupported(f"the custom call {target!r} is not supported")
 
 

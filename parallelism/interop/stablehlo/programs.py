@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# These imports fill the table of meanings.
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import recorded, whole
+from parallelism.interop.partitioned import Partitioned, uses_rank
+
+# These imports fill the table of meanings.
 from parallelism.interop.stablehlo import (  # noqa: F401
     bindings,
+    collectives,
     control,
     elementwise,
     indexing,
@@ -19,7 +22,16 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     shapes,
     windows,
 )
+from parallelism.interop.stablehlo.manual import laid
 from parallelism.interop.stablehlo.module import Module, Node, OtherType
+from parallelism.interop.stablehlo.placing import (
+    CALLS,
+    argument_layouts,
+    devices_of,
+    joined,
+    of_one_device,
+    result_layouts,
+)
 from parallelism.interop.stablehlo.reading import MOST_OPS, Reader
 from parallelism.ir.core import Builder, Function, TensorType
 from parallelism.ir.tracing import Traced, recording
@@ -31,21 +43,25 @@ MOST_BYTES = 256 * 2**20
 def from_stablehlo(
     text_or_path: str | bytes | Path, *, mesh: Mesh | None = None, names: Sequence[str] | None = None,
     most_ops: int = MOST_OPS,
-) -> Function:
+) -> Function | Partitioned:
     """The program of a StableHLO module: its text, its portable artifact, or the path of a file with either.
 
     The module is parsed and verified by the MLIR bindings of ``jaxlib``.  Calls are inlined, and loops with a fixed
     number of turns unrolled, up to ``most_ops`` ops in all.  ``names`` are the names of the inputs.
 
+    ``sdy.sharding`` and ``mhlo.sharding`` become layouts on the ``mesh``, or on that of the module (`mesh_of`).  A
+    module with collectives, or with the ``shard_map`` of JAX, has the program of one device: it becomes a
+    `Partitioned`, which runs as it is.
+
     `InteropError` for a module that is broken, and `UnsupportedError`, one of its kinds, for a valid one that programs
     cannot express.  Both name the op and its place.
     """
-    return program_of(bindings.read_module(content_of(text_or_path)), names=names, most_ops=most_ops)
+    return program_of(bindings.read_module(content_of(text_or_path)), mesh=mesh, names=names, most_ops=most_ops)
 
 
 def from_jax(
     function: Callable[..., Any], *types: Any, mesh: Mesh | None = None, most_ops: int = MOST_OPS
-) -> Function:
+) -> Function | Partitioned:
     """The program of a function of JAX, for arguments like ``types``.
 
     Each of ``types`` is an array, a ``jax.ShapeDtypeStruct``, a `TensorType`, or a pytree of them.  Inputs are named
@@ -57,7 +73,8 @@ def from_jax(
     The errors are those of `from_stablehlo`, which reads what JAX lowers the function to.
     """
     low = bindings.lowered(function, types, mesh)
-    return program_of(bindings.read_module(low.text), arguments=low.arguments, kept=low.kept, most_ops=most_ops)
+    return program_of(
+        bindings.read_module(low.text), mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
 
 
 def content_of(text_or_path: str | bytes | Path) -> str | bytes:
@@ -75,9 +92,10 @@ def content_of(text_or_path: str | bytes | Path) -> str | bytes:
 
 
 def program_of(
-    module: Module, *, names: Sequence[str] | None = None, arguments: Sequence[tuple[str, TensorType]] | None = None,
-    kept: Sequence[int] | None = None, most_ops: int = MOST_OPS,
-) -> Function:
+    module: Module, *, mesh: Mesh | None = None, names: Sequence[str] | None = None,
+    arguments: Sequence[tuple[str, TensorType]] | None = None, kept: Sequence[int] | None = None,
+    most_ops: int = MOST_OPS,
+) -> Function | Partitioned:
     """The program of a module.
 
     ``arguments`` are the names and types of all inputs, and ``kept`` the numbers of those that the module takes.
@@ -87,13 +105,23 @@ def program_of(
     if arguments is None or kept is None:
         given = names if names is not None and len(names) == len(types) else [f"arg{i}" for i in range(len(types))]
         arguments, kept = [*zip(given, types, strict=True)], range(len(types))
+    placed = devices_of(module, mesh)
+    layouts = argument_layouts(main, placed)
     with recording(builder):
-        inputs = [builder.input(name, type) for name, (_, type) in
-                  zip(plain_names([name for name, _ in arguments]), arguments, strict=True)]
-        reader = Reader(module, builder, most_ops)
+        inputs = [builder.input(name, type, layouts[kept.index(i)] if i in kept else None) for i, (name, (_, type)) in
+                  enumerate(zip(plain_names([name for name, _ in arguments]), arguments, strict=True))]
+        reader = Reader(module, builder, most_ops, placed)
         results = reader.function(main, [Traced(builder, inputs[number]) for number in kept])
+        results = [laid(reader, x, layout) for x, layout in zip(results, result_layouts(main, placed), strict=True)]
         outputs = [recorded(whole(x)).value for x in results]
-    return builder.function(title(module.name), outputs, prune=True)
+    name = title(module.name)
+    if reader.cuts:
+        return joined(name, builder, reader.cuts, outputs, placed)
+    function = builder.function(name, outputs, prune=True)
+    if any(op.kind in CALLS for op in function.ops) or uses_rank(function):
+        assert placed is not None
+        return of_one_device(function, placed)
+    return function
 
 
 def argument_type(main: Node, number: int) -> TensorType:
@@ -108,6 +136,12 @@ def title(name: str) -> str:
     """A name for a function, of letters, digits, _ and . only."""
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", re.sub(r"^jit_", "", name)).strip("_")
     return plain or "program"
+
+
+def mesh_of(text_or_path: str | bytes | Path) -> Mesh | None:
+    """The mesh that a module of StableHLO is for; None if it is for one device."""
+    placed = devices_of(bindings.read_module(content_of(text_or_path)), None)
+    return None if placed is None else placed.mesh
 
 
 def plain_names(given: Sequence[str]) -> list[str]:

@@ -7,11 +7,15 @@ modules of this room, in one table by the names of nodes: ``meaning(reader, node
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from parallelism.interop.errors import InteropError
+from parallelism.interop.folding import recorded, whole
 from parallelism.interop.stablehlo.module import Block, Module, Node
-from parallelism.ir.core import Builder, IRError
+from parallelism.ir.core import Builder, Function, IRError, TensorType
+from parallelism.ir.tracing import Traced, recording
+from parallelism.mesh import Mesh
 
 Meaning = Callable[["Reader", Node, list[Any]], Any]
 
@@ -33,12 +37,38 @@ def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
     return register
 
 
+class Devices(NamedTuple):
+    """The devices of a module: a mesh of its replicas, and within each of its partitions."""
+
+    mesh: Mesh
+    replicas: int
+    partitions: int
+
+
+@dataclass
+class Cut:
+    """A program of one device inside a program of whole tensors."""
+
+    node: Node
+    ops: int
+    """The number of ops before it."""
+    operands: list[Traced]
+    """What it takes: whole tensors, in the layouts of its shards."""
+    results: list[Traced]
+    """What it returns, whole; in the program of whole tensors they are inputs."""
+    body: Function
+
+
 class Reader:
     """Reads a module into the builder of a program."""
 
-    def __init__(self, module: Module, builder: Builder, most_ops: int = MOST_OPS) -> None:
-        self.module, self.builder, self.most_ops = module, builder, most_ops
-        self.depth = 0
+    def __init__(
+        self, module: Module, builder: Builder, most_ops: int = MOST_OPS, placed: Devices | None = None
+    ) -> None:
+        self.module, self.builder, self.most_ops, self.placed = module, builder, most_ops, placed
+        self.cuts: list[Cut] = []
+        self.depth = self.depth_of_cut = 0
+        self.around: dict[int, Any] = {}
         self.defined: dict[int, Node] = {}
         """The nodes so far, by the numbers of their results."""
 
@@ -77,7 +107,7 @@ class Reader:
             raise node.unsupported(f"the program would have more than {self.most_ops} ops, its loops unrolled; "
                                    "most_ops= sets another limit")
         self.defined.update(dict.fromkeys(node.results, node))
-        outer, self.around = getattr(self, "around", {}), values
+        outer, self.around = self.around, values
         try:
             results = means(self, node, operands)
         except InteropError:
@@ -95,6 +125,37 @@ class Reader:
     def branch(self, block: Block, arguments: Sequence[Any] = ()) -> list[Any]:
         """The block of a branch or of a loop."""
         return self.block(block, arguments, self.around)
+
+    def devices(self, node: Node) -> Devices:
+        """The devices, for a node that needs them."""
+        if self.placed is None:
+            raise node.unsupported("the module says for no devices that it is for")
+        return self.placed
+
+    def cut(self, node: Node, operands: list[Traced], layouts: list[Any]) -> list[Any]:
+        """The results of a node whose body is the program of one device.  They are new inputs of this program."""
+        if self.depth_of_cut:
+            raise node.unsupported("a shard_map inside another is not supported")
+        inner = Builder()
+        before = self.builder, self.around
+        self.builder, self.depth_of_cut = inner, 1
+        try:
+            with recording(inner):
+                arguments = []
+                for i, type in enumerate(node.body.types):
+                    if not isinstance(type, TensorType):
+                        raise node.unsupported(f"the type {type.text} is not supported")
+                    arguments.append(Traced(inner, inner.input(f"x{i}", type)))
+                outputs = [recorded(whole(x)).value for x in self.block(node.body, arguments, {})]
+        finally:
+            (self.builder, self.around), self.depth_of_cut = before, 0
+        body = inner.function("body", outputs, prune=True)
+        number = len(self.cuts)
+        results = [
+            Traced(self.builder, self.builder.input(f"cut.{number}.{i}", node.type(i), layout))
+            for i, layout in enumerate(layouts)]
+        self.cuts.append(Cut(node, len(self.builder.ops), operands, results, body))
+        return results
 
     def producer(self, node: Node, number: int) -> Node | None:
         """The node that made an operand, if it is not an argument."""

@@ -224,6 +224,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a shape": _each(_of(int, Expression)),
     "a list of integers": _each(_of(int)),
     "a list of strings": _each(lambda value: isinstance(value, str)),
+    "a list of groups": _each(_each(_of(int))),
     "a list of pairs": _each(lambda value: _each(_of(int))(value) and len(value) == 2),
     "a number or a list of them": lambda value: all(
         map(_of(int, float, bool, Expression), value if isinstance(value, tuple) else (value,))),

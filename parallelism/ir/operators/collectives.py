@@ -162,6 +162,57 @@ register(Operator(
 ))
 
 
+# -- over groups of ranks that lie along no axes -----------------------------------------------------------------------
+
+GROUPED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def _grouped_rule(
+    x: TensorType, collective: str, groups: Any, group: Extent, shape: Sequence[Extent], dim: int, concat_dim: int,
+    op: str,
+) -> Rule:
+    """Everything is needed whole: groups of ranks lie along no axes, so nothing can be split along one."""
+    if collective not in GROUPED:
+        raise ValueError(f"collective must be one of {', '.join(GROUPED)}, got {collective!r}")
+    check_op(op)
+    check_group(group)
+    if any(len(each) != group for each in groups):
+        raise ValueError(f"groups must have {group} ranks each, got {list(map(list, groups))}")
+    for d in (dim, concat_dim) if x.ndim else ():
+        checked_axis(d, x.ndim)
+    if len(shape) != x.ndim:
+        raise ValueError(f"a collective keeps the number of dims, {x.ndim}, got shape {list(shape)}")
+    names = letters(x.ndim)
+    moved = [a != b for a, b in zip(x.shape, shape, strict=True)]
+    sides = ["".join(f"{other[d]}!" if m else names[d] for d, m in enumerate(moved))
+             for other in (names.upper(), letters(2 * x.ndim)[x.ndim:])]
+    return rule("->".join(sides), [x.shape], dict(zip(letters(2 * x.ndim)[x.ndim:], shape, strict=True)))
+
+
+def _grouped_bytes(
+    x: TensorType, collective: str, groups: Any, group: Extent, shape: Sequence[Extent], **_: Any
+) -> Extent:
+    whole = TensorType(x.dtype, shape).nbytes
+    match collective:
+        case "all_reduce":
+            return x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
+        case "all_gather":
+            return whole - x.nbytes
+        case "reduce_scatter":
+            return whole * (group - 1)
+        case "all_to_all":
+            return whole - ceil_div(whole, group)
+    return x.nbytes
+
+
+register(Operator(
+    "group_collective", _grouped_rule, first_dtype, alone("group_collective"),
+    attributes={"collective": "a string", "groups": "a list of groups", "group": "an extent", "shape": "a shape",
+                "dim": "an integer", "concat_dim": "an integer", "op": "a string"},
+    received=_grouped_bytes,
+))
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 

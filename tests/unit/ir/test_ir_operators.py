@@ -117,6 +117,7 @@ UNDIFFERENTIATED = {
                        "left_shift", "right_shift", "random_bits"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
+    "lies along no axes": {"group_collective"},
     "reads bits, not numbers": {"bitcast"},
     "is put in after gradients are taken": {"all_slice", "relayout"},
     "is itself a gradient": {

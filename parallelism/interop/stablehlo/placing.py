@@ -1,0 +1,159 @@
+"""Where the tensors of a module lie, and its program of each device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.partitioned import Partitioned, Parts
+from parallelism.interop.stablehlo.collectives import COLLECTIVES, groups_of
+from parallelism.interop.stablehlo.module import Module, Node
+from parallelism.interop.stablehlo.reading import Cut, Devices
+from parallelism.interop.stablehlo.shardings import (
+    found_mesh,
+    gspmd_tiles,
+    sdy_layouts,
+    sdy_mesh,
+    tiled_layout,
+)
+from parallelism.ir.core import Builder, Function, Value
+from parallelism.layouts import annotate, localize
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "group_collective")
+
+
+def devices_of(module: Module, mesh: Mesh | None) -> Devices | None:
+    """The devices that a module is for; None if it is for one and names no mesh."""
+    replicas = int(module.attributes.get("mhlo.num_replicas", 1))
+    partitions = int(module.attributes.get("mhlo.num_partitions", 1))
+    own = mesh or sdy_mesh(module)
+    if own is not None:
+        return Devices(own, 1, own.size)
+    nodes = list(module.nodes())
+    calls = [node for node in nodes if node.kind in COLLECTIVES]
+    if replicas * partitions == 1:
+        if not calls:
+            return None
+        partitions = _named(calls)
+    groups = [groups_of(node, replicas, partitions) for node in calls if node.kind != "stablehlo.collective_permute"]
+    tiles = [tile for text, ndim in _texts(module, nodes)
+             if (tile := gspmd_tiles(text, ndim, replicas * partitions)) is not None]
+    return Devices(found_mesh(groups, tiles, replicas, partitions), replicas, partitions)
+
+
+def _named(calls: Sequence[Node]) -> int:
+    """One more than the largest id in the groups of a module that does not say how many devices it is for."""
+    largest = 0
+    for node in calls:
+        for name in ("replica_groups", "source_target_pairs"):
+            ids = node.attributes.get(name)
+            if isinstance(ids, np.ndarray) and ids.size:
+                largest = max(largest, int(ids.max()))
+    return largest + 1
+
+
+def _texts(module: Module, nodes: Sequence[Node]) -> list[tuple[str, int]]:
+    """The lists of devices of arguments, results and custom calls, each with the number of dims."""
+    found = [(str(node.attributes["mhlo.sharding"]), node.type().ndim) for node in nodes
+             if node.kind == "stablehlo.custom_call" and "mhlo.sharding" in node.attributes]
+    main = module.main
+    for attributes, types in ((main.attributes.get("arg_attrs", ()), main.body.types),
+                              (main.attributes.get("res_attrs", ()), _result_types(main))):
+        found += [(str(each["mhlo.sharding"]), type.ndim) for each, type in zip(attributes, types, strict=False)
+                  if "mhlo.sharding" in each and hasattr(type, "ndim")]
+    return found
+
+
+def _result_types(main: Node) -> list[Any]:
+    """Something with the number of dims of each result."""
+    return [_Dims(text.count("x")) for text in re.findall(r"tensor<([^>]*)>", str(
+        main.attributes.get("function_type", "")).split("->")[-1])]
+
+
+class _Dims(int):
+    @property
+    def ndim(self) -> int:
+        return int(self)
+
+
+def argument_layouts(main: Node, placed: Devices | None) -> list[TensorSharding | None]:
+    """The layout of each argument, as far as it is stated."""
+    attributes = main.attributes.get("arg_attrs") or [{}] * len(main.body.types)
+    return [_stated(each, getattr(type, "ndim", 0), placed)
+            for each, type in zip(attributes, main.body.types, strict=True)]
+
+
+def result_layouts(main: Node, placed: Devices | None) -> list[TensorSharding | None]:
+    """The layout of each result, as far as it is stated."""
+    types = _result_types(main)
+    attributes = main.attributes.get("res_attrs") or [{}] * len(types)
+    return [_stated(each, type.ndim, placed) for each, type in zip(attributes, types, strict=True)]
+
+
+def _stated(attributes: dict[str, Any], ndim: int, placed: Devices | None) -> TensorSharding | None:
+    if placed is None:
+        return None
+    if "sdy.sharding" in attributes:
+        return sdy_layouts(str(attributes["sdy.sharding"]))[0]
+    if "mhlo.sharding" in attributes:
+        tiles = gspmd_tiles(str(attributes["mhlo.sharding"]), ndim, placed.mesh.size)
+        return TensorSharding(*[()] * ndim) if tiles is None else tiled_layout(tiles, placed.mesh)
+    return None
+
+
+# -- programs of each device -------------------------------------------------------------------------------------------
+
+
+def of_one_device(function: Function, placed: Devices) -> Partitioned:
+    """A module that is the program of one device: each device has its own arrays."""
+    plain = annotate(function, {value.name: None for value in function.values if value.layout is not None})
+    names = tuple(value.name for value in plain.inputs)
+    returned = tuple(f"out.{i}" for i in range(len(plain.outputs)))
+    parts = Parts(plain.name, placed.mesh, plain.inputs, ((plain, names, returned),), returned, None, None)
+    return Partitioned(parts)
+
+
+def joined(name: str, builder: Builder, cuts: Sequence[Cut], outputs: Sequence[Value], placed: Devices | None) -> Partitioned:
+    """The programs of whole tensors, each localized on its own, and between them the bodies of ``shard_map``.
+
+    A value that one part makes has in the next ones the layout that it has there.
+    """
+    assert placed is not None
+    mesh, whole_inputs = placed.mesh, [v for v in builder.inputs if not v.name.startswith("cut.")]
+    layouts: dict[str, TensorSharding | None] = {value.name: value.layout for value in builder.inputs}
+    for cut in cuts:        # an argument that goes into a shard_map first lies as it is needed there
+        for op in builder.ops[:cut.ops]:
+            if op.kind == "reshard" and op.inputs[0].name in layouts and layouts[op.inputs[0].name] is None:
+                layouts[op.inputs[0].name] = TensorSharding.parse(op["layout"])
+    parts: list[tuple[Any, tuple[str, ...], tuple[str, ...]]] = []
+    begin = 0
+    bounds = [*(cut.ops for cut in cuts), len(builder.ops)]
+    for number, end in enumerate(bounds):
+        ops = builder.ops[begin:end]
+        later = {value for op in builder.ops[end:] for value in op.inputs} | {*outputs} | {
+            x.value for cut in cuts[number:] for x in cut.operands}
+        made = {value for op in ops for value in op.outputs}
+        used = list(dict.fromkeys(value for op in ops for value in op.inputs if value not in made))
+        returned = [value for op in ops for value in op.outputs if value in later]
+        if ops and returned:
+            part = Function(f"{name}.{number}", tuple(used), tuple(ops), tuple(returned))
+            part = annotate(part, {value.name: layouts.get(value.name) for value in used})
+            local = localize(part, mesh)
+            for value, layout in zip(used, local.inputs, strict=True):
+                layouts[value.name] = layouts.get(value.name) or layout
+            layouts.update((value.name, layout) for value, layout in zip(returned, local.outputs, strict=True))
+            parts.append((local, tuple(v.name for v in used), tuple(v.name for v in returned)))
+        if number < len(cuts):
+            cut = cuts[number]
+            taken, made_there = (tuple(x.value.name for x in side) for side in (cut.operands, cut.results))
+            parts.append((cut.body, taken, made_there))
+        begin = end
+    given = [layouts[value.name] or TensorSharding(*[()] * value.type.ndim) for value in whole_inputs]
+    results = [layouts.get(value.name) or TensorSharding(*[()] * value.type.ndim) for value in outputs]
+    return Partitioned(Parts(name, mesh, tuple(whole_inputs), tuple(parts), tuple(v.name for v in outputs),
+                             tuple(given), tuple(results)))

@@ -1,0 +1,168 @@
+"""Meshes and layouts: those of Shardy (``sdy.mesh``, ``sdy.sharding``), and GSPMD's lists of devices.
+
+GSPMD and partitioned modules name no axes.  Then the ranks are put on a mesh whose axes are found: the fewest axes
+along which all groups and all lists of devices lie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise, permutations
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelism.interop.errors import UnsupportedError
+from parallelism.interop.stablehlo.module import Module
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+RankGroups = tuple[tuple[int, ...], ...]
+
+
+# -- Shardy ------------------------------------------------------------------------------------------------------------
+
+
+def sdy_mesh(module: Module) -> Mesh | None:
+    """The mesh of a module; None if it names none.  Meshes that are not used first do not count."""
+    for node in module.others:
+        if node.kind == "sdy.mesh":
+            axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', node.attributes["mesh"].split(", device_ids")[0])
+            if "device_ids" in node.attributes["mesh"]:
+                raise node.unsupported("a mesh with device_ids is not supported: ranks are row-major")
+            if axes:
+                return Mesh(**{name: int(size) for name, size in axes})
+    return None
+
+
+def sdy_layouts(text: str) -> list[TensorSharding | None]:
+    """The layouts of ``#sdy.sharding<@mesh, [{"a"}, {}]>``, or of a list of such.  None for one that is left open."""
+    return [_sdy_layout(part) for part in re.split(r"<\s*(?:@|mesh<)", text)[1:]]
+
+
+def _sdy_layout(text: str) -> TensorSharding | None:
+    found = re.search(r"\[(.*?)\]", text, re.S)
+    if found is None:
+        raise UnsupportedError(f"the sharding {text[:80]!r} is not understood")
+    if re.search(r':\(\d+\)\d+', text):
+        raise UnsupportedError(f"sub-axes are not supported, as in {text[:80]!r}: split the axis of the mesh in two")
+    dims = re.findall(r"\{([^}]*)\}", found[1])
+    names = [tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', dim)) for dim in dims]
+    partial = re.search(r"unreduced=\{([^}]*)\}", text)
+    pending = tuple(re.findall(r'"([^"]*)"', partial[1])) if partial else ()
+    if dims and all("?" in dim for dim in dims) and not any(names) and not pending:
+        return None
+    return TensorSharding(*names, partial=pending) if pending else TensorSharding(*names)
+
+
+# -- GSPMD -------------------------------------------------------------------------------------------------------------
+
+
+class Tiles(NamedTuple):
+    """A list of devices: the tile that each rank has along each dim of a tensor."""
+
+    counts: tuple[int, ...]
+    places: Any
+    """An array (ranks, dims)."""
+
+
+def gspmd_tiles(text: str, ndim: int, size: int) -> Tiles | None:
+    """The tiles of ``{devices=[2,1,4]<=[8] last_tile_dim_replicate}``; None for ``{replicated}`` and ``{manual}``."""
+    if "devices=" not in text:
+        if "maximal" in text:
+            raise UnsupportedError(f"the sharding {text} lies on one device alone, which is not supported")
+        return None
+    found = re.search(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))", text)
+    if found is None:
+        raise UnsupportedError(f"the sharding {text} is not understood")
+    counts = [int(n) for n in found[1].split(",")]
+    if found[4]:
+        devices = np.array([int(n) for n in found[4].split(",")])
+    else:
+        grid = np.arange(prod(int(n) for n in found[2].split(","))).reshape([int(n) for n in found[2].split(",")])
+        devices = grid.transpose([int(n) for n in found[3].split(",")]) if found[3] else grid
+    if devices.size != size or prod(counts) != size:
+        raise UnsupportedError(f"the sharding {text} is for {devices.size} devices, the module for {size}")
+    places = np.zeros((size, ndim), int)
+    for tile, device in zip(np.ndindex(*counts), devices.reshape(-1), strict=True):
+        places[device] = tile[:ndim]
+    return Tiles(tuple(counts[:ndim]), places)
+
+
+def tiled_layout(tiles: Tiles, mesh: Mesh) -> TensorSharding:
+    """The layout of a list of devices.  `UnsupportedError` if a dim is not split along axes of the mesh."""
+    dims = []
+    for dim, count in enumerate(tiles.counts):
+        for axes in _ordered(mesh, count):
+            index = [mesh.group(rank, axes).index(rank) if axes else 0 for rank in range(mesh.size)]
+            if index == tiles.places[:, dim].tolist():
+                dims.append(axes)
+                break
+        else:
+            raise UnsupportedError(f"the tiles {tiles.places[:, dim].tolist()} of the ranks do not lie along axes")
+    return TensorSharding(*dims)
+
+
+def _ordered(mesh: Mesh, count: int) -> Iterable[tuple[str, ...]]:
+    """All orders of axes with so many ranks in all."""
+    for number in range(len(mesh.axes) + 1):
+        for axes in permutations(mesh.axes, number):
+            if prod(mesh.shape[axis] for axis in axes) == count and (count > 1 or not axes):
+                yield axes
+
+
+# -- axes for groups ---------------------------------------------------------------------------------------------------
+
+
+def found_mesh(groups: Iterable[RankGroups], tiles: Iterable[Tiles], replicas: int, partitions: int) -> Mesh:
+    """The mesh of the fewest axes along which these groups and tiles lie, as far as they lie along axes."""
+    size = replicas * partitions
+    cuts = {1, size, partitions}
+    for each in groups:
+        for group in each:
+            steps = np.diff(group)
+            cuts.update(int(step) for step in np.abs(steps))
+            if len(set(steps.tolist())) == 1:
+                cuts.add(int(abs(steps[0])) * len(group))
+            elif len(steps):
+                cuts.update(_runs(group))
+    for tile in tiles:
+        for dim in range(tile.places.shape[1]):
+            column = tile.places[:, dim]
+            changes = np.flatnonzero(np.diff(column)) + 1
+            cuts.update(changes[:1].tolist())
+            if tile.counts[dim] > 1 and len(changes):
+                cuts.add(int(changes[0]) * tile.counts[dim])
+    chain = [1]
+    for cut in sorted(cut for cut in cuts if 0 < cut <= size):
+        if cut % chain[-1] == 0 and cut != chain[-1] and size % cut == 0:
+            chain.append(cut)
+    extents = [after // before for before, after in pairwise(chain)][::-1] or [1]
+    if replicas == 1 or partitions == 1:
+        names = ["partition" if replicas == 1 else "replica"] if len(extents) == 1 else \
+            [f"axis{i}" for i in range(len(extents))]
+    else:
+        names = ["replica", "partition"] if len(extents) == 2 else [f"axis{i}" for i in range(len(extents))]
+    return Mesh(**dict(zip(names, extents, strict=True)))
+
+
+def _runs(group: Sequence[int]) -> Iterable[int]:
+    """Where a group that lies along several axes changes its step: 0 1 4 5 has runs of 2, so a cut at 2."""
+    first = group[1] - group[0]
+    length = next((i for i in range(1, len(group)) if group[i] - group[i - 1] != first), len(group))
+    yield abs(first) * length
+    if length < len(group):
+        yield abs(group[length] - group[0])
+        yield abs(group[length] - group[0]) * (len(group) // length)
+
+
+def axes_of_groups(groups: RankGroups, mesh: Mesh) -> tuple[str, ...] | None:
+    """The axes of the mesh along which exactly these groups lie, in their order; None if there are none."""
+    for number in range(len(mesh.axes) + 1):
+        for axes in combinations(mesh.axes, number):
+            if sorted(mesh.groups(axes) if axes else tuple((r,) for r in range(mesh.size))) == sorted(groups):
+                return axes
+    return None
+

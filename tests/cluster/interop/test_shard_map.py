@@ -1,0 +1,91 @@
+"""Programs with ``shard_map`` run as they are on 8 processes, and give what JAX gives on 8 of its host devices."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import shard_map_examples  # noqa: E402
+from numpy.testing import assert_allclose, assert_array_equal  # noqa: E402
+
+from parallelism import Mesh, simulate  # noqa: E402
+from parallelism.execution import Executable  # noqa: E402
+from parallelism.interop import Partitioned, from_jax, from_stablehlo, mesh_of  # noqa: E402
+from parallelism.ir import Function  # noqa: E402
+from vcluster import VirtualCluster  # noqa: E402
+
+MESH = Mesh(**shard_map_examples.AXES)
+EXAMPLES = shard_map_examples.examples(shard_map_examples.abstract_mesh())
+
+
+@pytest.fixture(scope="module")
+def by_jax(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jax") / "results.npz"
+    subprocess.run([sys.executable, Path(shard_map_examples.__file__), path], check=True, timeout=300)
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with VirtualCluster(MESH) as cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):
+    text = str(by_jax[f"{name}/text"])
+    arguments = EXAMPLES[name][1]
+    program = from_stablehlo(text)
+    assert mesh_of(text) == MESH
+    operation = Executable(program, MESH) if isinstance(program, Function) else program
+    run = cluster.run(operation, [*arguments])
+    for i, ours in enumerate(run.result):
+        theirs = by_jax[f"{name}/{i}"]
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        if theirs.dtype.kind == "f":
+            assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        else:
+            assert_array_equal(ours, theirs)
+    if isinstance(program, Partitioned) and "while" not in text:
+        check_collectives(text, run.trace, name)
+        simulated = simulate(program, "dgx-a100")
+        assert [e.name for e in simulated.filter(kind="collective", rank=0)] == [
+            e.name for e in run.trace.filter(kind="collective", rank=0)]
+
+
+def check_collectives(text, trace, name):
+    """The kinds and groups on rank 0 are those of the text, in its order, as far as they are in one function."""
+    kinds = re.findall(r'"stablehlo\.(all_reduce|all_gather|reduce_scatter|all_to_all|collective_permute)"', text)
+    groups = re.findall(r"(?:replica_groups|source_target_pairs) = dense<(\[\[.*?\]\]|\d+)>", text)
+    done = [(e.name, e.group) for e in trace.filter(kind="collective", rank=0)]
+    names = [kind.replace("collective_", "") for kind in kinds]
+    if name in ("a product before and after", "two bodies", "a gradient through psum"):    # the rest is laid out here
+        assert set(names) <= {kind for kind, _ in done}
+        return
+    assert [kind for kind, _ in done] == names
+    for (kind, group), written in zip(done, groups, strict=True):
+        if kind != "permute":
+            assert list(group) in [list(each) for each in np.array(eval_list(written)).tolist()]
+
+
+def eval_list(text):
+    rows = re.findall(r"\[([\d, ]+)\]", text)
+    return [[int(n) for n in row.split(",")] for row in rows]
+
+
+def test_from_jax_needs_no_devices_and_keeps_names():
+    function, arguments = EXAMPLES["a tensor-parallel layer"]
+    program = from_jax(function, *arguments)
+    assert isinstance(program, Partitioned)
+    assert program.mesh == MESH
+    assert [op.kind for op in program.program(5).ops if op.kind in ("einsum", "all_reduce")] == [
+        "einsum", "einsum", "all_reduce"]
