@@ -118,7 +118,9 @@ def of_one_device(function: Function, placed: Devices) -> Partitioned:
     return Partitioned(parts)
 
 
-def joined(name: str, builder: Builder, cuts: Sequence[Cut], outputs: Sequence[Value], placed: Devices | None) -> Partitioned:
+def joined(
+    name: str, builder: Builder, cuts: Sequence[Cut], outputs: Sequence[Value], placed: Devices | None
+) -> Partitioned:
     """The programs of whole tensors, each localized on its own, and between them the bodies of ``shard_map``.
 
     A value that one part makes has in the next ones the layout that it has there.

@@ -199,7 +199,8 @@ def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
 
 def test_no_operator_keeps_its_linearity_to_itself():
     """Whatever is linear in all its inputs on every example says so; collectives of a group of one are not asked."""
-    alone = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "all_slice", "relayout"}
+    alone = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "all_slice", "relayout",
+             "group_collective"}
     linear = {kind for kind in {*KINDS} - alone if len(cases(kind)) > 3 and all(
         is_additive(example, range(len(example.types)), seed) for seed, example in enumerate(cases(kind)))}
     assert len(linear) > 8
