@@ -4,21 +4,25 @@
 
     seconds = launch + max(flops / (peak * e(flops)), bytes / (bandwidth * e_m(bytes)))
 
-where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.  Where a hardware does
-one after the other (``memory_overlap`` below 1), that part of the shorter which is not behind the longer comes on top.
+where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.  Of a product whose
+shape is known e is ``efficiency`` times the part that `parallelism.hardware.rates.Products` has for the shape, if the
+hardware has such.  Where a hardware does one after the other (``memory_overlap`` below 1), that part of the shorter
+which is not behind the longer comes on top.  No compute takes less than ``issue_seconds``.
 
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
-MPP*, 1994); in a memory those of messages of its size.
+MPP*, 1994); in a memory those of messages of its size.  On a level with `parallelism.hardware.rates.Reached`, that is
+the rate which messages reach.
 
 **A collective** takes what the phases of its algorithm take: `parallelism.algorithms.phases` has the formulas and
 their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
-`parallelism.cost.hierarchical`.  If the hardware has a rate for reducing and rearranging, that time is added for any
-algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in
-MPICH*, 2005.
+`parallelism.cost.hierarchical`.  Levels with `parallelism.hardware.rates.Reached` have the rate and the latency of a
+step that collectives reach, and the largest base among the levels that the group uses comes on top.  If the hardware
+has a rate for reducing and rearranging, that time is added for any algorithm: the term in gamma of Thakur, Rabenseifner
+and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf, sqrt
 from typing import Any
@@ -33,6 +37,7 @@ from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
+from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
 
 MOST_IN_TURN = 1024
@@ -81,23 +86,29 @@ class Costs:
     # -- compute and messages ------------------------------------------------------------------------------------------
 
     def compute_seconds(
-        self, flops: float = 0.0, nbytes: float = 0.0, *, dtype: object = None, rank: int | None = None
+        self, flops: float = 0.0, nbytes: float = 0.0, *, dtype: object = None, rank: int | None = None,
+        shape: Shape | None = None,
     ) -> float:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
-        ``rank`` counts where it is a straggler.  ``ValueError`` for flops in a dtype that the hardware has no rate for.
+        ``shape`` is that of products of matrices, (count, m, n, k), if it is known that they are such.  ``rank`` counts
+        where it is a straggler.  ``ValueError`` for flops in a dtype that the hardware has no rate for.
         """
         if flops < 0 or nbytes < 0:
             raise ValueError(f"flops and bytes must be at least 0; got {flops} flops and {nbytes} bytes")
         if not flops and not nbytes:
             return 0.0
         hardware = self.hardware
-        computing = _ramped(
-            flops / hardware.peak(dtype) if flops else 0.0, hardware.flops_ramp_seconds, hardware.flops_efficiency)
+        computing = flops / hardware.peak(dtype) if flops else 0.0
+        if hardware.products is not None and shape is not None:
+            computing /= hardware.efficiency(dtype) * hardware.products.reached(shape)
+        elif computing:
+            computing = _ramped(computing, hardware.flops_ramp_seconds, hardware.efficiency(dtype))
         moving = _ramped(
             nbytes / hardware.memory_bytes_per_second, hardware.memory_ramp_seconds, hardware.memory_efficiency)
         longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
-        return (hardware.kernel_launch_seconds + longest + besides) * hardware.slowdown(rank)
+        taken = max(hardware.kernel_launch_seconds + longest + besides, hardware.issue_seconds)
+        return taken * hardware.slowdown(rank)
 
     @memoized
     def path(self, source: int, target: int) -> LinkPath:
@@ -147,6 +158,7 @@ class Costs:
             seconds = self._by(collective, algorithm, nbytes, (ranks,), root, pairs)
         if len(ranks) > 1:
             seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
+            seconds += self._base_seconds(ranks)
         return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds)
 
     def prices(
@@ -231,7 +243,22 @@ class Costs:
         size = len(groups[0])
         rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
         share = 1 / size if kind_of(collective).in_shards else 1.0
-        return terms(self.hardware, rules, groups, rounds, share)
+        return terms(self._as_reached(collective, size), rules, groups, rounds, share)
+
+    @memoized
+    def _as_reached(self, collective: str, size: int) -> Hardware:
+        """The hardware with the rates and latencies that a collective over groups of ``size`` reaches on its links."""
+        links = tuple(link.for_collective(collective, size) for link in self.hardware.links)
+        return self.hardware if links == self.hardware.links else replace(self.hardware, links=links)
+
+    @memoized
+    def _base_seconds(self, ranks: Group) -> float:
+        """What any collective over these ranks takes beside its messages: the largest base of a level that they use."""
+        reached = [(level, link.reached.base_seconds) for level, link in enumerate(self.hardware.links) if link.reached]
+        if not any(base for _, base in reached):
+            return 0.0
+        used = {self.hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        return max((base for level, base in reached if level <= max(used)), default=0.0)
 
     @memoized
     def _once(self, groups: Groups) -> Groups:

@@ -62,6 +62,7 @@ class Event:
     dtype: str | None = None
     """Of the arrays that are computed with or sent."""
     shape: tuple[int, ...] | None = None
+    """Of a compute that consists of products of matrices: (count, m, n, k), so many of m x k with k x n."""
     location: str | None = None
     """``file:line`` of the user's code."""
     seconds: float | None = None

@@ -22,7 +22,7 @@ With overlap (`parallelism.execution.overlapping`) some collectives start in one
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,10 +32,12 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
+from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inner_values, moved_values, name_of
 from parallelism.execution.device_calls import METHODS, StartedCall, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.execution.waiting import Run, Start, Wait, in_steps
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
 from parallelism.operation import Device
@@ -61,12 +63,22 @@ class DeclaredCost(NamedTuple):
     """Seconds that the op takes, if they are known: they count in place of flops and bytes."""
     other_bytes: tuple[tuple[str, int], ...] = ()
     """Of ``nbytes``, those of values of other dtypes than ``dtype``, by dtype."""
+    shape: tuple[int, ...] | None = None
+    """Of products of matrices: (count, m, n, k)."""
+
+
+class ChainedOp(NamedTuple):
+    """An op that runs in the same kernel as the op of its step, before that."""
+
+    op: Op
+    into: tuple[str | None, ...]
 
 
 class ProgramStep(NamedTuple):
-    """One op of a program, with its events."""
+    """One op of a program, with its events; or a chain of ops that run as one, with the events of one."""
 
     op: Op
+    """The last op of a chain."""
     cost: DeclaredCost | None
     """None if the op costs nothing or communicates."""
     held: Held
@@ -79,6 +91,10 @@ class ProgramStep(NamedTuple):
     """For each output the name of the donated input in whose memory it is to lie, or None; empty if all are None."""
     again: bool = False
     """Whether it runs again in the backward: then its phase is ``R``, whatever the action."""
+    name: str = ""
+    """The name of its compute: the kind of the op, or the different kinds of a chain."""
+    before: tuple[ChainedOp, ...] = ()
+    """The other ops of a chain."""
 
 
 class StartStep(NamedTuple):
@@ -113,8 +129,10 @@ class DeviceProgram:
     ``categories`` has the categories of values by their names.  Of the other values the inputs are ``inputs``, the
     outputs ``outputs``, and the rest ``activations``.  ``seconds(op)`` are the seconds of an op, in place of its flops
     and bytes.  ``donated`` has the values that lie in the memory of donated inputs.  ``calls`` has the collectives that
-    are waited for later, by their numbers among the ops; those of one call follow each other.  ``ValueError`` for a
-    function with symbols.
+    are waited for later, by their numbers among the ops; those of one call follow each other.  ``chains`` are the
+    numbers of ops that run as one, in order (`parallelism.ir.passes.fusion.chained`); empty: every op by itself.  A
+    chain declares what it reads and writes, and holds no memory for the values inside.  ``ValueError`` for a function
+    with symbols.
     """
 
     function: Function
@@ -122,6 +140,7 @@ class DeviceProgram:
     seconds: Callable[[Op], float] | None = None
     donated: Donated = field(default_factory=dict)
     calls: tuple[tuple[int, ...], ...] = ()
+    chains: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if symbols := ", ".join(sorted(self.function.symbols)):
@@ -137,25 +156,32 @@ class DeviceProgram:
         """The ops in their order."""
         function, donated = self.function, self.donated
         if self.calls:
-            return tuple(map(self._overlapped_step, in_steps(function, self.calls, donated)))
-        memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
-        return tuple(
-            ProgramStep(op, self._cost(op), self._held(taken), self._held(freed),
-                        tuple(value.name for value in unread), self._into(op.outputs), _runs_again(op))
-            for op, taken, freed, unread in zip(function.ops, *memory, strict=True)
-        )
+            steps = in_steps(function, self.calls, donated)
+        else:
+            memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
+            steps = [Run(*each) for each in zip(function.ops, *memory, strict=True)]
+        if not self.chains:
+            return tuple(self._step([each] if isinstance(each, Run) else each) for each in steps)
+        chains = in_chains(steps, self.chains)
+        inner = inner_values(chains, function.outputs)
+        return tuple(self._step(each, inner) for each in chains)
 
-    def _overlapped_step(self, step: Run | Start | Wait) -> ProgramStep | StartStep | WaitStep:
-        names = tuple(value.name for value in step.unread)
+    def _step(self, step: Chain | Start | Wait, inner: Collection[Value] = ()) -> ProgramStep | StartStep | WaitStep:
+        """The step of a chain, of whose values the ``inner`` ones take no memory, or of a call."""
         match step:
-            case Run(op):
-                return ProgramStep(op, self._cost(op), self._held(step.taken), self._held(step.freed), names,
-                                   self._into(op.outputs), _runs_again(op))
             case Start(number, ops):
                 return StartStep(number, one_call(ops), ops, self._held(step.taken))
             case Wait(number, ops):
                 into = self._into(tuple(op.outputs[0] for op in ops))
-                return WaitStep(number, ops, self._held(step.freed), names, into)
+                return WaitStep(number, ops, self._held(step.freed), _names(step.unread), into)
+        chain = [each.op for each in step]
+        places = [self._into(op.outputs) for op in chain]
+        taken, freed = ([value for values in side for value in values if value not in inner]
+                        for side in ((each.taken for each in step), (each.freed for each in step)))
+        return ProgramStep(
+            chain[-1], self._cost_of_chain(chain, inner) if chain[1:] else self._cost(chain[0]), self._held(taken),
+            self._held(freed), tuple(name for each in step for name in _names(each.unread)), places[-1],
+            runs_again(chain[-1]), name_of(chain), tuple(map(ChainedOp, chain[:-1], places)))
 
     def _into(self, outputs: Sequence[Value]) -> tuple[str | None, ...]:
         """For each output the name of the donated input whose memory it takes; empty if none does."""
@@ -184,6 +210,12 @@ class DeviceProgram:
         run_op, compute, hold = arrays_of.run_op, device.compute, device.hold
         again = {**marks, "phase": RECOMPUTED}
         under_way: dict[int, Any] = {}
+
+        def run_one(op: Op, names: Sequence[str | None]) -> None:
+            into = [name and values[name] for name in names] if names else ()
+            outputs = run_op(op, [values[value.name] for value in op.inputs], into)
+            values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
+
         for step in self.steps:
             if not isinstance(step, ProgramStep):
                 for category, nbytes in step.held:
@@ -201,22 +233,22 @@ class DeviceProgram:
                 for category, nbytes in step.freed:
                     hold(category, -nbytes, **places)
                 continue
-            op, cost, held, freed, unread, names, runs_again = step
-            inputs = [values[value.name] for value in op.inputs]
-            into = [name and values[name] for name in names] if names else ()
+            op, cost, held, freed, unread, names, runs_again, name, before = step
             for category, nbytes in held:
                 hold(category, nbytes, **places)
             if cost is not None:
-                flops, traffic, dtype, seconds, others = cost
+                flops, traffic, dtype, seconds, others, shape = cost
                 with compute(
-                    op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others,
+                    name, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, shape=shape,
                     **(again if runs_again else marks)
                 ):
-                    outputs = run_op(op, inputs, into)
+                    for earlier in before:
+                        run_one(*earlier)
+                    run_one(op, names)
             else:
-                outputs = run_op(op, inputs, into)
-            values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
-            del inputs, outputs, into
+                for earlier in before:
+                    run_one(*earlier)
+                run_one(op, names)
             for name in unread:
                 del values[name]
             for category, nbytes in freed:
@@ -240,8 +272,22 @@ class DeviceProgram:
             # An operator that counts its own bytes does not read all of its floats.
             if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
                 others[other.name] += int(value.type.nbytes)
+        shape = product_shape(op)
         return DeclaredCost(
-            flops, nbytes, dtype.name, None if self.seconds is None or cut else self.seconds(op), tuple(others.items()))
+            flops, nbytes, dtype.name, None if self.seconds is None or cut else self.seconds(op), tuple(others.items()),
+            shape and tuple(map(int, shape)))
+
+    def _cost_of_chain(self, ops: Sequence[Op], inner: Collection[Value]) -> DeclaredCost | None:
+        """The flops of all ops; the bytes of what they read from others, and of what others use."""
+        moved = moved_values(ops, inner)
+        flops = sum(cost.flops for cost in map(self._cost, ops) if cost is not None)
+        nbytes = float(sum(int(value.type.nbytes) for value in moved))
+        if not flops and not nbytes:
+            return None
+        dtypes = [value.type.dtype for op in reversed(ops) for value in (*op.outputs, *op.inputs)]
+        dtype = next(filter(is_floating, dtypes), dtypes[0])
+        seconds = None if self.seconds is None else sum(map(self.seconds, ops))
+        return DeclaredCost(flops, nbytes, dtype.name, seconds, bytes_of_others(moved, dtype))
 
     def _held(self, values: Sequence[Value]) -> Held:
         held: Counter[str] = Counter()
@@ -255,7 +301,12 @@ class DeviceProgram:
         return outputs | {value.name: INPUTS for value in self.function.inputs} | dict(self.categories)
 
 
-def _runs_again(op: Op) -> bool:
+def _names(values: Sequence[Value]) -> tuple[str, ...]:
+    return tuple(value.name for value in values)
+
+
+def runs_again(op: Op) -> bool:
+    """Whether an op of a backward computes a value of the forward once more."""
     return any(value.name.startswith(AGAIN) for value in op.outputs)
 
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import DeviceProgram, runs_again
 from parallelism.execution.overlapping import Order, overlapped
 from parallelism.ir import OPERATORS, Function, Op, Operator
-from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
+from parallelism.ir.passes import Kinds, chained, checked_arrays, donations, inputs_named
 from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
-from parallelism.transforms import Overlap
+from parallelism.transforms import Fused, Overlap
 
 
 class Executable(Operation):
@@ -30,6 +30,9 @@ class Executable(Operation):
     counted, by their names, or by the beginnings of names of inputs before a dot.  Other inputs are ``inputs``, outputs
     ``outputs``, all between ``activations``.  ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says
     what an op takes in place of its flops and bytes.
+
+    ``fused``, or a program under `parallelism.transforms.Fused`: chains of elementwise ops run as one
+    (`parallelism.ir.passes.fusion`).
 
     ``donate`` has names of inputs, or the beginnings of names before a dot, as ``"p"`` for ``p.0.weights``.  An output
     of the same type and layout, that is made when the input is not read any more, lies in its memory and is counted in
@@ -47,7 +50,7 @@ class Executable(Operation):
     def __init__(
         self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
-        donate: str | Iterable[str] = (),
+        donate: str | Iterable[str] = (), fused: bool = False,
     ) -> None:
         if isinstance(program, Function):
             if mesh is None:
@@ -56,6 +59,7 @@ class Executable(Operation):
         elif mesh not in (None, program.mesh):
             raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
         self.programs, self.seconds = program, seconds
+        self.fused = fused or Fused.of(program.function) is not None
         known = {value.name for value in self.programs.function.values}
         self.categories: dict[str, str] = {}
         for name, category in (categories or {}).items():
@@ -92,13 +96,18 @@ class Executable(Operation):
         overlap = Overlap.of(self.programs.function)
         if overlap is None:
             return None
-        return overlapped([self.programs.program(each.rank) for each in self.programs.classes], overlap)
+        return overlapped([self.programs.program(rank) for rank, _ in self.programs.classes], overlap)
 
     def _device_program(self, function: Function) -> DeviceProgram:
-        function = self.order.of(function) if self.order else function
+        function, calls = (self.order.of(function), self.order.calls) if self.order else (function, ())
+        chains: tuple[int, ...] = ()
+        if self.fused:
+            before = function.ops
+            function, chains = chained(function, runs_again)
+            places = {op.outputs: place for place, op in enumerate(function.ops)}
+            calls = tuple(tuple(places[before[number].outputs] for number in call) for call in calls)
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
-        return DeviceProgram(
-            function, self.categories, self.seconds, donated, self.order.calls if self.order else ())
+        return DeviceProgram(function, self.categories, self.seconds, donated, calls, chains)
 
     @property
     def writes_inputs(self) -> bool:
@@ -123,7 +132,7 @@ class Executable(Operation):
             OPERATORS.setdefault(entry.name, entry)
         program = self.of_class(self.programs.class_of(device.rank))
         function = self.programs.program(device.rank)
-        if function is not self.programs.program(self.programs.classes[self.programs.class_of(device.rank)].rank):
+        if function is not self.programs.program(self.programs.classes[self.programs.class_of(device.rank)][0]):
             program = self._device_program(function)        # its parts begin elsewhere
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
             for category, nbytes in program.held:

@@ -58,6 +58,7 @@ class PipelinedProgram(PipelinedOperation):
     lie on these axes, then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the
     axes inside a stage: over these its functions are localized, by the layouts that the program has.  ``sums`` has
     dtypes in which the gradients of weights are added up, by name, in place of the dtype of the weight.
+    ``fused``: chains of elementwise ops run as one.
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
@@ -73,7 +74,7 @@ class PipelinedProgram(PipelinedOperation):
 
     def __init__(
         self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
-        sums: Mapping[str, np.dtype[Any]] | None = None,
+        sums: Mapping[str, np.dtype[Any]] | None = None, *, fused: bool = False,
     ) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, *replicas} & {*axes}:
@@ -92,6 +93,7 @@ class PipelinedProgram(PipelinedOperation):
         self.sums = dict(sums or {})
         self.stages = laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
         self._programs: dict[Any, StagePrograms] = {}
+        self.fused = fused
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the programs of stages: each device computes its own."""
@@ -181,7 +183,8 @@ class PipelinedProgram(PipelinedOperation):
         if (number, key) not in self._programs:
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first, self.sums)
+                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first, self.sums,
+                self.fused)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]

@@ -12,20 +12,21 @@ from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
 
 
-def operation_on(program: Any, mesh: Mesh) -> Any:
+def operation_on(program: Any, mesh: Mesh, *, fused: bool = False) -> Any:
     """What runs a `parallelism.ir.Function` or a `parallelism.transforms.Step` on ``mesh``; any other ``program``.
 
     A function becomes an `Executable`.  If it is a training step, its memory is counted as weights, gradients and
     state, and new parameters and state lie in the memory of the old ones.  A step becomes a `TrainedPipeline`.  Equal
-    programs on equal meshes become one operation, which is prepared once.
+    programs on equal meshes become one operation, which is prepared once.  ``fused``: chains of elementwise ops run as
+    one there, as under `parallelism.transforms.Fused`; a hardware says so of its software.
     """
-    return _placed(program, mesh) if isinstance(program, Function | Step) else program
+    return _placed(program, mesh, fused) if isinstance(program, Function | Step) else program
 
 
 @lru_cache(maxsize=8)
-def _placed(program: Function | Step, mesh: Mesh) -> Executable | TrainedPipeline:
+def _placed(program: Function | Step, mesh: Mesh, fused: bool) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
-        return TrainedPipeline(program, mesh)
+        return TrainedPipeline(program, mesh, fused=fused)
     if not any(value.name.startswith(NEXT) for value in program.outputs):
-        return Executable(program, mesh)
-    return Executable(program, mesh, categories=categories(program), donate=carried(program))
+        return Executable(program, mesh, fused=fused)
+    return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused)

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
+from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held, runs_again
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
+from parallelism.ir.passes.fusion import chained
 from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
@@ -55,14 +56,16 @@ class StagePrograms:
     every value has a layout.  The kinds are those of actions (F, B, I, W), and R for recomputation.  Every answer is
     cached, because a schedule asks once for each microbatch, and most of these are of one size.  ``like`` are the
     programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
-    dtypes in which gradients are added up, by the names of weights; else it is that of the weight.
+    dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
+    of elementwise ops run as one.
     """
 
     def __init__(
         self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
         like: StagePrograms | None = None, sums: Mapping[str, np.dtype[Any]] | None = None,
+        fused: bool = False,
     ) -> None:
-        self.like, self.sums = like, sums or {}
+        self.like, self.sums, self.fused = like, sums or {}, fused
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._counts_places = f"{batch}_first" in functions.symbols_of_work
         self._counts_values = f"{batch}_first" in functions.symbols
@@ -107,7 +110,8 @@ class StagePrograms:
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
             function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained],
                                           [type.dtype for type in self.sum_types])
-        return DeviceProgram(function, categories)
+        function, chains = chained(function, runs_again) if self.fused else (function, ())
+        return DeviceProgram(function, categories, chains=chains)
 
     @cached_property
     def sum_types(self) -> tuple[TensorType, ...]:

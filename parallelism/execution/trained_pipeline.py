@@ -14,13 +14,14 @@ from parallelism.execution.device_program import DeviceProgram
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, TensorType
-from parallelism.ir.passes import Form, Kinds, donations
+from parallelism.ir.passes import Form, Kinds, chained, donations
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT
 from parallelism.layouts.stages.batches import checked
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.transforms.fusion import Fused
 from parallelism.transforms.parts import NEXT
 from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
@@ -41,12 +42,13 @@ class TrainedPipeline(PipelinedProgram):
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
 
-    def __init__(self, step: Step, mesh: Mesh) -> None:
+    def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
         pipeline = step.pipeline.on(mesh)
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
         sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}
-        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums)
+        super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums,
+                         fused=fused or Fused.of(step.function) is not None)
         self.step, self.mesh = step, mesh
         around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
         self.mesh_of_update = Mesh(**around or {"one": 1})
@@ -78,7 +80,7 @@ class TrainedPipeline(PipelinedProgram):
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
             self._updates[position] = _Update(
                 localize(function, Mesh(**over | dict(self.mesh_of_update.shape))), function,
-                categories(self.step.function)) if first is None else replace(first, function=function)
+                categories(self.step.function), self.fused) if first is None else replace(first, function=function)
             self._first.setdefault(form, self._updates[position])
         return self._updates[position]
 
@@ -177,6 +179,7 @@ class _Update:
     """That of this position."""
     categories: Mapping[str, str]
     """The category of memory of each value of the step that has one."""
+    fused: bool = False
     programs: dict[int, DeviceProgram] = field(default_factory=dict)
     """The programs by place; those of all positions of a form."""
 
@@ -185,7 +188,8 @@ class _Update:
         if place not in self.programs:
             function = self.localized.program(place)
             known = {value.name for value in function.values}
+            function, chains = chained(function) if self.fused else (function, ())
             self.programs[place] = DeviceProgram(
                 function, {name: kind for name, kind in self.categories.items() if name in known},
-                donated=donations(function, carried(function), Kinds.of(self.localized.function)))
+                donated=donations(function, carried(function), Kinds.of(self.localized.function)), chains=chains)
         return self.programs[place]

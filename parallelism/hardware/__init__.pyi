@@ -14,4 +14,5 @@ from .host import (
     is_calibrated as is_calibrated,
 )
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
+from .rates import Products as Products, Reached as Reached
 from .sized import sized_hardware as sized_hardware

@@ -38,7 +38,7 @@ def number(
 
 
 def numbers(
-    field: str, values: Any, names: Collection[str], of: str, *, what: str, least: int = 0
+    field: str, values: Any, names: Collection[str], of: str = "", *, what: str, least: int = 0, most: float = inf
 ) -> Table[float]:
     """A checked table of numbers above 0, at least so many, by some of these names; ``what`` describes the table."""
     if not isinstance(values, Mapping) or len(values) < least:
@@ -47,7 +47,7 @@ def numbers(
         if name not in names:
             raise ValueError(
                 f"{field} must be of {', '.join(names)}; got {shown(name)}{did_you_mean(name, names)}")
-    return Table({name: number(f"{field}.{name}", value, of, above=0) for name, value in values.items()})
+    return Table({name: number(f"{field}.{name}", value, of, above=0, most=most) for name, value in values.items()})
 
 
 def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = None) -> int:

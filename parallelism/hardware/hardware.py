@@ -29,6 +29,7 @@ from parallelism.hardware.degradations import LinkFault, Straggler
 from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
+from parallelism.hardware.rates import Products, Reached
 from parallelism.mesh import Axes, Mesh
 
 ITEMSIZE = {
@@ -47,7 +48,7 @@ def rate_name(dtype: str) -> str:
 
 _PARTS: hardware_files.Parts = {
     "links": [Link], "pieces": [Piece], "collective_pieces": [Piece], "host": HostLink, "stragglers": [Straggler],
-    "faults": [LinkFault],
+    "faults": [LinkFault], "products": Products, "reached": Reached,
 }
 """The descriptions in a file: a kind, or a list of one kind, by the name of the field."""
 
@@ -74,6 +75,12 @@ class Hardware:
     S over ``collective_bytes_per_second`` of its name, where that is given.
     ``placement[rank]`` is a place; empty: rank r is at place r.  ``sources`` says of a field where its number is from.
 
+    What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
+    ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
+    at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
+    ``message_overhead_seconds`` each.  With ``fused``, programs run there with chains of elementwise ops as one
+    (`parallelism.transforms.Fused`).  ``stack`` names the software that these numbers are of.
+
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
 
@@ -98,12 +105,19 @@ class Hardware:
     faults: tuple[LinkFault, ...] = ()
     title: str = ""
     sources: Mapping[str, str] = checked.Table({})
+    flops_efficiencies: Mapping[str, float] = checked.Table({})
+    products: Products | None = None
+    issue_seconds: float = 0.0
+    message_overhead_seconds: float = 0.0
+    fused: bool = False
+    stack: str = ""
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
             "name": checked.text("name", self.name),
             **{field: checked.number(field, getattr(self, field), "of seconds")
-               for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds")},
+               for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds", "issue_seconds",
+                             "message_overhead_seconds")},
             **{field: checked.number(field, getattr(self, field), above=0, most=1)
                for field in ("flops_efficiency", "memory_efficiency")},
             "memory_overlap": checked.number("memory_overlap", self.memory_overlap, most=1),
@@ -121,11 +135,18 @@ class Hardware:
             "faults": checked.each("faults", self.faults, LinkFault),
             "title": self.title and checked.text("title", self.title, 200),
             "sources": checked.texts("sources", self.sources, 500),
+            "flops_efficiencies": checked.numbers(
+                "flops_efficiencies", self.flops_efficiencies, ITEMSIZE, most=1, what="parts of the rates by dtype"),
+            "stack": self.stack and checked.text("stack", self.stack),
         }
         if not values["links"]:
             raise ValueError("links must be at least one Link; got none")
         if not isinstance(self.host, HostLink):
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
+        if self.products is not None and not isinstance(self.products, Products):
+            raise TypeError(f"products must be a Products; got {checked.shown(self.products)}")
+        if not isinstance(self.fused, bool):
+            raise TypeError(f"fused must be true or false; got {checked.shown(self.fused)}")
         checked.store(self, **values)
         if self.devices > MOST_DEVICES:
             raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")
@@ -268,6 +289,13 @@ class Hardware:
                 "any float array as one of them)")
         return self.flops_per_second[name]
 
+    def efficiency(self, dtype: object = None) -> float:
+        """The part of `peak` that large pieces of work in a dtype reach."""
+        if not self.flops_efficiencies:
+            return self.flops_efficiency
+        name = next(iter(self.flops_per_second)) if dtype is None else rate_name(str(dtype))
+        return self.flops_efficiencies.get(name, self.flops_efficiency)
+
     def slowdown(self, rank: int | None) -> float:
         """The factor by which compute takes longer on a rank: 1 for all but stragglers."""
         return prod((straggler.factor for straggler in self.stragglers if straggler.rank == rank), start=1.0)
@@ -295,7 +323,7 @@ class Hardware:
         link = self.links[level]
         distance, numbers = link.path(self._insides[level], self.place(source), self.place(target))
         channels: list[Channel] = [(level, -1, number) for number in numbers] if link.shared else []
-        latency, bandwidth = distance * link.latency_seconds, link.bytes_per_second
+        latency, bandwidth = distance * link.latency_seconds, link.message_bytes_per_second
         for i, fault in enumerate(self.faults):
             if fault.concerns(source, target):
                 if link.shared:

@@ -15,7 +15,7 @@ SimGrid has them of MPI within a node (Clauss et al., *Single Node On-Line Simul
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.hardware import fields as checked
+from parallelism.hardware.rates import Reached
 
 MOST_UNITS = 1 << 20
 MOST_ROUND = 4096
@@ -68,7 +69,8 @@ class Link:
 
     ``extents`` is how many units it joins, of a torus along each of its dims; ``latency_seconds`` of a hop; ``ports``
     how many ports, or parallel links, each unit has: by default one for each device in it; ``pieces`` of a memory, by
-    the size of a message; ``collective_pieces`` those of collectives, by what a member has, if they are others.  Raises
+    the size of a message; ``collective_pieces`` those of collectives, by what a member has, if they are others.
+    ``bytes_per_second`` is the rate of the wire; ``reached`` is what is reached of it, if that is known.  Raises
     ``ValueError`` or ``TypeError`` for what is no such thing, naming the field.
     """
 
@@ -80,11 +82,12 @@ class Link:
     ports: int | None = None
     pieces: tuple[Piece, ...] = ()
     collective_pieces: tuple[Piece, ...] = ()
+    reached: Reached | None = None
 
     def __init__(
         self, name: str, extents: int | Iterable[int], latency_seconds: float, bytes_per_second: float,
         shape: str = "switch", ports: int | None = None, pieces: Sequence[Piece] = (),
-        collective_pieces: Sequence[Piece] = (),
+        collective_pieces: Sequence[Piece] = (), reached: Reached | None = None,
     ) -> None:
         if not isinstance(shape, str) or shape not in SHAPES:
             close = checked.did_you_mean(shape, SHAPES)
@@ -101,7 +104,7 @@ class Link:
             bytes_per_second=checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
             shape=shape, ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
             pieces=_pieces("pieces", pieces, shape),
-            collective_pieces=_pieces("collective_pieces", collective_pieces, shape))
+            collective_pieces=_pieces("collective_pieces", collective_pieces, shape), reached=_reached(reached, shape))
 
     @property
     def units(self) -> int:
@@ -112,6 +115,19 @@ class Link:
     def shared(self) -> bool:
         """Whether messages share its channels."""
         return self.shape != "memory"
+
+    @property
+    def message_bytes_per_second(self) -> float:
+        """What a message reaches that has the link to itself."""
+        return (self.reached and self.reached.message_bytes_per_second) or self.bytes_per_second
+
+    def for_collective(self, collective: str, size: int) -> "Link":
+        """The link as the steps of a collective over ``size`` devices see it: with the rate and latency they reach."""
+        if self.reached is None:
+            return self
+        rate, step = self.reached.bus(collective, size), self.reached.step_seconds
+        return replace(self, reached=None, bytes_per_second=rate or self.bytes_per_second,
+                       latency_seconds=self.latency_seconds if step is None else step)
 
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
         """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
@@ -174,6 +190,14 @@ def _pieces(field: str, pieces: Sequence[Piece], shape: str) -> tuple[Piece, ...
         raise ValueError(f"{field} must begin one after the other, by from_bytes; got "
                          f"{', '.join(f'{piece.from_bytes:g}' for piece in found)}")
     return found
+
+
+def _reached(reached: Reached | None, shape: str) -> Reached | None:
+    if reached is not None and not isinstance(reached, Reached):
+        raise TypeError(f"reached must be a Reached; got {checked.shown(reached)}")
+    if reached is not None and shape == "memory":
+        raise ValueError("reached is of links; a memory has pieces, by the size of a message")
+    return reached
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from parallelism.display.quantities import given
 if TYPE_CHECKING:
     from parallelism.hardware.hardware import Hardware
     from parallelism.hardware.links import Link
+    from parallelism.hardware.rates import Reached
 
 Row = tuple[str, str]
 
@@ -22,14 +23,22 @@ def rows(hardware: Hardware) -> list[Row]:
     parts = [
         ("devices", f"{hardware.devices}"),
         ("flop/s", rates),
-        ("reached", _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds)),
+        ("reached", _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds) + "".join(
+            f"; {name} {part:.0%}" for name, part in hardware.flops_efficiencies.items())),
+        *_products(hardware),
         ("memory", f"{given(hardware.memory_bytes)}B at {given(hardware.memory_bytes_per_second)}B/s"),
         ("reached", _reached(hardware.memory_efficiency, hardware.memory_ramp_seconds)),
         ("launch", given_seconds(hardware.kernel_launch_seconds)),
+        *[(name, given_seconds(seconds)) for name, seconds in (
+            ("issue", hardware.issue_seconds), ("message", hardware.message_overhead_seconds)) if seconds],
+        *[("stack", f"{hardware.stack}{', chains of elementwise ops run as one' * hardware.fused}")
+          for _ in range(bool(hardware.stack or hardware.fused))],
     ]
     unit = "devices"
     for link in hardware.links:
         parts.append((link.name, _joined(link, unit)))
+        if link.reached is not None:
+            parts.append(("", _reached_on(link.reached)))
         for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
             parts += [("", f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
                           f"{given(piece.bytes_per_second)}B/s") for piece in pieces]
@@ -37,7 +46,9 @@ def rows(hardware: Hardware) -> list[Row]:
     host = hardware.host
     parts.append(("host", f"{given_seconds(host.latency_seconds)}, {given(host.bytes_per_second)}B/s"))
     if hardware.memory_overlap < 1:
-        parts.insert(5, ("", f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"))
+        place = next(i for i, part in enumerate(parts) if part[0] == "launch")
+        behind = f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"
+        parts.insert(place, ("", behind))
     if hardware.collective_bytes_per_second:
         rates = ", ".join(f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
         parts.append(("beside", rates))
@@ -55,6 +66,22 @@ def rows(hardware: Hardware) -> list[Row]:
 def _reached(efficiency: float, ramp_seconds: float) -> str:
     short = f", {efficiency * 0.5 ** 0.5:.0%} in those of {given_seconds(ramp_seconds)}" if ramp_seconds else ""
     return f"{efficiency:.0%} of that in large pieces{short}"
+
+
+def _products(hardware: Hardware) -> list[Row]:
+    if hardware.products is None:
+        return []
+    tiles = ", ".join(f"{rows}x{columns}" for rows, columns in hardware.products.tiles)
+    square = ", ".join(f"{hardware.efficiency() * hardware.products.reached((1, n, n, n)):.0%} {n} wide"
+                       for n in (1024, 4096, 16384))
+    return [("products", f"{hardware.products.units} tiles at once, of {tiles}: {square}")]
+
+
+def _reached_on(reached: Reached) -> str:
+    rates = [("messages", reached.message_bytes_per_second), ("collectives", reached.bus_bytes_per_second),
+             *((f"{name} in the switch", rate) for name, rate in reached.in_switch_bytes_per_second.items())]
+    base = [f"{given_seconds(reached.base_seconds)} before the first byte"] if reached.base_seconds else []
+    return "reached: " + ", ".join([*(f"{name} {given(rate)}B/s" for name, rate in rates if rate is not None), *base])
 
 
 def text(hardware: Hardware) -> str:

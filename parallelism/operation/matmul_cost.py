@@ -19,6 +19,8 @@ class MatmulCost(NamedTuple):
     nbytes: float
     """Bytes of both factors and of the product, each read or written once."""
     dtype: np.dtype[Any]
+    shape: tuple[int, int, int, int]
+    """The number of products, m, n and k."""
 
 
 def matmul_cost(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> MatmulCost:
@@ -28,4 +30,5 @@ def matmul_cost(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> MatmulCost:
     m = a.shape[-2] if a.ndim > 1 else 1
     n = b.shape[-1] if b.ndim > 1 else 1
     dtype = common_dtype(np.asarray(a).dtype, np.asarray(b).dtype)
-    return MatmulCost(2.0 * count * m * n * k, float(dtype.itemsize * count * (m * k + k * n + m * n)), dtype)
+    nbytes = float(dtype.itemsize * count * (m * k + k * n + m * n))
+    return MatmulCost(2.0 * count * m * n * k, nbytes, dtype, (count, m, n, k))

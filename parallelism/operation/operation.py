@@ -58,6 +58,7 @@ class Device(Protocol):
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None,
         stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
         dtype: npt.DTypeLike | None = None, other_bytes: tuple[tuple[str, int], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]: ...
     def hold(
         self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None

@@ -92,12 +92,13 @@ class RecordingDevice:
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (),
+        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
     ) -> Iterator[None]:
         self._add(
             "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
             microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
             dtype=None if dtype is None else as_dtype(dtype).name, other_bytes=other_bytes,
+            shape=shape,
         )
         yield
 
@@ -106,10 +107,10 @@ class RecordingDevice:
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any:
         a, b = np.asarray(a), np.asarray(b)
-        flops, nbytes, dtype = matmul_cost(a, b)
+        flops, nbytes, dtype, shape = matmul_cost(a, b)
         if not a.ndim or not b.ndim or a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
             return np.matmul(a, b)      # raises, in NumPy's words
-        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
+        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
             if out is not None:
                 out[...] = 0
                 return out

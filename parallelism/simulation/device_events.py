@@ -24,6 +24,7 @@ MeshAxes = tuple[str, ...]
 FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work", "other_bytes",
+    "shape",
 )
 SEQUENCE, STAGE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("stage"), FIELDS.index("microbatch")
 
@@ -138,7 +139,7 @@ class DeviceEvents:
             return
         self.rows.append((
             "memory", category, float(nbytes), 0.0, None, None, None, None, 0, 0, 0, None, None, None, stage,
-            microbatch, None, None, ()))
+            microbatch, None, None, (), None))
 
     def add_collective(
         self, axes: MeshAxes, group_axes: MeshAxes, call: Call, kind: str, dtype: str, work: int | None = None
@@ -149,7 +150,7 @@ class DeviceEvents:
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
         self.rows.append((
             "collective", kind, 0.0, 0.0, dtype, None, axes, "direct", 0, 0, 0, None, None, number, None, None, None,
-            work, ()))
+            work, (), None))
 
     def add_message(
         self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None, work: int | None
@@ -163,13 +164,13 @@ class DeviceEvents:
         sent, received, messages = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
         self.rows.append((
             kind, kind, 0.0, 0.0, dtype, None, None, None, sent, received, messages, peer, tag, number, None, None,
-            None, work, ()))
+            None, work, (), None))
 
     def add_wait(self, name: str, work: int) -> None:
         """Adds the wait for an asynchronous operation."""
         self.rows.append((
             "wait", name, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None, work,
-            ()))
+            (), None))
 
     def since(self, start: int) -> DeviceEvents:
         """A copy of the events from the place ``start`` on."""

@@ -66,9 +66,8 @@ def simulate(
     ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and,
     with ``fold``, for messages or collectives that share links in a way that cannot be folded (`CannotFold`).
     """
-    simulated = simulated_operation(operation, mesh, batch, numbers)
+    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     size = simulated.mesh.size
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(size)
     if fold:
         return _folded(simulated, pricing, op_by_op=op_by_op).trace
     events, lengths, _ = simulated.templates().by_rank(range(size))
@@ -86,8 +85,7 @@ def step_parts(
     rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted as often
     as it is repeated.  The arguments and errors are those of `simulate`.
     """
-    simulated = simulated_operation(operation, mesh, batch, numbers)
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
+    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     each, pieces, trace = _folded(simulated, pricing)
     return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
                     each.lengths, each.lanes.sizes.tolist(), pieces.priced)
@@ -99,9 +97,19 @@ def equal_devices(
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Lanes:
     """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments."""
-    simulated = simulated_operation(operation, mesh, batch, numbers)
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
+    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
+
+
+def _priced(
+    operation: Simulable, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None,
+    hardware: Hardware | str | PathLike[str], priced_dtype: str | None, link_sharing: bool,
+) -> tuple[SimulatedOperation, Pricing]:
+    """The operation, in a form that makes events, and the pricing of these on a hardware."""
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
+    fused = pricing.hardware is not None and pricing.hardware.fused
+    simulated = simulated_operation(operation, mesh, batch, numbers, fused=fused)
+    return simulated, pricing.for_devices(simulated.mesh.size)
 
 
 def _trace(events: Columns, mesh: Mesh, pricing: Pricing, ranks: Sequence[int] | None = None) -> Trace:

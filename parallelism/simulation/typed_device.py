@@ -87,14 +87,14 @@ class TypedDevice:
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (),
+        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """Records a compute event with its declared cost."""
         if dtype is not None and not isinstance(dtype, str):
             dtype = as_dtype(dtype).name
         self._append((
             "compute", name, float(nbytes), float(flops), dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
-            microbatch, phase, None, other_bytes))
+            microbatch, phase, None, other_bytes, shape))
         return _BLOCK
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:

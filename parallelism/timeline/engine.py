@@ -4,15 +4,17 @@ Each rank is a lane with a clock that starts at 0.  An event is known by its pla
 Its role (`parallelism.timeline.matching`) says what it does to the clock of its lane:
 
     COMPUTE      advances the clock by its cost
-    SEND         takes no time; the message arrives after its cost or, where links are shared, later
-    RECV         lasts until the message with the same key has arrived
+    SEND         takes the ``overhead`` of a message; after that, the message arrives after its cost or, where links are
+                 shared, later
+    RECV         lasts until the message with the same key has arrived, and the overhead of a message longer
     COLLECTIVE   begins when all members have reached it and the communication streams of all are free; it ends for all
                  members at once, after its cost or, where links are shared, later
     WAIT         lasts until the asynchronous operation of the same ``work`` is over
     POINT        takes no time
     OUTSIDE      takes no time, and is no step of the lane
 
-An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane.
+An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane; an
+asynchronous send holds it for the overhead.
 
 The engine adds and compares costs, and does nothing else with them.  So costs that are integers give times that are
 integers, costs that are floats give floats, and every time is the one that follows from the rules by hand.
@@ -29,7 +31,7 @@ from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.timeline.fair_sharing import SharedLinks, Way
-from parallelism.timeline.matching import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, WAIT
+from parallelism.timeline.matching import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, SEND, WAIT
 
 if TYPE_CHECKING:
     from parallelism.hardware import Channel
@@ -81,7 +83,9 @@ class Replay:
     (``ordered``), they reach it in the order of their clocks, and at equal times in the order of their numbers.
     """
 
-    def __init__(self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None) -> None:
+    def __init__(
+        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, overhead: Any = 0
+    ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
         self.costs, self.starts, self.durations = events.costs, events.starts, events.durations
@@ -96,6 +100,7 @@ class Replay:
         self.awaited: dict[int, list[tuple[int, int]]] = {}     # message -> the recvs that wait for it: lane, event
         self.members: dict[int, list[tuple[int, int]]] = {}     # collective -> members that reached it: lane, event
         self.ordered = ordered
+        self.overhead = overhead
         self.now = 0.0 if ordered else inf                  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
         self.stream: list[Any] = [0] * len(lengths)         # by lane: when its communication stream is free
@@ -166,6 +171,8 @@ class Replay:
                     self.issued[lane, work] = i
                     if end is not None:
                         self.finish(lane, i, end)
+                    if role == SEND:
+                        clock += self.overhead
                     continue
             if end is None:
                 self.clock[lane], self.next[lane], self.blocked[lane] = clock, i, waited
@@ -197,14 +204,14 @@ class Replay:
         if role == RECV:
             arrival = self.sent.get(key, inf)
             if arrival < inf:
-                return max(start, arrival)
+                return max(start, arrival) + self.overhead
             self.awaited.setdefault(key, []).append((lane, i))
             return None
         if key not in self.sent:
             self.sent[key] = inf
             if self.links is None or not self.leave(i, start, self.links):
-                self.arrive(key, start + self.costs[i])
-        return start
+                self.arrive(key, start + self.overhead + self.costs[i])
+        return start + self.overhead
 
     def leave(self, i: int, start: Any, links: SharedLinks) -> bool:
         """Puts the message of a send onto its shared links; False if it uses none."""
@@ -215,7 +222,7 @@ class Replay:
             self.message_ways[ends] = self.sharing.message_way(*ends)
         way, lag = self.message_ways[ends]
         if way is not None:
-            links.begin(i, way, self.costs[i], lag, max(start, self.now))
+            links.begin(i, way, self.costs[i] + self.overhead, lag + self.overhead, max(start, self.now))
         return way is not None
 
     def join(self, i: int, members: list[tuple[int, int]]) -> None:
@@ -255,7 +262,7 @@ class Replay:
         """The arrival of a message is known."""
         self.sent[key] = arrival
         for receiver, j in self.awaited.pop(key, ()):
-            self.finish(receiver, j, arrival)
+            self.finish(receiver, j, max(arrival, self.starts[j]) + self.overhead)
 
     def finish(self, lane: int, i: int, end: Any) -> None:
         """The operation that event ``i`` of the lane started is over; a lane that it blocked goes on."""

@@ -133,6 +133,11 @@ class Pricing:
         return None if self.hardware is None else self.hardware.name
 
     @property
+    def message_overhead_seconds(self) -> float:
+        """How long a message holds each of its two ends."""
+        return 0.0 if self.hardware is None else self.hardware.message_overhead_seconds
+
+    @property
     def shares_links(self) -> bool:
         """Whether messages share links."""
         return self.link_sharing and self.hardware is not None
@@ -215,12 +220,12 @@ class Pricing:
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
             return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
-        fields = "seconds", "flops", "nbytes", "dtype", "part", "other_bytes"
+        fields = "seconds", "flops", "nbytes", "dtype", "part", "other_bytes", "shape"
         _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
         different = events.take(first)
         scale = self._scale(different, "float64").tolist()
         prices = []
-        for seconds, flops, nbytes, dtype, part, others, times in zip(
+        for seconds, flops, nbytes, dtype, part, others, shape, times in zip(
             *map(different.values, fields), scale, strict=True
         ):
             if part or seconds is not None or self.hardware is None:
@@ -229,7 +234,7 @@ class Pricing:
             rated = self.priced_dtype if self.priced_dtype and dtype in (None, *_FLOATS) else dtype
             moved = (nbytes - sum(size for _, size in others)) * times
             moved += sum(size * self._factor(other) for other, size in others)
-            prices.append(self.costs.compute_seconds(flops, moved, dtype=rated))
+            prices.append(self.costs.compute_seconds(flops, moved, dtype=rated, shape=shape))
         return self._slowed(events, np.array(prices, np.float64)[place])
 
     def _slowed(self, events: Columns, seconds: Floats) -> Floats:

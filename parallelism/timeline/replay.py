@@ -7,7 +7,8 @@ times emulated runs, simulations and schedules under given costs.
 
     compute      advances the clock by its price
     send         takes no time: a copy is on its way, and arrives after what its path takes
-    recv         lasts until the message has arrived
+    recv         lasts until the message has arrived; on a hardware with a ``message_overhead_seconds`` sends take
+                 that long, and recvs that much longer
     collective   begins when the last member of the group has called it and the communication streams of all members
                  are free; it ends for all members at once, after its price or, where links are shared, later
     wait         lasts until the asynchronous operation of the same ``work`` is over
@@ -86,7 +87,7 @@ def replay_columns(
         LaneEvents(np.diff(until, prepend=0).tolist(), roles.roles[steps].data, roles.keys[steps].data,
                    roles.sizes[steps].data, events.only("work").take(steps).values("work"), own.data,
                    own_starts.data, own_durations.data),
-        ordered=ordered, sharing=sharing)
+        ordered=ordered, sharing=sharing, overhead=0 if pricing is None else pricing.message_overhead_seconds)
     while blocked := engine.run():
         engine.release(blocked)
     outside = np.flatnonzero(roles.roles == OUTSIDE)

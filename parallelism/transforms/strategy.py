@@ -11,6 +11,7 @@ from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
+from parallelism.transforms.fusion import Fused
 from parallelism.transforms.overlap import Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
@@ -196,6 +197,7 @@ _SIZED: dict[str, Callable[[Word], Any]] = {
 }
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
 _OTHER: dict[str, Callable[[Word], Any]] = {
+    "fused": lambda word: Fused(),
     "sp": lambda word: SequenceParallel(word.axis or ""),
     "precision": lambda word: _precision(*(word.value or "").split(",")),
     "recompute": lambda word: _recompute((word.value or "").split(",")),

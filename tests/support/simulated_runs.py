@@ -21,7 +21,7 @@ def told(trace, rank=None):
         found.append((
             e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_sent, e.bytes_received, e.messages,
             e.flops, e.nbytes, e.axes, e.group, e.peer, e.algorithm, e.stage, e.microbatch, e.phase, e.tag, e.sequence,
-            e.sources, e.dtype, e.seconds, serial))
+            e.sources, e.dtype, e.seconds, e.shape, serial))
     return found
 
 

@@ -125,14 +125,14 @@ class VirtualDevice:
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (),
+        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """A context for a named piece of work: all that is computed in the ``with`` block is one event of the trace.
 
         ``flops`` and ``nbytes`` (memory traffic), in a ``dtype``, are its cost on described hardware.  ``other_bytes``
-        says how many of the bytes are of arrays of other dtypes, as ``(("int64", 80),)``.  ``seconds`` sets its time
-        directly, in place of the measured CPU time.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W)
-        mark it as an action of a pipeline.
+        says how many of the bytes are of arrays of other dtypes, as ``(("int64", 80),)``; ``shape`` that it consists of
+        products of matrices, (count, m, n, k).  ``seconds`` sets its time directly, in place of the measured CPU time.
+        ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark it as an action of a pipeline.
         """
         values: dict[str, Any] = {
             "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
@@ -140,6 +140,7 @@ class VirtualDevice:
             values["dtype"] = dtype_name(cast(Hashable, dtype))
         if other_bytes:
             values["other_bytes"] = other_bytes
+        values |= {} if shape is None else {"shape": shape}
         return self.recorder.compute(name, seconds, values)
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
@@ -152,8 +153,8 @@ class VirtualDevice:
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
         """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
         a, b = plain_array("matmul", a), plain_array("matmul", b)
-        flops, nbytes, dtype = matmul_cost(a, b)
-        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
+        flops, nbytes, dtype, shape = matmul_cost(a, b)
+        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
             return in_float32(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:

@@ -88,6 +88,7 @@ class VirtualCluster:
         _one_of("backend", backend, ("process", "thread"))
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
+        self._fused = pricing is not None and pricing.hardware is not None and pricing.hardware.fused
         for name, number, unit in (("channel_capacity", channel_capacity, " number of messages"), ("seed", seed, "")):
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
@@ -166,7 +167,7 @@ class VirtualCluster:
         if not callable(program):
             from parallelism.execution.placing import operation_on  # what loads much, for those who need it
 
-            program = operation_on(program, self.mesh)
+            program = operation_on(program, self.mesh, fused=self._fused)
         self._refuse_if_running("a cluster runs one program at a time")
         with self._running:  # an interrupt can come between `acquire` and the next statement
             try:

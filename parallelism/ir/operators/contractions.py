@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import common_dtype
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, broadcast, broadcast_term, letters, register, rule
+from parallelism.ir.core import (
+    Extent,
+    Op,
+    Operator,
+    Rule,
+    TensorType,
+    broadcast,
+    broadcast_term,
+    letters,
+    product,
+    register,
+    rule,
+)
 from parallelism.ir.tracing import apply
 
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
@@ -16,6 +28,20 @@ def _flops(rule: Rule) -> Extent:
     """Per point: one multiplication for each operand after the first, and one addition if a dim is summed."""
     each = len(rule.inputs) - 1 + bool(rule.reduced)
     return each * rule.points if each else 0
+
+
+def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
+    """The (count, m, n, k) of an op that consists of products of two matrices: m x k with k x n; None for others."""
+    if op.kind not in ("einsum", "matmul") or len(op.inputs) != 2:
+        return None
+    rule = op.rule
+    (a, b), out = ({letter for dim in term for letter in dim} for term in rule.inputs), rule.outputs[0]
+    kept = {letter for dim in out for letter in dim}
+    if not (a & b) - kept:
+        return None
+    count, m, n, k = (product(rule.extents[letter] for letter in sorted(letters - {"1"})) for letters in (
+        a & b & kept, (a & kept) - b, (b & kept) - a, (a | b) - kept))
+    return count, m, n, k
 
 
 def _dtype(*types: TensorType, **_: Any) -> np.dtype[Any]:

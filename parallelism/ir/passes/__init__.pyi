@@ -6,6 +6,7 @@ from .donation import (
     owners as owners,
     owns_nothing as owns_nothing,
 )
+from .fusion import chained as chained
 from .gradients import MARK as MARK, gradient as gradient
 from .interpreter import Interpreted as Interpreted, checked_arrays as checked_arrays, interpret as interpret
 from .memory import (

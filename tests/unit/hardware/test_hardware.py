@@ -41,14 +41,16 @@ def copied(value):
 
 def test_the_presets_are_these():
     assert Hardware.presets() == (
-        "b200-node", "dgx-a100", "dgx-h100", "ethernet-cpu", "h200-node", "laptop", "pcie-v100", "tpu-v4", "tpu-v5p")
+        "a100-pcie-node", "b200-node", "dgx-1-v100", "dgx-1-v100-16", "dgx-a100", "dgx-a100-40", "dgx-h100",
+        "ethernet-cpu", "gb200-nvl72", "h100-pcie-node", "h200-node", "l40s-node", "laptop", "mi300x-node", "pcie-v100",
+        "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2")
 
 
 def numbers(table, path=""):
     for name, value in table.items():
         if name == "links":
             for link in value:
-                yield from numbers(link, f"links.{link['name']}.")
+                yield from numbers(link, f"{path}links.{link['name']}.")
         elif isinstance(value, dict) and name != "sources":
             yield from numbers(value, f"{path}{name}.")
         elif isinstance(value, int | float | list):
@@ -90,7 +92,7 @@ def test_the_numbers_of_a_preset_fit_each_other(name):
     rates = told.flops_per_second
     halves = ("float64", "float32"), ("tfloat32", "bfloat16"), ("bfloat16", "float8"), ("float8", "float4")
     assert all(rates[wide] <= rates[narrow] for wide, narrow in halves if wide in rates and narrow in rates)
-    assert all(rates[narrow] == pytest.approx(2 * rates[wide], rel=1e-3)         # as far as data sheets round
+    assert all(rates[narrow] == pytest.approx(2 * rates[wide], rel=0.03)         # as far as data sheets round
                for wide, narrow in halves[1:] if wide in rates and narrow in rates)
     assert rates.get("float16", rates.get("bfloat16")) == rates.get("bfloat16", rates.get("float16"))
     speeds = [told.memory_bytes_per_second, *(link.bytes_per_second for link in told.links)]
@@ -112,7 +114,7 @@ def test_a_typing_error_is_told_the_nearest_name():
         Hardware.preset("dgx-h10")
     with pytest.raises(ValueError, match="no hardware 'TPU_v4'; did you mean 'tpu-v4'"):
         Hardware.of("TPU_v4")
-    with pytest.raises(ValueError, match="no hardware 'abacus'; there is b200-node"):
+    with pytest.raises(ValueError, match="no hardware 'abacus'; there is a100-pcie-node, b200-node"):
         Hardware.of("abacus")
     with pytest.raises(ValueError, match=r"no hardware '\.\./dgx-h100'"):
         Hardware.preset("../dgx-h100")
@@ -475,7 +477,20 @@ def test_every_number_of_a_preset_says_whether_it_was_checked(name):
 
 
 def test_what_was_wrong_in_the_presets_is_as_published():
-    """95 GiB a chip, and 15 GB/s over PCIe for each chip, not 95 GB and 16 GB/s."""
+    """95 GiB a chip, and 15 GB/s over PCIe for each chip, not 95 GB and 16 GB/s; what copies from the host reach."""
+    assert Hardware.preset("tpu-v6e").memory_bytes == pytest.approx(32 * 2 ** 30, rel=1e-4)
+    from_host = {name: Hardware.preset(name).host.bytes_per_second for name in ("dgx-a100", "dgx-h100", "pcie-v100")}
+    assert from_host == {"dgx-a100": 26.28e9, "dgx-h100": 51e9, "pcie-v100": 12e9}
+    for name in ("dgx-a100", "dgx-h100", "h200-node", "b200-node"):
+        hardware = Hardware.preset(name)
+        nvlink, sources = hardware.links[0], hardware.sources
+        assert sources["links.nvlink.extents"] != sources["links.nvlink.bytes_per_second"]
+        assert 0.69 <= nvlink.reached.bus("all_gather", 8) / nvlink.bytes_per_second <= 0.83
+        assert 0.83 <= hardware.memory_efficiency <= 0.9
+    for name in ("dgx-h100", "h200-node", "b200-node"):
+        nvlink = Hardware.preset(name).links[0]
+        assert 0.93 <= nvlink.reached.bus("all_reduce", 8) / nvlink.bytes_per_second <= 1.06
+        assert nvlink.reached.bus("all_reduce", 4) == nvlink.reached.bus("all_gather", 8)
     assert Hardware.preset("tpu-v5p").memory_bytes == pytest.approx(95 * 2 ** 30, rel=1e-4)
     assert Hardware.preset("tpu-v4").memory_bytes == pytest.approx(32 * 2 ** 30, rel=1e-4)
     assert {Hardware.preset(f"tpu-{kind}").host.bytes_per_second for kind in ("v4", "v5p")} == {15e9}

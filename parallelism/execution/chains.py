@@ -1,0 +1,76 @@
+"""Chains of ops that run as one kernel: their steps, and what they declare (`parallelism.ir.passes.fusion`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, repeat
+
+from parallelism.execution.waiting import Run, Start, Step, Wait
+from parallelism.ir import Op, Value
+
+Chain = list[Run]
+"""One or more ops that run one after the other in one kernel."""
+MOST_KINDS = 4
+"""Kinds of ops in the name of a chain."""
+
+
+def in_chains(steps: Iterable[Step], lengths: Sequence[int]) -> list[Chain | Start | Wait]:
+    """The steps with those of a chain together; ``lengths`` are the numbers of ops of the chains, in order.
+
+    A wait for a call ends a chain.
+    """
+    of_op = chain.from_iterable(repeat(number, length) for number, length in enumerate(lengths))
+    found: list[Chain | Start | Wait] = []
+    before, together = -1, Chain()
+    for step in steps:
+        if isinstance(step, Run):
+            number = next(of_op)
+            if number != before:
+                together = []
+                found.append(together)
+            together.append(step)
+            before = number
+            continue
+        if isinstance(step, Start):
+            for _ in step.ops:
+                next(of_op)
+        found.append(step)
+        before = -1
+    return found
+
+
+def inner_values(steps: Sequence[Chain | Start | Wait], outputs: Collection[Value]) -> frozenset[Value]:
+    """The values that only their own chain uses, and that are not among the ``outputs``: no memory holds them."""
+    made: dict[Value, int] = {}
+    used, outside = set[Value](), {*outputs}
+    for number, step in enumerate(steps):
+        waits = isinstance(step, Start | Wait)
+        for op in step.ops if isinstance(step, Start | Wait) else [each.op for each in step]:
+            used.update(op.inputs)
+            outside.update(value for value in op.inputs if made.get(value) != number)
+            if not waits:
+                made.update(dict.fromkeys(op.outputs, number))
+    return frozenset(value for value in made if value in used and value not in outside)
+
+
+def moved_values(ops: Sequence[Op], inner: Collection[Value]) -> list[Value]:
+    """The values that a chain reads from others, and that it writes for others, each once."""
+    made = {value for op in ops for value in op.outputs}
+    read = dict.fromkeys(value for op in ops for value in op.inputs if value not in made)
+    return [*(value for op in ops for value in op.outputs if value not in inner), *read]
+
+
+def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, int], ...]:
+    """The bytes of values of other dtypes than ``dtype``, by dtype."""
+    others: Counter[str] = Counter()
+    for value in values:
+        if value.type.dtype != dtype:
+            others[value.type.dtype.name] += int(value.type.nbytes)
+    return tuple(others.items())
+
+
+def name_of(ops: Sequence[Op]) -> str:
+    """The kind of an op, or the different kinds of a chain: ``add+dropout``."""
+    kinds = [*dict.fromkeys(op.kind for op in ops)]
+    return "+".join(kinds if len(kinds) <= MOST_KINDS else (*kinds[:MOST_KINDS], "..."))

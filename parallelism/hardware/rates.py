@@ -1,0 +1,107 @@
+"""Rates that are reached, beside those that a datasheet states: of products by their shape, of links by their use.
+
+`Products` cuts a product into tiles, which units of the device compute in waves (NVIDIA, *Matrix Multiplication
+Background User's Guide*, 2023: tile and wave quantization).  `Reached` has for a level of links what messages and
+collectives reach of its wire rate, and what a collective takes before its first byte (Thakur, Rabenseifner and Gropp,
+*Optimization of Collective Communication Operations in MPICH*, 2005, for the form; NCCL's src/graph/tuning.cc has a
+base, a latency of a step and a bus rate, too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from parallelism.algorithms import KINDS
+from parallelism.hardware import fields as checked
+
+Shape = tuple[int, ...]
+"""Of products: (count, m, n, k), so many products of m x k with k x n matrices."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """What part of the peak products of matrices reach, by their shape.
+
+    The library computes the result tile by tile; ``units`` tiles are computed at once, and it takes the fastest of
+    ``tiles``, pairs of rows and columns.  A tile of r x c reaches ``q = a / (a + half_intensity)`` of the rate, where
+    ``a = r c / (r + c)``: so many multiply-adds follow from each number that is read.  It takes as long as k +
+    ``half_depth`` steps: filling and draining it counts, too.  Then
+
+        waves = ceil(count * ceil(m / r) * ceil(n / c) / units)
+        reached = count m n k / (waves * units * r c (k + half_depth) / q)
+
+    >>> products = Products(108, ((256, 128),))
+    >>> products.reached((1, 256 * 108, 128, 4096)), products.reached((1, 256 * 109, 128, 4096))
+    (1.0, 0.5046296296296297)
+    """
+
+    units: int
+    tiles: tuple[tuple[int, int], ...] = ((256, 128), (128, 128), (128, 64), (64, 64))
+    half_depth: float = 0.0
+    half_intensity: float = 0.0
+
+    def __post_init__(self) -> None:
+        tiles: Any = self.tiles
+        if not isinstance(tiles, list | tuple) or not tiles or any(
+                not isinstance(tile, list | tuple) or len(tile) != 2 for tile in tiles):
+            raise ValueError(f"tiles must be a list of pairs of rows and columns; got {checked.shown(self.tiles)}")
+        checked.store(
+            self, units=checked.whole_number("units", self.units, most=1 << 20),
+            tiles=tuple((checked.whole_number("tiles", rows), checked.whole_number("tiles", columns))
+                        for rows, columns in self.tiles),
+            half_depth=checked.number("half_depth", self.half_depth),
+            half_intensity=checked.number("half_intensity", self.half_intensity))
+
+    def reached(self, shape: Shape) -> float:
+        """The part of the peak that products of ``shape`` reach; 1 for empty ones."""
+        count, m, n, k = shape
+        if not count * m * n * k:
+            return 1.0
+        least = min(
+            ceil(count * ceil(m / rows) * ceil(n / columns) / self.units) * self.units
+            * (rows * columns + self.half_intensity * (rows + columns))
+            for rows, columns in self.tiles)
+        return count * m * n * k / (least * (k + self.half_depth))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What messages and collectives reach on a level of links, beside the rate of the wire and its latency.
+
+    What is not given is as the wire says.  A collective over this level, and none above, takes ``base_seconds`` more,
+    whatever its size, and ``step_seconds`` in place of the latency of each of its steps.  ``bus_bytes_per_second`` is
+    the rate of a port in collectives, what nccl-tests call busbw in large ones.  ``in_switch_bytes_per_second`` has
+    those of collectives that the switch computes, by their names, over groups of at least ``in_switch_from`` devices.
+    """
+
+    message_bytes_per_second: float | None = None
+    bus_bytes_per_second: float | None = None
+    base_seconds: float = 0.0
+    step_seconds: float | None = None
+    in_switch_bytes_per_second: Mapping[str, float] = checked.Table({})
+    in_switch_from: int = 2
+
+    def __post_init__(self) -> None:
+        def rate(field: str) -> float | None:
+            value: Any = getattr(self, field)
+            return None if value is None else checked.number(field, value, "of bytes a second", above=0)
+
+        checked.store(
+            self, message_bytes_per_second=rate("message_bytes_per_second"),
+            bus_bytes_per_second=rate("bus_bytes_per_second"),
+            base_seconds=checked.number("base_seconds", self.base_seconds, "of seconds"),
+            step_seconds=None if self.step_seconds is None else checked.number(
+                "step_seconds", self.step_seconds, "of seconds"),
+            in_switch_bytes_per_second=checked.numbers(
+                "in_switch_bytes_per_second", self.in_switch_bytes_per_second, tuple(KINDS.records),
+                "of bytes a second", what="numbers by collective"),
+            in_switch_from=checked.whole_number("in_switch_from", self.in_switch_from, least=2))
+
+    def bus(self, collective: str, size: int) -> float | None:
+        """The rate of a port in a collective over ``size`` devices; None: that of the wire."""
+        if size >= self.in_switch_from and collective in self.in_switch_bytes_per_second:
+            return self.in_switch_bytes_per_second[collective]
+        return self.bus_bytes_per_second

@@ -1,0 +1,122 @@
+"""Rates that are reached: of products by shape, of links by their use; and the prices that follow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import ceil
+
+import pytest
+from drawn import up_to
+from hypothesis import given, strategies as st
+
+from parallelism import Costs, Hardware, HostLink, Link
+from parallelism.hardware import Products, Reached
+
+WIRE = Link("wire", 4, 2e-6, 100e9)
+REACHED = Reached(message_bytes_per_second=80e9, bus_bytes_per_second=50e9, base_seconds=10e-6, step_seconds=3e-6,
+                  in_switch_bytes_per_second={"all_reduce": 90e9}, in_switch_from=3)
+FAR = Link("far", 2, 5e-6, 10e9)
+
+
+def hardware(**fields) -> Hardware:
+    return Hardware(**{
+        "name": "ours", "flops_per_second": {"float32": 1e12, "float16": 4e12}, "memory_bytes": 16e9,
+        "memory_bytes_per_second": 1e12, "links": (replace(WIRE, reached=REACHED), FAR), "host": HostLink(1e-5, 16e9),
+        **fields})
+
+
+def test_whole_waves_of_whole_tiles_reach_all_and_one_tile_more_a_wave_more():
+    products = Products(6, ((8, 4),))
+    assert products.reached((1, 24, 8, 5)) == 1
+    assert products.reached((1, 25, 8, 5)) == pytest.approx(25 * 8 / (12 * 8 * 4))
+    assert products.reached((3, 9, 4, 7)) == pytest.approx(3 * 9 * 4 / (6 * 8 * 4))        # two tiles each
+    assert products.reached((2, 0, 4, 7)) == 1
+
+
+def test_filling_a_tile_and_reading_for_it_take_their_part():
+    assert Products(1, ((8, 8),), half_depth=16).reached((1, 8, 8, 16)) == pytest.approx(1 / 2)
+    assert Products(1, ((8, 8),), half_intensity=12).reached((1, 8, 8, 16)) == pytest.approx(4 / 16)
+    small, large = Products(4, ((8, 8),), half_intensity=2), Products(4, ((16, 16), (8, 8)), half_intensity=2)
+    assert large.reached((1, 64, 64, 3)) > small.reached((1, 64, 64, 3))
+    assert large.reached((1, 16, 16, 3)) == small.reached((1, 16, 16, 3))                   # four small tiles at once
+
+
+@up_to(100)
+@given(st.tuples(*[st.integers(0, 300)] * 4), st.integers(1, 40), st.integers(0, 100), st.integers(0, 10))
+def test_no_shape_reaches_more_than_all(shape, units, depth, intensity):
+    products = Products(units, ((16, 8), (8, 8)), depth, intensity)
+    assert 0 < products.reached(shape) <= 1
+    count, m, n, k = shape
+    if count * m * n * k:
+        tiles = min(ceil(count * ceil(m / r) * ceil(n / c) / units) * units * (r * c + intensity * (r + c))
+                    for r, c in products.tiles)
+        assert products.reached(shape) == pytest.approx(count * m * n * k / tiles / (k + depth))
+
+
+def test_a_product_is_priced_by_its_shape_and_other_compute_by_the_ramp():
+    costs = Costs(hardware(products=Products(6, ((8, 4),)), flops_efficiency=0.5, flops_efficiencies={"float16": 0.25}))
+    assert costs.compute_seconds(2 * 24 * 8 * 5, dtype="float32", shape=(1, 24, 8, 5)) == 2 * 24 * 8 * 5 / 1e12 / 0.5
+    assert costs.compute_seconds(1e9, dtype="float16", shape=(1, 24, 8, 5)) == 1e9 / 4e12 / 0.25
+    assert costs.compute_seconds(1e9, dtype="float32") == 1e9 / 1e12 / 0.5
+    assert costs.compute_seconds(8.0, 4e12, dtype="float32", shape=(1, 1, 1, 4)) == 4           # memory is longer
+    without = Costs(hardware(flops_efficiency=0.5))
+    assert without.compute_seconds(1e9, dtype="float32", shape=(1, 1, 1, 4)) == 1e9 / 1e12 / 0.5
+
+
+def test_no_compute_is_shorter_than_issuing_it():
+    costs = Costs(hardware(issue_seconds=5e-6, kernel_launch_seconds=1e-6).slow(rank=1, factor=2))
+    assert costs.compute_seconds(1e6, dtype="float32") == 5e-6
+    assert costs.compute_seconds(1e6, dtype="float32", rank=1) == 10e-6
+    assert costs.compute_seconds(9e6, dtype="float32") == pytest.approx(10e-6)
+    assert costs.compute_seconds() == 0
+
+
+def test_messages_and_collectives_reach_rates_of_their_own():
+    costs = Costs(hardware())
+    assert costs.message_seconds(8e9, 0, 1) == pytest.approx(2e-6 + 8e9 / 80e9)
+    assert costs.message_seconds(8e9, 0, 4) == pytest.approx(5e-6 + 8e9 / 10e9)
+    for g, bus in ((2, 50e9), (3, 90e9), (4, 90e9)):
+        took = costs.collective("all_reduce", 8e9, range(g), algorithm="ring").seconds
+        assert took == pytest.approx(10e-6 + 2 * (g - 1) * (3e-6 + 8e9 / g / bus))
+    took = costs.collective("all_gather", 8e9, range(4), algorithm="ring").seconds
+    assert took == pytest.approx(10e-6 + 3 * (3e-6 + 2e9 / 50e9))
+    far = costs.collective("all_gather", 8e9, (0, 4), algorithm="ring").seconds
+    assert far == pytest.approx(10e-6 + 5e-6 + 4e9 / 10e9)          # the largest base of the levels up to there, once
+    assert costs.collective("all_reduce", 8e9, range(8), algorithm="hierarchical").seconds < far * 4
+    assert costs.collective("all_reduce", 8e9, (2,)).seconds == 0
+
+
+def test_a_link_without_reached_rates_costs_what_it_did():
+    plain = hardware(links=(WIRE, FAR))
+    empty = hardware(links=(replace(WIRE, reached=Reached()), FAR))
+    for group in ((0, 1), range(4), range(8), (0, 4)):
+        for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast"):
+            assert Costs(plain).prices(kind, 3e6, group) == Costs(empty).prices(kind, 3e6, group)
+
+
+def test_a_file_has_all_of_it(tmp_path):
+    told = hardware(products=Products(108, ((256, 128), (64, 64)), 88.0, 4.74), issue_seconds=1e-6, fused=True,
+                    message_overhead_seconds=2e-6, stack="ours", flops_efficiencies={"float16": 0.8})
+    told.save(tmp_path / "ours.json")
+    assert Hardware.load(tmp_path / "ours.json") == told
+    assert re.search(r"products +108 tiles at once", str(told)) and "90 GB/s" in str(told)
+
+
+@pytest.mark.parametrize(("made", "words"), [
+    (lambda: Products(0), "units must be a whole number of at least 1 and at most 1048576; got 0"),
+    (lambda: Products(1, ()), "tiles must be a list of pairs"),
+    (lambda: Products(1, ((1, 2, 3),)), "tiles must be a list of pairs"),
+    (lambda: Products(1, half_depth=-1), "half_depth must be a number, at least 0; got -1"),
+    (lambda: Reached(bus_bytes_per_second=0), "bus_bytes_per_second must be a number of bytes a second, above 0"),
+    (lambda: Reached(in_switch_bytes_per_second={"all_redcue": 1}), "did you mean 'all_reduce'"),
+    (lambda: Reached(in_switch_from=1), "in_switch_from must be a whole number of at least 2"),
+    (lambda: replace(WIRE, shape="memory", reached=REACHED), "reached is of links"),
+    (lambda: replace(WIRE, reached=3), "reached must be a Reached; got 3"),
+    (lambda: hardware(products=3), "products must be a Products; got 3"),
+    (lambda: hardware(fused=1), "fused must be true or false; got 1"),
+    (lambda: hardware(flops_efficiencies={"float16": 1.5}), "flops_efficiencies.float16 must be a number, above 0 and"),
+])
+def test_what_is_wrong_is_named(made, words):
+    with pytest.raises((ValueError, TypeError), match=re.escape(words)):
+        made()

@@ -1,0 +1,62 @@
+"""A message holds its sender and its receiver for a time: in the replay, in simulations, with shared links or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallelism import Event, Hardware, HostLink, Link, Trace
+
+OVERHEAD, LATENCY, SIZE = 0.5, 0.25, 8
+HARDWARE = Hardware("ours", {"float32": 1.0}, 1e9, 1e9, (Link("wire", 3, LATENCY, 16.0),), HostLink(0, 1),
+                    message_overhead_seconds=OVERHEAD)
+
+
+def send(rank, peer, **more):
+    return Event(rank, "send", "send", peer=peer, tag=0, bytes_sent=SIZE, messages=1, dtype="float32", **more)
+
+
+def recv(rank, peer, **more):
+    return Event(rank, "recv", "recv", peer=peer, tag=0, bytes_received=SIZE, **more)
+
+
+def timed(*events, sharing=True, **fields):
+    counts = {}
+    numbered = []
+    for event in events:
+        key = event.rank, event.kind, event.peer
+        counts[key] = counts.get(key, -1) + 1
+        serial = sum(each.rank == event.rank for each in numbered)
+        sequence = counts[key] if event.kind in ("send", "recv") else None
+        numbered.append(replace(event, sequence=sequence, serial=serial))
+    trace = Trace(numbered, size=3).on(replace(HARDWARE, **fields), compute="modelled", link_sharing=sharing)
+    return [(event.start_seconds, event.start_seconds + event.duration_seconds) for event in trace]
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_both_ends_are_held(sharing):
+    passing = LATENCY + SIZE / 16
+    assert timed(send(0, 1), recv(1, 0), sharing=sharing) == [(0, 0.5), (0, 0.5 + passing + 0.5)]
+    late = Event(1, "compute", "work", seconds=3.0)
+    assert timed(send(0, 1), late, recv(1, 0), sharing=sharing) == [(0, 0.5), (0, 3), (3, 3.5)]
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_an_asynchronous_send_holds_its_sender_and_an_asynchronous_recv_ends_later(sharing):
+    work = Event(0, "compute", "work", seconds=1.0)
+    told = timed(send(0, 1, work=1), work, Event(0, "wait", "send", work=1), recv(1, 0, work=1),
+                 Event(1, "wait", "recv", work=1), sharing=sharing)
+    assert told[:3] == [(0, 0.5), (0.5, 1.5), (1.5, 1.5)]
+    assert told[4] == (0, 0.5 + LATENCY + SIZE / 16 + 0.5)
+
+
+def test_a_stream_is_as_long_as_its_overheads_where_they_are_longer_than_the_link():
+    messages = 6
+    told = timed(*(send(0, 1) for _ in range(messages)), *(recv(1, 0) for _ in range(messages)),
+                 message_overhead_seconds=2.0)
+    assert told[messages - 1][1] == 2 * messages
+    assert told[-1][1] == pytest.approx(2 * messages + LATENCY + SIZE / 16 + 2)
+    free = timed(*(send(0, 1) for _ in range(messages)), *(recv(1, 0) for _ in range(messages)),
+                 message_overhead_seconds=0.0)
+    assert free[messages - 1] == (0, 0)
