@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from simulated_runs import assert_simulated
 from transformed import MODELS, assert_trained, interpreted, trained
 
@@ -12,6 +15,7 @@ from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, AdamW, Strategy, first_state, following, train_step
 
 B, = ir.symbols("B")
+MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
     ("gpt", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("mlp", 7, "pp=3 gpipe:2 dp=2 zero=2", AdamW(0.01)),
@@ -45,12 +49,8 @@ def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(clus
     assert following(function, run.result)["main.p.w"].tolist() == [[-total]] * 2
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize(
-    ("model", "rows", "text", "rule", "clip"), [(*case, CLIPS[i % 2]) for i, case in enumerate(CASES)],
-    ids=[f"{m}-{t}" for m, _, t, _ in CASES])
-def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, rule, clip, backend):
+def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
+    """Three steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
     alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))
@@ -65,3 +65,53 @@ def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, 
     assert_simulated(simulate(step, mesh=mesh, batch=rows, **ON), runs[-1].trace)
     folded = simulate(step, mesh=mesh, batch=rows, fold=True, **ON)
     assert folded.makespan_seconds == pytest.approx(runs[-1].trace.makespan_seconds, rel=1e-9)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("model", "rows", "text", "rule", "clip"), [(*case, CLIPS[i % 2]) for i, case in enumerate(CASES)],
+    ids=[f"{m}-{t}" for m, _, t, _ in CASES])
+def test_a_pipelined_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, rule, clip, backend):
+    check(cluster_of, model, rows, text, rule, clip, backend)
+
+
+@st.composite
+def texts(draw):
+    """The text of a strategy with a pipeline on at most 8 devices, and the number of its microbatches and replicas."""
+    stages, data, tensor = draw(st.sampled_from(
+        [(2, 2, 1), (2, 1, 2), (2, 2, 2), (2, 3, 1), (3, 2, 1), (1, 2, 2), (4, 2, 1), (2, 4, 1), (2, 1, 1), (4, 1, 2)]))
+    microbatches = draw(st.integers(1, 3))
+    node = data == 4 and draw(st.booleans())
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "zero_bubble_h1"]))
+    words = [f"pp={stages} {schedule}:{microbatches}", f"tp={tensor}", "dp:node=2 dp=2" if node else f"dp={data}"]
+    words += draw(st.sampled_from([[], ["zero=1"], ["zero=2"], ["zero=3"]]))
+    words += ["recompute=*"] * draw(st.booleans()) + ["sp"] * draw(st.booleans())
+    return " ".join(words), data * microbatches
+
+
+def check_composition(cluster_of, model, more, text, rule, clip):
+    words, parts = text
+    if not MODELS[model](1).regions:
+        words = words.replace("recompute=*", "")
+    if model in ("factored", "mixture", "residual"):      # have nothing for sequence parallelism in a pipeline
+        words = words.replace(" sp", "")
+    check(cluster_of, model, parts + more, words, rule, clip)
+
+
+COMPOSITIONS = (st.sampled_from([*MODELS]), st.integers(0, 3), texts(),
+                st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(*COMPOSITIONS)
+def test_any_composition_with_a_pipeline_trains_as_the_step_alone(cluster_of, model, more, text, rule, clip):
+    check_composition(cluster_of, model, more, text, rule, clip)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(*COMPOSITIONS)
+def test_hundreds_of_compositions_with_a_pipeline_train_as_the_step_alone(cluster_of, model, more, text, rule, clip):
+    check_composition(cluster_of, model, more, text, rule, clip)
