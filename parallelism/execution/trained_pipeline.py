@@ -96,13 +96,13 @@ class TrainedPipeline(PipelinedProgram):
 
     def program_of_update(self, mesh: Mesh, rank: int, position: int) -> DeviceProgram:
         """The program of a rank's update, with the names of the first update of its form."""
-        return self.update(position).program(self._rank_of_update(mesh, rank, position))
+        return self.update(position).program(self.rank_of_update(mesh, rank, position))
 
     def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """Devices at a position of one class have updates of the same shapes."""
-        return self.update(position).localized.class_of(self._rank_of_update(mesh, rank, position))
+        return self.update(position).localized.class_of(self.rank_of_update(mesh, rank, position))
 
-    def _rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
+    def rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
         return position % self.stages_summed * self.mesh_of_update.size + self.place_of_update(mesh, rank)
 
@@ -191,5 +191,6 @@ class _Update:
             function, chains = chained(function) if self.fused else (function, ())
             self.programs[place] = DeviceProgram(
                 function, {name: kind for name, kind in self.categories.items() if name in known},
-                donated=donations(function, carried(function), Kinds.of(self.localized.function)), chains=chains)
+                donated=donations(function, carried(self.localized.function), Kinds.of(self.localized.function)),
+                chains=chains)
         return self.programs[place]

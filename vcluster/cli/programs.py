@@ -133,9 +133,9 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
                 if pipelined.mesh_inside is not None:
                     whole = localize(programs.function(kind, part), pipelined.mesh_inside)
                     print(borders(whole, patterns))
-    update = right(lambda: localize(pipelined.update(position).function, pipelined.mesh_of_update)).program(
-        pipelined.update_place(mesh, rank))
-    print(f"\nthe update:\n\n{update}")
+    update = right(pipelined.update, position)      # its programs have the names of the first update of its form
+    own = localize(update.function, update.localized.mesh).program(pipelined.rank_of_update(mesh, rank, position))
+    print(f"\nthe update:\n\n{own}")
 
 
 def simulated(program: str, words: Sequence[str]) -> int:
