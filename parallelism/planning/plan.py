@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from parallelism.mesh import Mesh
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
+from parallelism.training import TrainingRun, scaled_down
 from parallelism.transforms import (
     ContextParallel,
     DataParallel,
@@ -159,6 +160,17 @@ class Plan:
                 key = name if name in CATEGORIES else "other"
                 mine[key] = max(mine[key], trace.peak_bytes(rank, name))
         return tuple(found[position] for position in sorted(found))
+
+    def scaled_down(self) -> TrainingRun:
+        """The same strategy of a small model on at most 16 devices, to be run: `parallelism.training.scaled_down`.
+
+        ``ValueError`` for a model that is no `TransformerSpec`.
+        """
+        spec = self.task.model.spec
+        if spec is None:
+            raise ValueError("only a TransformerSpec can be scaled down; the sizes of a program are its own")
+        wide = replace(spec, dtype="float32") if self.task.model.precision else spec
+        return scaled_down(TrainingRun(wide, self.task.batch, self.strategy, self.mesh))
 
     def why_not(self, **fixed: Any) -> str:
         """Why the best plan with these settings was not chosen before this one, in a sentence."""

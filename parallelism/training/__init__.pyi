@@ -1,4 +1,5 @@
 from .megatron import MegatronFlags as MegatronFlags
 from .megatron_options import OPTIONS as OPTIONS, UNCHANGING as UNCHANGING, Option as Option
 from .run_figures import Figures as Figures, figures as figures
+from .scaling import scaled_down as scaled_down
 from .training_run import TrainingRun as TrainingRun

@@ -17,6 +17,7 @@ from vcluster.cli.megatron_words import flags_of, is_model, named_model, trainin
 from vcluster.cli.placed import program_in
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text
+from vcluster.cli.verified import verified
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import Arguments, whole, writable
 
@@ -39,6 +40,8 @@ OWN: Arguments = {
                   "help": "tell why the best plan with this setting is not the first, as tp=8"},
     "--simulations": {"type": whole(0), "default": 8, "metavar": "N",
                       "help": "the most full simulations, to prove which plan is best (default: 8)"},
+    "--verify": {"action": "store_true",
+                 "help": "run a small model under the first plan on processes, and compare with its simulation"},
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
     "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
@@ -46,7 +49,7 @@ OWN: Arguments = {
 
 
 def planned(program: str, words: Sequence[str]) -> int:
-    """Find the best plans and tell them.  Returns 1 if none fits."""
+    """Find the best plans and tell them.  Returns 1 if none fits, or if a run differs from its simulation."""
     loads = any(word == "--load" or word.startswith("--load=") for word in words)
     arguments = training_parser(
         program, "plan", "Finds the best split of a step of training over the devices of a described hardware.\n"
@@ -67,7 +70,7 @@ def planned(program: str, words: Sequence[str]) -> int:
     told = {**document, "plans": document["plans"][:arguments.top]}
     print(printed_json(told) if arguments.json else plan_text(told))
     if document["plans"]:
-        return 0
+        return int(bool((document.get("verified") or {}).get("differences")))
     print(needs_text(document), file=sys.stderr)
     return 1
 
@@ -89,7 +92,10 @@ def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
         if sys.stderr.isatty():
             print(end="\r\033[K", file=sys.stderr)
         questions = [settings([text]) for text in arguments.why_not]
-        return document_of(asked, plans, arguments.top, questions, fixed, search)
+        document = document_of(asked, plans, arguments.top, questions, fixed, search)
+        if arguments.verify and len(plans):
+            document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
+        return document
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
 

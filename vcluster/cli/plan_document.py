@@ -244,6 +244,11 @@ def _check(document: Mapping[str, Any]) -> None:
             _mapping(stage, "memory")
         if not isinstance(plan.get("links"), dict):
             raise ValueError("links must be an object")
+    if (run := document.get("verified")) is not None:
+        if not isinstance(run, dict) or not isinstance(run.get("differences"), list):
+            raise ValueError("verified must be an object with differences")
+        _fields(run, ("strategy",), ("apart", "seconds", "received_bytes"), "verified")
+        _mapping(run.get("mesh"), "mesh")
     for each in document["front"]:
         _fields(each, ("split",), ("seconds", "peak_bytes"), "the front")
     for each in document["why_not"]:

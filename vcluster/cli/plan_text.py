@@ -8,6 +8,7 @@ from typing import Any
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
 from vcluster.cli.training import gigabytes
+from vcluster.cli.verified import verified_text
 
 NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
          "communication": "comm"}
@@ -21,6 +22,7 @@ def plan_text(document: Mapping[str, Any]) -> str:
     if plans:
         lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"]), ""]
         lines += [*_why(plans), *(line for each in document["why_not"] for line in _why_not(each, plans[0]))]
+        lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += _commands(document)
     return "\n".join(lines).rstrip()
 

@@ -1,0 +1,59 @@
+"""A training run scaled down, so that it can be run here: the same strategy of a small model on few devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, lcm, prod
+
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
+from parallelism.pipelining.generators import CHUNKED
+from parallelism.training.training_run import TrainingRun
+from parallelism.transforms import Pipeline, Strategy
+
+MOST_DEVICES = 16
+
+
+def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
+    """The run of a small Transformer under the same strategy, on at most so many devices.
+
+    Axes of the mesh keep their order, and stay above one device if they were; the largest is halved until the devices
+    are few enough.  The model keeps its kind (norms, positions, activation, dropout, groups of keys and values), but
+    has one layer for each stage and widths that are small multiples of the tensor-parallel devices.  The schedule
+    keeps its kind; there are twice as many microbatches as ranks of the pipeline, or fewer if there were.
+
+    ``ValueError`` for a model that is no `TransformerSpec`, and for a mesh that has more than so many devices even with
+    two along each axis.
+    """
+    spec = run.model
+    if not isinstance(spec, TransformerSpec):
+        raise ValueError("only a TransformerSpec can be scaled down; the sizes of a program are its own")
+    mesh = _folded(run.mesh, devices)
+    pipeline = run.pipeline
+    tp, cp, pp, dp = (mesh.shape.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+    chunks = pipeline.chunks if pipeline else 1
+    layers = pp * min(chunks, 2)
+    groups = tp if spec.groups < spec.heads else 2 * tp
+    small = replace(
+        spec, layers=layers, heads=2 * tp, key_value_heads=groups, width=8 * lcm(tp, dp), feed_forward=12 * tp * dp,
+        vocabulary=8 * tp * dp, sequence=4 * tp * cp)
+    transforms = [each for each in run.strategy.transforms if not isinstance(each, Pipeline)]
+    count = 1
+    if pipeline:
+        chunks = min(chunks, 2)
+        count = min(pipeline.microbatches, 2 * pp)
+        count = ceil(count / pp) * pp if pipeline.schedule in CHUNKED else count
+        begin = tuple(f"block.{i * (layers // (pp * chunks))}" for i in range(1, pp * chunks)) if pipeline.begin else ()
+        transforms.append(replace(pipeline, microbatches=count, chunks=chunks, begin=begin))
+    return TrainingRun(small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer)
+
+
+def _folded(mesh: Mesh, devices: int) -> Mesh:
+    """The mesh with fewer devices along its axes, as even as can be."""
+    shape = dict(mesh.shape)
+    while prod(shape.values()) > devices:
+        axis = max(shape, key=shape.__getitem__)
+        if shape[axis] <= 2:
+            raise ValueError(f"{mesh!r} cannot be scaled down to {devices} devices: it has {len(shape)} axes")
+        shape[axis] = max(2, shape[axis] // 2)
+    return Mesh(**shape)

@@ -1,0 +1,55 @@
+"""Plans scaled down, run on real processes: numbers, time, memory and bytes are those of the simulation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from parallelism.hardware import sized_hardware
+from parallelism.training import MegatronFlags, scaled_down
+from vcluster.__main__ import PROGRAM, main
+from vcluster.cli import verified as module
+from vcluster.cli.verified import verified, verified_text
+from vcluster.demo.command_line import serve
+
+SMALL: dict[str, Any] = {
+    "num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 16, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(("flags", "devices"), [
+    ({"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True, "global_batch_size": 8}, 4),
+    pytest.param({"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "selective",
+                  "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2,
+                  "global_batch_size": 8, "fp32": True}, 8, marks=pytest.mark.slow),
+])
+def test_a_small_run_is_as_its_simulation(flags: dict[str, Any], devices: int) -> None:
+    run = scaled_down(MegatronFlags(**SMALL, **flags).run(devices))
+    found = verified(run, sized_hardware("dgx-a100", devices), backend="thread" if devices == 4 else "process")
+    assert found.differences == () and found.apart < 3e-2
+    text = verified_text(found.json())
+    assert "are those of the simulation" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
+
+
+def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = scaled_down(MegatronFlags(**SMALL, global_batch_size=2).run(2))
+    hardware = sized_hardware("dgx-a100", 2)
+    other = scaled_down(MegatronFlags(**SMALL, global_batch_size=2, use_distributed_optimizer=True).run(2))
+    simulate = module.simulate
+    monkeypatch.setattr(module, "simulate", lambda step, *_, **on: simulate(other.step, hardware, **on))
+    monkeypatch.setattr(module, "TOLERANCES", {2: 0.0})
+    found = verified(run, hardware, backend="thread")
+    assert found.differences == ("numbers", "time", "memory", "communication")
+    assert "differs from its simulation in numbers and time and memory" in " ".join(verified_text(found.json()).split())
+
+
+def test_plan_verifies_its_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 "
+             "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix pp=2 --fix schedule=1f1b --fix microbatch=1 "
+             "--recompute-granularity selective --fix tp=1 --top 1 --verify")
+    assert serve(PROGRAM, main, words.split()) == 0
+    out = capsys.readouterr().out
+    assert "ran under the first plan on 2 processes (pp=2)" in " ".join(out.split())
+    assert serve(PROGRAM, main, [*words.split(), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 1

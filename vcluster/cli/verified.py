@@ -1,0 +1,118 @@
+"""`plan --verify`: the first plan scaled down, run on real processes, and compared with its simulation."""
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from parallelism import ir
+from parallelism.display import WIDTH
+from parallelism.display.quantities import seconds
+from parallelism.dtypes import is_floating
+from parallelism.hardware import Hardware
+from parallelism.ir import Function
+from parallelism.simulation import simulate
+from parallelism.trace import HOST, Trace, UndeclaredComputeWarning
+from parallelism.training import TrainingRun
+from parallelism.training.training_run import ROWS
+from parallelism.transforms import Parts, first_state
+from vcluster.runs import VirtualCluster
+
+TOLERANCES = {2: 3e-2, 4: 1e-4, 8: 1e-10}
+"""How far numbers may be apart, as a part of the largest, by the bytes of the narrowest float."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a run on real processes and its simulation say of a step."""
+
+    run: TrainingRun
+    apart: float
+    """The largest difference to one process, as a part of the largest number of its output."""
+    differences: tuple[str, ...]
+    """What is not equal."""
+    seconds: float
+    """Of the step, by the virtual clock of the run."""
+    received_bytes: int
+    """Of all devices."""
+
+    def json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {"mesh": dict(self.run.mesh.shape), "strategy": str(self.run.strategy), "apart": self.apart,
+                "differences": list(self.differences), "seconds": self.seconds,
+                "received_bytes": self.received_bytes}
+
+
+def verified(run: TrainingRun, hardware: Hardware, *, backend: str = "process") -> Verified:
+    """One step of a small run on the devices of this machine, by the prices of a hardware.
+
+    Compared are the outputs with those of one process; with the simulation the virtual time, the memory of each device
+    at its peak, and the collectives and messages of each device: kinds and bytes.
+    """
+    step: Any = run.step
+    function: Function = step if run.pipeline is None else step.function.specialize(**{ROWS: run.batch})
+    inputs = _inputs(function)
+    with np.errstate(all="ignore"):
+        expected = ir.interpret(function, inputs).outputs
+    with VirtualCluster(run.mesh, backend=backend, hardware=hardware, compute="modelled") as cluster:
+        done = cluster.run(step, [inputs[value.name] for value in function.inputs])
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
+            trace = done.trace
+    predicted = simulate(step, hardware, **run.placed)
+    apart = max(_apart(np.asarray(a), np.asarray(b)) for a, b in zip(done.result, expected, strict=True))
+    narrowest = min(value.type.dtype.itemsize for value in function.inputs if is_floating(value.type.dtype))
+    differences = [] if apart <= TOLERANCES.get(narrowest, 1e-1) else ["numbers"]
+    if trace.makespan_seconds != predicted.makespan_seconds:
+        differences.append("time")
+    if trace.peaks() != predicted.peaks():
+        differences.append("memory")
+    if _traffic(trace) != _traffic(predicted):
+        differences.append("communication")
+    return Verified(run, apart, tuple(differences), trace.makespan_seconds, trace.bytes_received())
+
+
+def verified_text(found: Mapping[str, Any]) -> str:
+    """What was compared, in 80 columns."""
+    devices = int(np.prod(list(found["mesh"].values())))
+    axes = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items())
+    text = (f"Verified: a small model ran under the first plan on {devices} process{'es' * (devices > 1)} ({axes}). "
+            f"Its numbers differ from those of one process by {found['apart']:.1g} of the largest. ")
+    if found["differences"]:
+        text += f"The run differs from its simulation in {' and '.join(found['differences'])}."
+    else:
+        text += (f"The virtual time of {seconds(found['seconds'])}, the memory of each device, and the "
+                 f"{found['received_bytes']} bytes of all collectives and messages are those of the simulation.")
+    return "\n".join(wrap(text, WIDTH))
+
+
+def _inputs(function: Function) -> dict[str, Any]:
+    """Random parameters around the usual sizes, the first state of the optimizer, and tokens."""
+    rng = np.random.default_rng(0)
+    parts = Parts.of(function)
+    weights = {value.name: rng.normal(0, 0.1, value.type.shape) + ("norm" in value.name and value.type.ndim == 1)
+               for value in parts.parameters}
+    given: dict[str, Any] = first_state(function, weights)
+    least = min((int(value.type.shape[0]) for value in parts.parameters if value.name.endswith("tokens")), default=2)
+    for value in function.inputs:
+        if value.name not in given:
+            given[value.name] = rng.integers(0, least, value.type.shape).astype(value.type.dtype)
+    return given
+
+
+def _apart(a: Any, b: Any) -> float:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
+
+
+def _traffic(trace: Trace) -> Counter[Any]:
+    """How often each device moved so many bytes, by the kind of operation."""
+    columns = trace.columns
+    columns = columns.take(columns.isin("kind", {"collective", "send", "recv"}) & ~columns.present("parent"))
+    host = columns.isin("peer", {HOST})
+    columns = columns.take(~host)
+    return Counter(zip(columns.values("rank"), columns.values("name"), columns.values("axes"),
+                       columns.values("bytes_received"), columns.values("bytes_sent"), strict=True))
