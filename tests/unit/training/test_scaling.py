@@ -31,7 +31,7 @@ def test_the_strategy_stays_and_the_model_is_small(flags: dict[str, Any], device
                     for each_run in (small, run))
     assert kept == before
     assert small.pipeline is not None and run.pipeline is not None
-    assert small.pipeline.schedule == run.pipeline.schedule and small.pipeline.chunks == run.pipeline.chunks or (
+    assert (small.pipeline.schedule == run.pipeline.schedule and small.pipeline.chunks == run.pipeline.chunks) or (
         small.pipeline.chunks == 2)
     model: Any = small.model
     assert (model.activation, model.norm, model.positions, model.tied) == ("swiglu", "rms", "rotary", False)
