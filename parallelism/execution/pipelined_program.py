@@ -66,7 +66,8 @@ class PipelinedProgram(PipelinedOperation):
     last stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
     others, as one array for each dtype and set of devices, and sums them in the order of the pipeline.
 
-    ``ValueError`` if the number of stages is not that of the pipeline, for a pipeline that does not train the whole,
+    ``ValueError`` if the number of stages is not that of the pipeline, for a schedule without a backward, or without
+    the messages of gradients that the stages need (`parallelism.transforms.LocalLayers` makes stages that need none),
     for inputs that do not fit, and for a batch with fewer rows than microbatches.
     """
 
@@ -87,9 +88,15 @@ class PipelinedProgram(PipelinedOperation):
         if len(stages) != pipeline.stages:
             raise ValueError(f"@{stages.function.name} is cut into {len(stages)} stages; {pipeline!r} has "
                              f"{pipeline.stages}")
-        if not pipeline.schedule.training or pipeline.schedule.local:
-            raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has "
-                             f"{'losses of single stages' if pipeline.schedule.local else 'no backward'}")
+        if not pipeline.schedule.training:
+            raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has no "
+                             "backward")
+        waiting = [(number, stage.answered) for number, stage in enumerate(stages.functions[:-1]) if stage.answered]
+        if pipeline.schedule.local and waiting:
+            raise ValueError(
+                f"schedule {pipeline.schedule.name!r} sends no gradients, but stage {waiting[0][0]} of "
+                f"@{stages.function.name} needs those of %{', %'.join(waiting[0][1])} from the next one; LocalLayers "
+                "gives regions losses of their own, and stages must begin where these do")
         self.sums = dict(sums or {})
         self.stages = laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
         self._programs: dict[Any, StagePrograms] = {}

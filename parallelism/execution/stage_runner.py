@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from parallelism.arrays import Array
 from parallelism.execution.device_program import ACTIVATIONS, array_maker, contiguous
 from parallelism.execution.stage_code import StagePrograms
@@ -63,14 +65,19 @@ class ProgramStage(Stage):
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before; the gradients of the weights are added up."""
         results = self._backward("B", microbatch, self._kept.pop(microbatch), grad)
-        return packed(results[:len(self.programs.functions.returned)])
+        return self._answer(results)
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before."""
         arrays = self._kept[microbatch]
         results = self._backward("I", microbatch, arrays, grad)
         self._kept[microbatch] = {name: arrays[name] for name in self.programs.functions.between}
-        return packed(results[:len(self.programs.functions.returned)])
+        return self._answer(results)
+
+    def _answer(self, results: Sequence[Array]) -> Array:
+        """The message to the stage before; empty if all stages before learn by themselves."""
+        returned = results[:len(self.programs.functions.returned)]
+        return packed(returned) if returned else self.arrays.full((0,), 0, np.dtype(np.uint8))
 
     def backward_weights(self, microbatch: int) -> None:
         self._run("W", microbatch, self._kept.pop(microbatch))

@@ -12,6 +12,7 @@ from parallelism.mesh import Mesh
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
 from parallelism.transforms.fusion import Fused
+from parallelism.transforms.local_layers import LocalLayers
 from parallelism.transforms.overlap import Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
@@ -198,13 +199,14 @@ _SIZED: dict[str, Callable[[Word], Any]] = {
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
 _OTHER: dict[str, Callable[[Word], Any]] = {
     "fused": lambda word: Fused(),
+    "local": lambda word: LocalLayers((word.value or "").split(",")),
     "sp": lambda word: SequenceParallel(word.axis or ""),
     "precision": lambda word: _precision(*(word.value or "").split(",")),
     "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
     "overlap": lambda word: Overlap.parse(word.value),
 }
-_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = ("tp", "pp"), ("zero", "precision", "recompute"), ("overlap",)
+_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = ("tp", "pp"), ("zero", "precision", "recompute", "local"), ("overlap",)
 """The words that may name regions, those that have a value in any text, and those that may have one."""
 
 

@@ -125,5 +125,5 @@ def is_differentiable(example):
             and op.operator.derivative is not None and op.kind not in JOINED)
 
 
-JOINED = {"cross_entropy"}
+JOINED = {"cross_entropy", "local_loss"}
 """Operators whose derivative goes through others that compute their inputs; it is tested with these."""

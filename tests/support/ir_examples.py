@@ -259,6 +259,8 @@ for _shape in ((3, 2, 4), (1, 5, 1)):
     example("group_collective", _shape, collective="all_reduce", groups=((0,),), group=1, shape=_shape, dim=0,
             concat_dim=1, op="sum")
     example("reshard", _shape, layout="[dp, None, tp]")
+    example("stop_gradient", _shape)
+    example("local_loss", ())
     example("all_slice", Ints(_shape, 9), **ALONE, dim=1, extent=_y)
     example("relayout", Ints(_shape, 9), **ALONE, step="permute", before="[tp, dp, None]", after="[dp, tp, None]",
             whole=_shape, shape=_shape, received=0)

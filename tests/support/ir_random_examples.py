@@ -60,9 +60,9 @@ BOUNDED = ("arcsin", "arccos", "tan", "arctanh")
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
        "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not",
        "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt",
-       "arcsinh", "arctanh", "erf")
+       "arcsinh", "arctanh", "erf", "stop_gradient", "local_loss")
 def _one(kind, rng):
-    return made(kind, extents(rng))
+    return made(kind, () if kind == "local_loss" else extents(rng))
 
 
 @maker("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", "equal", "not_equal", "less", "less_equal",

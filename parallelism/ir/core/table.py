@@ -67,6 +67,9 @@ class Operator:
     """The letter along which elements are picked by their numbers; see `of_a_part`."""
     part: str | None = None
     """The operator that computes a part of this one if the letter ``indexed`` is split."""
+    gradient: Literal["passes", "stops", "starts"] = "passes"
+    """Whether gradients pass from output to inputs.  ``"stops"``: no gradient reaches the inputs through it.
+    ``"starts"``: the inputs have gradients, whatever follows the output, which has none."""
     lays: Callable[..., TensorSharding] | None = None
     """The layout that it gives to its output, from its attributes; None: it gives none."""
 

@@ -5,7 +5,17 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, is_negative, register, rule
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    elementwise,
+    first_dtype,
+    is_negative,
+    register,
+    rule,
+)
 from parallelism.ir.tracing import apply
 from parallelism.kernels import mean_squared_error, softmax_cross_entropy
 
@@ -54,3 +64,21 @@ register(Operator(
     lambda logits, classes, rows: np.asarray(softmax_cross_entropy(logits, classes, rows)[0], logits.dtype),
     _entropy_derivative, 5, {"rows": "an extent"},
 ))
+
+
+# -- losses of single layers -------------------------------------------------------------------------------------------
+
+
+def _number(x: TensorType) -> Rule:
+    if x.shape:
+        raise ValueError(f"a loss is one number, got {x}")
+    return elementwise([x.shape])
+
+
+# Both give out their input.  No gradient passes them.  `local_loss` marks a number as a loss, whose gradient is 1,
+# whatever is done with the number: a step may add such losses up in order to report them.
+register(Operator("stop_gradient", lambda x: elementwise([x.shape]), first_dtype, lambda x: x, view=True,
+                  linear="moves", gradient="stops"))
+register(Operator("local_loss", _number, first_dtype, lambda x: x,
+                  lambda g, y, x: [apply("constant", value=1, shape=(), dtype=x.dtype)],
+                  view=True, linear="moves", gradient="starts"))

@@ -35,6 +35,8 @@ def gradient(
     ``gradient.block.0``, also those that bring a gradient into its value's layout.  These come right after the last op
     that adds to it.
 
+    An op ``stop_gradient`` lets no gradient pass.  A ``local_loss`` is differentiated, too, wherever it stands.
+
     ``ValueError`` for an input or output that does not exist or has no gradient, and for an operator without a
     derivative.
     """
@@ -60,7 +62,8 @@ def gradient(
 
         first_read = _first_read(function, chosen)
         for number, op in reversed([*enumerate(function.ops)]):
-            if not depends.isdisjoint(op.outputs) and not grads_by_value.keys().isdisjoint(op.outputs):
+            if (op.operator.gradient == "starts" and not depends.isdisjoint(op.inputs)) or \
+                    (not depends.isdisjoint(op.outputs) and not grads_by_value.keys().isdisjoint(op.outputs)):
                 if (derivative := op.operator.derivative) is None:
                     raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
                 outputs = [traced[value] for value in op.outputs]
@@ -118,7 +121,7 @@ def depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
     """The floating-point values that depend on the chosen inputs."""
     found = set(chosen)
     for op in function.ops:
-        if not found.isdisjoint(op.inputs):
+        if op.operator.gradient == "passes" and not found.isdisjoint(op.inputs):
             found.update(_floating(op.outputs))
     return found
 

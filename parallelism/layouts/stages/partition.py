@@ -90,7 +90,7 @@ class _Program:
         self.repeated = sorted({*range(len(function.ops))} - {*self.places})
         """Where the ops stand that depend on no data."""
         self.chain = [function.ops[place] for place in self.places]
-        self.learning = _reached(function, self.trained, is_floating)
+        self.learning = _reached(function, self.trained, is_floating, lambda op: op.operator.gradient == "passes")
         """The floating-point values that depend on trained weights, and so have a gradient."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
@@ -174,12 +174,13 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
 
 
 def _reached(
-    function: Function, start: Collection[Value], passes: Callable[[Any], bool] = lambda dtype: True
+    function: Function, start: Collection[Value], passes: Callable[[Any], bool] = lambda dtype: True,
+    through: Callable[[Op], bool] = lambda op: True,
 ) -> set[Value]:
-    """The values that depend on these through values whose dtypes pass."""
+    """The values that depend on these through ops that are passed through and values whose dtypes pass."""
     reached = set(start)
     for op in function.ops:
-        if not reached.isdisjoint(op.inputs):
+        if through(op) and not reached.isdisjoint(op.inputs):
             reached.update(value for value in op.outputs if passes(value.type.dtype))
     return reached
 

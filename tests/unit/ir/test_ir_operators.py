@@ -80,7 +80,7 @@ def test_the_dim_rule_holds_for_tiles(kind):
 
 def test_every_operator_can_be_split_somewhere():
     whole = {example.kind for example in EXAMPLES} - {e.kind for e in EXAMPLES if splittable(e.op().rule)}
-    assert whole == {"random_bits"}, "its state runs through all the bits"
+    assert whole == {"random_bits", "local_loss"}, "its state runs through all the bits; a loss is one number"
 
 
 @pytest.mark.parametrize(("kind", "types", "attributes", "expected"), [
@@ -118,6 +118,7 @@ UNDIFFERENTIATED = {
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
     "lies along no axes": {"group_collective"},
+    "lets no gradient through": {"stop_gradient"},
     "reads bits, not numbers": {"bitcast"},
     "is put in after gradients are taken": {"all_slice", "relayout"},
     "is itself a gradient": {
