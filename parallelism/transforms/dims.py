@@ -7,7 +7,6 @@ classes, and for the ops at which a parameter meets them, never for names of val
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
@@ -126,9 +125,3 @@ def split_at(value: Value, axis: str) -> int | None:
 def layout(dims: Dims, like: TensorSharding | None = None) -> TensorSharding:
     """The layout with these axes of each dim, and with the pending reduction of ``like``."""
     return TensorSharding(*dims, partial=like.partial, op=like.op) if like else TensorSharding(*dims)
-
-
-def paths(op: Op) -> Iterator[str]:
-    """The paths of the regions that an op belongs to, outermost first."""
-    if op.region is not None:
-        yield from accumulate(op.region.split("."), "{}.{}".format)

@@ -10,13 +10,13 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Extent, Function, Op, TensorType, Value
+from parallelism.ir.core.region_patterns import matching, patterns
 from parallelism.ir.core.regions import each, inside
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.tracing import apply
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced
 from parallelism.transforms.parts import NEXT, UPDATE, Parts, needed, with_last_named
-from parallelism.transforms.scope import matching, patterns
 from parallelism.transforms.training import MAIN
 from parallelism.transforms.words import word
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.region_patterns import matching, paths, patterns
 from parallelism.ir.core.regions import each, inside
 from parallelism.ir.passes.gradients import MARK
-from parallelism.transforms.dims import paths
 from parallelism.transforms.parts import AGAIN, Parts, needed
-from parallelism.transforms.scope import matching, patterns
 from parallelism.transforms.words import word
 
 

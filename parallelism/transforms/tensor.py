@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.region_patterns import matching, patterns
 from parallelism.layouts.propagation.relations import Letters, Relation
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.scope import matching, patterns
 from parallelism.transforms.words import checked_axis, word
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
-from parallelism.ir.core import Function, Op
-from parallelism.transforms.dims import paths
+from parallelism.ir.core.function import Function, Op
 
 _PATTERN = re.compile(r"[A-Za-z0-9_.*?]+")
 
@@ -39,3 +39,9 @@ def matching(function: Function, given: Sequence[str], subject: str) -> dict[Op,
     found = ((op, next((path for path in paths(op) if any(fnmatchcase(path, pattern) for pattern in given)), None))
              for op in function.ops)
     return {op: path for op, path in found if path is not None}
+
+
+def paths(op: Op) -> Iterator[str]:
+    """The paths of the regions that an op belongs to, outermost first."""
+    if op.region is not None:
+        yield from accumulate(op.region.split("."), "{}.{}".format)
