@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from parallelism.spelling import no_public_name
+
 
 def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its stub.
@@ -25,7 +27,7 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
 
     def load(name: str) -> object:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            no_public_name(package, name, every_name)
         module = module_of[name]
         loaded = import_module(f"{package}.{module or name}")
         value = getattr(loaded, name) if module else loaded

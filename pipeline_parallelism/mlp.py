@@ -5,7 +5,6 @@ order of the microbatches and over the replicas, and applied once, at the flush.
 ``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
 """
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, 
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from parallelism.spelling import did_you_mean, explains_keywords
 from pipeline_parallelism.batch_steps import PredictStep, Recompute, Training, TrainStep
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.microbatches import Microbatches
@@ -234,7 +234,9 @@ class MLP(Model):
 
     def _finite(self, name: str, array: Array, columns: int) -> Array:
         if array.ndim != 2 or array.shape[1] != columns:
-            raise ValueError(f"{name} must have shape (rows, {columns}), got {array.shape}")
+            classes = name == "targets" and array.ndim == 1 and array.dtype.kind in "iu"
+            hint = "; for classes as targets, the loss is 'softmax_cross_entropy'" if classes else ""
+            raise ValueError(f"{name} must have shape (rows, {columns}), got {array.shape}{hint}")
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
         array = array.astype(self.dtype, copy=False)
@@ -244,7 +246,10 @@ class MLP(Model):
         return array
 
 
+MLP.__init__ = explains_keywords("MLP")(MLP.__init__)  # type: ignore[method-assign]  # a dataclass makes it
+
+
 def _known(subject: str, name: str, names: Iterable[str]) -> None:
     if name not in names:
-        hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(str(name), names, n=1))
-        raise ValueError(f"unknown {subject} {name!r}{hint} (known: {', '.join(map(repr, names))})")
+        known = ", ".join(map(repr, names))
+        raise ValueError(f"unknown {subject} {name!r}{did_you_mean(name, names)} (known: {known})")

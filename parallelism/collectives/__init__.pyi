@@ -7,6 +7,7 @@ from .arguments import (
     check_shape as check_shape,
     checked_array as checked_array,
     checked_extents as checked_extents,
+    checked_options as checked_options,
     checked_peer as checked_peer,
     checked_tag as checked_tag,
     is_tree as is_tree,

@@ -17,14 +17,19 @@ from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
 from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
-from parallelism.operation import Groups
+from parallelism.operation import Device, Groups
 from parallelism.operation.trees import leaves, rebuild
+from parallelism.spelling import parameters_of, unexpected_keyword
 
 Array = npt.NDArray[Any]
 
 SCALARS = frozenset({bool, int, float, complex}) | {
     kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}
 """The types of scalars."""
+
+
+OPTIONS = ("groups", "out", "algorithm", "async_op")
+"""What every collective takes besides its own arguments."""
 
 
 def members_of(
@@ -55,6 +60,16 @@ def members_of(
     if mine is None and not copies:     # of a copy, a rank in no group gets zeros
         raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
     return mine, None, () if mine is None else (len(mine),)
+
+
+def checked_options(call: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a collective; ``TypeError`` for one that there is not, with the one that is meant."""
+    for name in options:
+        if name not in OPTIONS:
+            known = parameters_of(getattr(Device, call))
+            if name not in known:
+                raise unexpected_keyword(f"device.{call}", name, [*known, *OPTIONS])
+    return options
 
 
 def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int) -> tuple[tuple[int, int], ...]:

@@ -16,6 +16,7 @@ from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
+from parallelism.spelling import did_you_mean
 
 Array = NDArray[Any]
 
@@ -214,7 +215,8 @@ def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
 def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else op
     if name not in _UFUNCS:
-        raise ValueError(f"op must be one of {', '.join(OPS)} or a function of two arrays, got {op!r}")
+        hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)    # ReduceOp.SUM of torch, MPI.SUM
+        raise ValueError(f"op must be one of {', '.join(OPS)} or a function of two arrays, got {op!r}{hint}")
     kind = dtype.kind
     if name in ("and", "or", "xor") and kind not in "bui":
         raise TypeError(f"op {name!r} is for integers and bools, got {dtype}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, TypeVar
 
 import numpy as np
+
+from parallelism.spelling import did_you_mean
 
 Value = TypeVar("Value")
 
@@ -92,17 +93,6 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):                # an integer with too many digits, a list too deep
         return f"a {type(value).__name__} too large to print"
     return words if len(words) <= 60 else f"{words[:60]}..."
-
-
-def did_you_mean(word: object, names: Iterable[str]) -> str:
-    """``; did you mean 'ring'?`` where one of the names is close to ``word``, else nothing.
-
-    >>> did_you_mean("rnig", ["ring", "torus"])
-    "; did you mean 'ring'?"
-    """
-    spelt = {name.lower().replace("_", "-"): name for name in names}
-    close = get_close_matches(str(word)[:80].lower().replace("_", "-"), spelt, n=1, cutoff=0.6)
-    return f"; did you mean {spelt[close[0]]!r}?" if close else ""
 
 
 class Table(Mapping[str, Value]):

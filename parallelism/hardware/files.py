@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from parallelism.hardware import fields as checked
+from parallelism.spelling import did_you_mean
 from parallelism.whole_files import written_whole
 
 MOST_BYTES = 1 << 20
@@ -98,7 +99,7 @@ def build(
     built = {name: _part(entry, path, f"{where}{name}", parts.get(name), parts) for name, entry in table.items()}
     for name in table:
         if name not in known:
-            close = checked.did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
+            close = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
             raise HardwareFileError(f"{origin}{_printable(name)} is no field{close}")
     for name, required in known.items():
         if required and name not in table:

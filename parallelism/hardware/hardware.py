@@ -31,6 +31,7 @@ from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached
 from parallelism.mesh import Axes, Mesh
+from parallelism.spelling import did_you_mean
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "float4": 0.5, "int64": 8,
@@ -176,7 +177,7 @@ class Hardware:
         names = cls.presets()
         known, colon, extents = name.partition(":")
         if known not in names:
-            close = checked.did_you_mean(known, names) or f"; there is {', '.join(names)}"
+            close = did_you_mean(known, names) or f"; there is {', '.join(names)}"
             raise ValueError(f"no hardware {checked.shown(name)}{close}")
         found = hardware_files.build(cls, hardware_files.read_preset(known), known, parts=_PARTS)
         if not colon:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from parallelism.hardware import fields as checked
 from parallelism.hardware.rates import Reached
+from parallelism.spelling import did_you_mean
 
 MOST_UNITS = 1 << 20
 MOST_ROUND = 4096
@@ -90,7 +91,7 @@ class Link:
         collective_pieces: Sequence[Piece] = (), reached: Reached | None = None,
     ) -> None:
         if not isinstance(shape, str) or shape not in SHAPES:
-            close = checked.did_you_mean(shape, SHAPES)
+            close = did_you_mean(shape, SHAPES)
             raise ValueError(f"shape must be one of {', '.join(SHAPES)}; got {checked.shown(shape)}{close}")
         sides = extents if isinstance(extents, list | tuple) else (extents,)
         if not sides or (shape != "torus" and len(sides) > 1):

@@ -15,10 +15,21 @@ from functools import cached_property, partial
 from itertools import product
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
+
+from parallelism.spelling import no_attribute
 
 if TYPE_CHECKING:
     from parallelism.display import Drawing
+
+_ELSEWHERE = {
+    "axisnames": "mesh.axes", "meshdimnames": "mesh.axes", "dimnames": "mesh.axes", "names": "mesh.axes",
+    "axissizes": "mesh.shape", "devices": "range(mesh.size)", "deviceids": "range(mesh.size)",
+    "ndim": "len(mesh.axes)", "numdevices": "mesh.size", "worldsize": "mesh.size", "getgroup": "mesh.groups(axes)",
+    "getrank": "mesh.rank(**coordinates)", "getcoordinate": "mesh.index(rank)", "coordinates": "mesh.index(rank)",
+    "getlocalrank": "mesh.index(rank)[axis]", "getdimsize": "mesh.shape[axis]",
+}
+"""Names elsewhere, without case and underscores, and what to write here."""
 
 Axes = str | tuple[str, ...] | None
 """Names of mesh axes: one, several (the first varies slowest), or None for all of them."""
@@ -89,11 +100,19 @@ class Mesh(_NumbersOfAxes):
 
     __slots__ = ("__dict__",)
 
-    def __init__(self, **extents: int) -> None:
+    def __init__(self, *sizes: Never, **extents: int) -> None:
+        if sizes:
+            raise TypeError(f"the axes of a mesh have names, as in Mesh(dp=2, tp=4); got {', '.join(map(repr, sizes))}")
         if not extents:
             raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
         self._numbers = {axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()}
         self._groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]] = {}
+
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("mesh", self, name, _ELSEWHERE)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -137,7 +156,12 @@ class Mesh(_NumbersOfAxes):
 
     def group(self, rank: int, axes: Axes = None) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` only along ``axes``, itself included.  The first axis varies slowest."""
-        members = self._groups_by_rank.get((rank, axes))
+        try:
+            members = self._groups_by_rank.get((rank, axes))
+        except TypeError:   # a list, or an array
+            raise TypeError(
+                f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}"
+            ) from None
         if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)

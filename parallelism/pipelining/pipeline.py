@@ -3,7 +3,6 @@
 `parallelism.pipelining.actions` defines actions, `parallelism.pipelining.schedule` their order.
 """
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +13,7 @@ from parallelism.pipelining.actions import Action, Overlapped, Step, Written
 from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED, WEIGHTS, spelt
 from parallelism.pipelining.schedule import Schedule, counts
 from parallelism.pipelining.timing import SLOTS
+from parallelism.spelling import closest, explains_keywords
 
 __all__ = ["Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"]
 
@@ -49,6 +49,7 @@ class Pipeline:
     chunks: int
     axis: str
 
+    @explains_keywords("Pipeline")
     def __init__(
         self, stages: int, microbatches: int, schedule: Given = "1f1b", chunks: int | None = None, axis: str = "pp"
     ) -> None:
@@ -140,8 +141,8 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
 def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
     """The schedule of this name, in any accepted spelling."""
     if spelt(given) not in ALIASES:
-        close = difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)
-        hint = "".join(f"; did you mean {ALIASES[key]!r}?" for key in close)
+        near = closest(spelt(given), ALIASES, cutoff=0.5)
+        hint = f"; did you mean {ALIASES[near]!r}?" if near is not None else ""
         raise ValueError(f"unknown schedule {shortened(given)}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
     name = ALIASES[spelt(given)]
     if chunks is None:

@@ -21,6 +21,7 @@ from parallelism.collectives import (
     check_shape,
     checked_array,
     checked_extents,
+    checked_options,
     checked_peer,
     checked_root,
     checked_tag,
@@ -124,53 +125,54 @@ class RecordingDevice:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
+        options = checked_options("all_reduce", options)
         if is_tree(x):
             return self._reduce_tree("all_reduce", x, axes, op, options)
         return self._collective("all_reduce", x, axes, op=op, **options)
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
-        return self._collective("all_gather", x, axes, dim=dim, **options)
+        return self._collective("all_gather", x, axes, dim=dim, **checked_options("all_gather", options))
 
     def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        return self._collective("reduce_scatter", x, axes, dim=dim, op=op, **options)
+        return self._collective("reduce_scatter", x, axes, dim=dim, op=op, **checked_options("reduce_scatter", options))
 
     def all_to_all(
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, **options: Any,
     ) -> Any:
-        return self._collective(
-            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, sizes=split_sizes, **options
-        )
+        options = {"dim": split_dim, "concat_dim": concat_dim, **checked_options("all_to_all", options)}
+        return self._collective("all_to_all", x, axes, sizes=split_sizes, **options)
 
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
-        return self._collective("broadcast", x, axes, root=root, **options)
+        return self._collective("broadcast", x, axes, root=root, **checked_options("broadcast", options))
 
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        return self._collective("reduce", x, axes, root=root, op=op, **options)
+        return self._collective("reduce", x, axes, root=root, op=op, **checked_options("reduce", options))
 
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        return self._collective("scatter", x, axes, root=root, dim=dim, **options)
+        return self._collective("scatter", x, axes, root=root, dim=dim, **checked_options("scatter", options))
 
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        return self._collective("gather", x, axes, root=root, dim=dim, **options)
+        return self._collective("gather", x, axes, root=root, dim=dim, **checked_options("gather", options))
 
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
-        return self._collective("all_scatter", x, axes, **options)
+        return self._collective("all_scatter", x, axes, **checked_options("all_scatter", options))
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
-        return self._collective("permute", x, axes, pairs=plain_pairs(pairs), **options)
+        return self._collective("permute", x, axes, pairs=plain_pairs(pairs), **checked_options("permute", options))
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
         return self.permute(x, shift_pairs(self.mesh, self.rank, axes, options.get("groups"), by), axes, **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
-        return self._collective("barrier", None, axes, **options)
+        return self._collective("barrier", None, axes, **checked_options("barrier", options))
 
     def collective(
         self, kind: str, x: Any, axes: Axes = None, *, split_sizes: Sequence[int] | None = None,
         pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
     ) -> Any:
         """The collective of this name; see `vcluster.VirtualDevice.collective`."""
+        options = checked_options("collective", options)
         if kind_of(kind).elementwise and is_tree(x):
             return self._reduce_tree(kind, x, axes, options.pop("op", None), options)
         return self._collective(kind, x, axes, sizes=split_sizes, pairs=plain_pairs(pairs), **options)

@@ -29,6 +29,7 @@ from parallelism.mesh import Mesh, split_sizes
 from parallelism.mesh.uneven import starts
 from parallelism.sharding import notation
 from parallelism.sharding.partial import check_op, combine, identity
+from parallelism.spelling import explains_keywords
 
 if TYPE_CHECKING:
     from parallelism.display import Drawing
@@ -87,6 +88,7 @@ class TensorSharding:
     """The pending reduction; ``sum`` if nothing is pending."""
     _unordered_partial: frozenset[str]
 
+    @explains_keywords("TensorSharding")
     def __init__(
         self, *dims: str | Sequence[str] | DimSharding | EllipsisType | None,
         partial: str | Sequence[str] | None = (), op: str = "sum",

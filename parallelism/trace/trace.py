@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from parallelism.events import HOST, KINDS, Columns, Event
 from parallelism.events.columns import operations
+from parallelism.spelling import explains_keywords, no_attribute
 from parallelism.timeline import Priced, UndeclaredComputeWarning, warn_of_undeclared
 from parallelism.trace.totals import (
     HOST_KINDS,
@@ -26,6 +27,17 @@ from parallelism.trace.totals import (
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
+
+_ELSEWHERE = {
+    "exportchrometrace": "trace.to_chrome(path)", "tochrometrace": "trace.to_chrome(path)",
+    "toperfetto": "trace.to_chrome(path)", "tojson": "trace.save(path)", "dump": "trace.save(path)",
+    "keyaverages": "trace.summary()", "table": "trace.summary()", "totalbytes": "trace.bytes_received()",
+    "nbytes": "trace.bytes_received()", "bytes": "trace.bytes_received()", "makespan": "trace.makespan_seconds",
+    "duration": "trace.makespan_seconds", "seconds": "trace.makespan_seconds", "bubble": "trace.bubble_fraction",
+    "peakmemory": "trace.peak_bytes(rank)", "maxmemoryallocated": "trace.peak_bytes(rank)",
+    "commmatrix": "trace.communication_matrix()", "numranks": "trace.size", "worldsize": "trace.size",
+}
+"""Names elsewhere, without case and underscores, and what to write here."""
 
 __all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace", "UndeclaredComputeWarning"]
 
@@ -134,8 +146,15 @@ class Trace(Sequence[Event]):
     def __repr__(self) -> str:
         return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
 
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("trace", self, name, _ELSEWHERE)
+
     # What is in it
 
+    @explains_keywords("trace.filter")
     def filter(
         self, *, kind: str | Collection[str] | None = None, name: str | Collection[str] | None = None,
         rank: int | Collection[int] | None = None, axes: str | tuple[str, ...] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import pickle
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -13,27 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import plain_array
-from parallelism.collectives import checked_extents, checked_peer, rank_at, shift_pairs
+from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, shift_pairs
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
 from parallelism.operation.matmul_cost import matmul_cost
+from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
 from vcluster.collectives import Collectives
+from vcluster.device.elsewhere import NAMES_ELSEWHERE
 from vcluster.messages import Endpoint, Pending, VirtualChannel
 from vcluster.tracing import Recorder, dtype_name
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
-
-_USUAL_ELSEWHERE = {
-    "psum": "all_reduce", "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
-    "psumscatter": "reduce_scatter", "reducescatter": "reduce_scatter", "bcast": "broadcast", "ppermute": "permute",
-    "getrank": "rank", "rankid": "rank", "axisindex": "position", "getsize": "size", "worldsize": "size",
-    "numdevices": "size", "isendrecv": "sendrecv", "allgatherobject": "all_gather_object",
-}
-"""Names from other libraries, in lower case and without underscores, and the method that they mean here."""
-
 
 class VirtualDevice:
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
@@ -86,13 +78,11 @@ class VirtualDevice:
     def __repr__(self) -> str:
         return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise ``AttributeError`` for an unknown name, with the nearest known name as a hint."""
-        names = [known for known in dir(type(self)) if not known.startswith("_")]
-        usual = _USUAL_ELSEWHERE.get(name.lower().replace("_", ""))
-        near = usual or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
-        hint = f"; did you mean device.{near}?" if near and not name.startswith("_") else ""
-        raise AttributeError(f"a device has no {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("device", self, name, NAMES_ELSEWHERE)
 
     def forget_traffic(self) -> None:
         """Start with empty channels and new groups after a failure. The worker calls this."""
@@ -178,7 +168,7 @@ class VirtualDevice:
         """
         if not options:     # a call with a dict of options takes three times as long
             return self.collectives.run("all_reduce", x, axes, op=op, out=out)
-        return self.collectives.run("all_reduce", x, axes, op=op, out=out, **options)
+        return self.collectives.run("all_reduce", x, axes, op=op, out=out, **checked_options("all_reduce", options))
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, out: Any = None, **options: Any) -> Any:
         """Join the ``x`` of all members along ``dim``, in group order. Every member gets the whole.
@@ -190,7 +180,7 @@ class VirtualDevice:
         """
         if not options:     # a call with a dict of options takes three times as long
             return self.collectives.run("all_gather", x, axes, dim=dim, out=out)
-        return self.collectives.run("all_gather", x, axes, dim=dim, out=out, **options)
+        return self.collectives.run("all_gather", x, axes, dim=dim, out=out, **checked_options("all_gather", options))
 
     def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
         """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
@@ -200,7 +190,8 @@ class VirtualDevice:
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
-        return self.collectives.run("reduce_scatter", x, axes, dim=dim, op=op, **options)
+        return self.collectives.run(
+            "reduce_scatter", x, axes, dim=dim, op=op, **checked_options("reduce_scatter", options))
 
     def all_to_all(
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
@@ -215,7 +206,8 @@ class VirtualDevice:
         Over 2 devices that hold [1 2], [3 4], rank 0 gets [1 3], rank 1 [2 4].
         """
         return self.collectives.run(
-            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, split_sizes=split_sizes, **options
+            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, split_sizes=split_sizes,
+            **checked_options("all_to_all", options)
         )
 
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, out: Any = None, **options: Any) -> Any:
@@ -227,35 +219,35 @@ class VirtualDevice:
         """
         if not options:     # a call with a dict of options takes three times as long
             return self.collectives.run("broadcast", x, axes, root=root, out=out)
-        return self.collectives.run("broadcast", x, axes, root=root, out=out, **options)
+        return self.collectives.run("broadcast", x, axes, root=root, out=out, **checked_options("broadcast", options))
 
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
         """Combine everybody's ``x`` as `all_reduce` does; the member at ``root`` gets the result, the others None.
 
         **Communication**: the root receives (g-1) S (direct).
         """
-        return self.collectives.run("reduce", x, axes, root=root, op=op, **options)
+        return self.collectives.run("reduce", x, axes, root=root, op=op, **checked_options("reduce", options))
 
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
         """Cut the ``x`` of the root along ``dim`` and send piece j to member j. The ``x`` of the others may be None.
 
         **Communication**: each rank except the root receives its piece.
         """
-        return self.collectives.run("scatter", x, axes, root=root, dim=dim, **options)
+        return self.collectives.run("scatter", x, axes, root=root, dim=dim, **checked_options("scatter", options))
 
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
         """Join the ``x`` of all members along ``dim`` at the root. The others get None.
 
         **Communication**: the root receives the ``x`` of every other member.
         """
-        return self.collectives.run("gather", x, axes, root=root, dim=dim, **options)
+        return self.collectives.run("gather", x, axes, root=root, dim=dim, **checked_options("gather", options))
 
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
         """The ``x`` of all members, as a list in group order. Shapes may differ.
 
         **Communication**: each rank receives the ``x`` of every other member.
         """
-        return self.collectives.run("all_scatter", x, axes, **options)
+        return self.collectives.run("all_scatter", x, axes, **checked_options("all_scatter", options))
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
         """For each (source, target) in ``pairs``, which are positions in the group, the target gets the source's ``x``.
@@ -264,7 +256,7 @@ class VirtualDevice:
         target at most once.  Shapes may differ, and ``x`` may be a tuple, list or dict of arrays.
         **Communication**: one message for each pair.
         """
-        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
+        return self.collectives.run("permute", x, axes, pairs=pairs, **checked_options("permute", options))
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
         """A `permute` around the ring: position p gets the ``x`` of position p - ``by``."""
@@ -273,11 +265,11 @@ class VirtualDevice:
             pairs = _round_the_ring(len(self.group(axes)), by)
         else:
             pairs = shift_pairs(self.mesh, self.rank, axes, groups, by)
-        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
+        return self.collectives.run("permute", x, axes, pairs=pairs, **checked_options("shift", options))
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when all members have called it.  **Communication**: no bytes."""
-        return self.collectives.run("barrier", None, axes, **options)
+        return self.collectives.run("barrier", None, axes, **checked_options("barrier", options))
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
         """The objects of all members, as a list in group order. An object is anything that can be pickled."""
@@ -344,7 +336,7 @@ class VirtualDevice:
         """
         return self.collectives.run(
             kind, x, axes, dim=dim, concat_dim=concat_dim, split_sizes=split_sizes, root=root, op=op, pairs=pairs,
-            **options,
+            **checked_options("collective", options),
         )
 
     # -- messages ------------------------------------------------------------------------------------------------------

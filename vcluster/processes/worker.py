@@ -30,7 +30,7 @@ from vcluster.code import (
     where_cancelled,
 )
 from vcluster.code.arguments import fill
-from vcluster.device import VirtualDevice
+from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout, forks
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
@@ -203,6 +203,7 @@ class Worker:
                 return Cancelled(self._record(), where_cancelled(error))
             signals.cancel()
             cancel_helpers(signals, own_process=self._own_process)
+            explain_keyword(error, VirtualDevice)
             return Failed(describe_exception(error, self._code), self._record())
 
     def _begin(self, command: RunCommand) -> None:

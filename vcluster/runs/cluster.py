@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelism.hardware import is_calibrated
 from parallelism.mesh import Mesh
+from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
 from vcluster.processes import start_early
 
@@ -33,6 +33,17 @@ _USUAL_ELSEWHERE = {
     "n": "the number of devices: VirtualCluster(4)", "size": "the number of devices: VirtualCluster(4)",
     "context": "start_method", "capacity": "channel_capacity", "rank": "device.rank inside the kernel",
 }
+_ATTRIBUTES_ELSEWHERE = {
+    "map": "cluster.run(kernel, PerDevice([...]))", "submit": "cluster.run(kernel)", "execute": "cluster.run(kernel)",
+    "launch": "cluster.run(kernel)", "spawn": "cluster.run(kernel)", "apply": "cluster.run(kernel)",
+    "call": "cluster.run(kernel)", "shutdown": "cluster.close()", "terminate": "cluster.close()",
+    "stop": "cluster.close()", "join": "cluster.close()", "destroyprocessgroup": "cluster.close()",
+    "worldsize": "cluster.size", "numdevices": "cluster.size", "getworldsize": "cluster.size",
+    "devices": "range(cluster.size)", "ranks": "range(cluster.size)", "shape": "cluster.mesh.shape",
+    "axisnames": "cluster.mesh.axes", "rank": "device.rank inside the kernel",
+    "allreduce": "cluster.run(lambda device: device.all_reduce(x))", "barrier": "device.barrier() inside the kernel",
+}
+"""Names elsewhere, without case and underscores, and what to write here."""
 _OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
     "deadline_seconds",
@@ -236,6 +247,12 @@ class VirtualCluster:
         with naming_limits(self.size):
             self._body = self._new_body(owner=self)
 
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("cluster", self, name, _ATTRIBUTES_ELSEWHERE)
+
     def _open(self) -> Body:
         if self._body is None or self._body.closed:
             raise ClusterError(f"this cluster of {self.mesh!r} is closed; cluster.restart() opens it again")
@@ -249,7 +266,7 @@ class VirtualCluster:
 
 def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     for name in axes:
-        meant = _USUAL_ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, _OPTIONS, 1, 0.75)), None)
+        meant = _USUAL_ELSEWHERE.get(name) or closest(name, _OPTIONS, cutoff=0.75)
         if meant is not None:
             raise TypeError(f"VirtualCluster has no option {name!r}; did you mean {meant}?")
     if mesh is None:

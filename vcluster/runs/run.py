@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
+from parallelism.spelling import no_attribute
 from vcluster.tracing import Packed, make_trace
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
     from parallelism.timeline import Pricing
     from parallelism.trace import Trace
+
+_ELSEWHERE = {
+    "results": "run.outputs", "values": "run.outputs", "value": "run[0]", "output": "run[0]", "returned": "run.outputs",
+    "get": "run.outputs", "gather": "run.unshard(sharding)", "fulltensor": "run.unshard(sharding)",
+    "addressableshards": "run.outputs", "shards": "run.outputs", "events": "run.trace", "profile": "run.trace",
+    "time": "run.trace.makespan_seconds", "seconds": "run.trace.makespan_seconds",
+}
+"""Names elsewhere, without case and underscores, and what to write here."""
 
 
 class Run(Sequence[Any]):
@@ -41,6 +50,12 @@ class Run(Sequence[Any]):
         self._name = getattr(program, "__qualname__", type(program).__name__)
         self._records = records
         self._pricing = pricing
+
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("run", self, name, _ELSEWHERE)
 
     def __getitem__(self, rank: Any) -> Any:
         return self.outputs[rank]
