@@ -115,17 +115,18 @@ class Replay:
 
     def run(self) -> list[int]:
         """Replays as far as possible; the lanes that are blocked for ever, if there are any."""
+        ready, agenda, links, advance = self.ready, self.agenda, self.links, self.advance
         while True:
-            if self.ready:
-                self.advance(self.ready.pop())
-            elif self.links and self.links.unsettled and not (self.agenda and self.agenda[0][0] <= self.now):
-                self.links.settle(self.now)
-            elif self.agenda:
-                self.now, what, number, version = heappop(self.agenda)
+            if ready:
+                advance(ready.pop())
+            elif links is not None and links.unsettled and not (agenda and agenda[0][0] <= self.now):
+                links.settle(self.now)
+            elif agenda:
+                self.now, what, number, version = heappop(agenda)
                 if what == _LANE:
-                    self.advance(number)
-                elif self.links is not None:
-                    end = self.links.end(number, version, self.now)
+                    advance(number)
+                elif links is not None:
+                    end = links.end(number, version, self.now)
                     if end is not None and number in self.joined:
                         self.conclude(number, end)
                     elif end is not None:
@@ -218,9 +219,10 @@ class Replay:
         if not self.sharing.message_bytes[i]:
             return False
         ends = self.sharing.ranks[i], self.sharing.peers[i]
-        if ends not in self.message_ways:
-            self.message_ways[ends] = self.sharing.message_way(*ends)
-        way, lag = self.message_ways[ends]
+        known = self.message_ways.get(ends)
+        if known is None:
+            known = self.message_ways[ends] = self.sharing.message_way(*ends)
+        way, lag = known
         if way is not None:
             links.begin(i, way, self.costs[i] + self.overhead, lag + self.overhead, max(start, self.now))
         return way is not None

@@ -128,6 +128,8 @@ class SharedLinks:
         self._crowds: dict[int, _Crowd] = {}
         self._serial = 0
         self._changed: dict[int, _Flow] = {}        # at least one of each connected set whose rates may change
+        self._time = -1.0
+        self._fresh: dict[int, _Flow] = {}          # began at that time, each with its links to itself so far
         self._impatient: list[_Crowd] = []
         self.unsettled = False
         """Whether any rates may have changed."""
@@ -142,14 +144,23 @@ class SharedLinks:
         flow = _Flow(number, *uses, way.rate, (seconds - lag) * way.rate, now + (seconds - lag), now)
         self._flows[number] = flow
         self._arrivals[number] = now + seconds, lag
-        crowd = None
+        crowd, alone = None, uses[1] is None and not self.unsettled
         for channel in uses[0]:
             users = self._users[channel]
-            if users and crowd is None:
-                crowd = next(iter(users.values())).crowd
+            if users:
+                alone = False
+                if crowd is None:
+                    crowd = next(iter(users.values())).crowd
             users[number] = flow
+        if alone:
+            if now != self._time:
+                self._time = now
+                self._fresh.clear()
+            self._fresh[number] = flow
+            self._has_links_to_itself(flow, now)
+            return
+        self._unsettle(now)
         self._changed[number] = flow
-        self.unsettled = True
         if crowd is not None:
             flow.crowd, flow.version = crowd, crowd.version
             crowd.flows.append(flow)
@@ -164,7 +175,7 @@ class SharedLinks:
     def end(self, number: int, version: int, now: float) -> float | None:
         """The arrival of a transfer that leaves its links now; None if the foretold end is out of date."""
         if number < 0:      # a crowd has waited
-            self._loses_patience(self._crowds.pop(version))
+            self._loses_patience(self._crowds.pop(version), now)
             return None
         flow = self._flows.get(number)
         if flow is None or flow.version != version:
@@ -177,8 +188,8 @@ class SharedLinks:
             del users[number]
             if users and crowd_of is None:
                 other = next(iter(users.values()))
+                self._unsettle(now)
                 self._changed[other.number] = other
-                self.unsettled = True
         if crowd_of is not None:
             self._counts(crowd_of, now)
         arrival, lag = self._arrivals.pop(number)
@@ -274,16 +285,24 @@ class SharedLinks:
         """A transfer of a crowd began or ended."""
         crowd.patience -= 1
         if crowd.patience == 0:
-            self._loses_patience(crowd)
+            self._loses_patience(crowd, now)
         elif crowd.patience > 0 and not crowd.waits:
             crowd.waits = True
             self._crowds[crowd.version] = crowd
             self._foretell(max(now, crowd.until), -1, crowd.version)
 
-    def _loses_patience(self, crowd: _Crowd) -> None:
+    def _loses_patience(self, crowd: _Crowd, now: float) -> None:
         crowd.patience = 0
         self._impatient.append(crowd)
-        self.unsettled = True
+        self._unsettle(now)
+
+    def _unsettle(self, now: float) -> None:
+        """Rates may change: also those of transfers that began just now, in the order in which they began."""
+        if not self.unsettled:
+            self.unsettled = True
+            if now == self._time:
+                self._changed.update(self._fresh)
+        self._fresh.clear()
 
     # -- rates ---------------------------------------------------------------------------------------------------------
 
