@@ -6,6 +6,8 @@ textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest le
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -17,6 +19,11 @@ from parallelism.algorithms.patterns import Turns, each_phase
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, places_of
 from parallelism.cost.hierarchical import Groups
 from parallelism.hardware import Channel, Hardware, Ints, Link
+
+MOST_PATTERNS = 2**15
+"""The most patterns of messages that are kept for a hardware."""
+MOST_LOADS = 2**20
+"""The most messages that are looked at together, and the most loads of channels that are added up."""
 
 
 class Line(NamedTuple):
@@ -55,6 +62,17 @@ class Term(NamedTuple):
         return times * max(line.seconds(nbytes) for line in self.lines)
 
 
+Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, Line], ...]]
+"""For messages of equal parts, by the groups, and the sources and targets: each level that they use, and what a part of
+1 over 1 takes there."""
+
+
+@lru_cache(maxsize=8)
+def patterns_of(hardware: Hardware) -> Patterns:
+    """What was found for messages on a hardware so far, which does not depend on algorithms."""
+    return {}
+
+
 def terms(
     hardware: Hardware, rules: Sequence[Phase | Turns], groups: Groups, rounds: int = 0, share: float = 1.0
 ) -> dict[Term, int]:
@@ -69,10 +87,11 @@ def terms(
         rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
+    patterns = patterns_of(hardware)
     for rule in rules:
         alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
         for term, times in alike if alike is not None else (
-            (Term(_lines(hardware, phase, ranks, places, share), phase.piped), phase.times)
+            (Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns), phase.piped), phase.times)
             for phase in each_phase((rule,))
         ):
             found[term] = found.get(term, 0) + times
@@ -98,6 +117,10 @@ def _turns(hardware: Hardware, turns: Turns, groups: Groups, share: float) -> li
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
     """By channel, the parts of S that cross it when every group runs these phases."""
+    messages = sum(len(phase.sources) for phase in made) * len(groups)
+    if messages <= MOST_LOADS and not hardware.faults and all(
+            link.shape in ("switch", "memory") for link in hardware.links):
+        return _loads_of_switches(hardware, made, groups)
     ranks, places = _ranks_and_places(hardware, groups)
     by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
     slowed: dict[Channel, float] = {}
@@ -120,6 +143,43 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
             start += len(channels)
         found |= {(level, -1, number): load for number, load in zip(numbers.tolist(), sums.tolist(), strict=True)}
     return found | slowed
+
+
+def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
+    """`channel_loads` without faults, many phases at once; the loads of a channel are added in their order."""
+    _, places = _ranks_and_places(hardware, groups)
+    found: dict[Channel, float] = {}
+    if not made:
+        return found
+    lengths = np.array([len(phase.sources) for phase in made]) * len(groups)
+    here, there = (np.concatenate([places[:, phase[i]].ravel() for phase in made]) for i in (1, 2))
+    parts = np.concatenate([np.tile(phase.parts, len(groups)) for phase in made])
+    times = np.array([(1 if phase.piped else phase.times) / phase.whole for phase in made])
+    number = np.repeat(np.arange(len(made)), lengths)
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        apart = here // inside != there // inside
+        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        if not link.shared or not len(met):
+            continue
+        _, message, channel = link.uses(inside, here[met], there[met])
+        first = int(channel.min())
+        width = int(channel.max()) - first + 1
+        sums, crossed = np.zeros(width), np.zeros(width, np.bool_)
+        phase_of, of_message = number[met][message], parts[met][message]
+        order = np.argsort(phase_of, kind="stable")
+        phase_of, channel, of_message = phase_of[order], channel[order] - first, of_message[order]
+        some = max(1, MOST_LOADS // width)
+        for start in range(0, len(made), some):
+            low, high = np.searchsorted(phase_of, [start, start + some])
+            keys = (phase_of[low:high] - start) * width + channel[low:high]
+            count = min(some, len(made) - start)
+            loads = np.bincount(keys, of_message[low:high], count * width).reshape(count, width)
+            crossed |= loads.any(axis=0)
+            for each, time in zip(loads, times[start:start + count].tolist(), strict=True):
+                sums += time * each
+        found |= {(level, -1, first + place): float(sums[place]) for place in np.flatnonzero(crossed).tolist()}
+    return found
 
 
 def _ranks_and_places(hardware: Hardware, groups: Groups) -> tuple[Ints, Ints]:
@@ -160,11 +220,33 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
             yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
 
 
-def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: float) -> tuple[Line, ...]:
-    """By level: the longest latency, and what comes together on one channel."""
+def _lines_of(
+    hardware: Hardware, phase: Phase, groups: Groups, ranks: Ints, places: Ints, share: float, patterns: Patterns
+) -> tuple[Line, ...]:
+    """By level: the longest latency, and what comes together on one channel.
+
+    Phases of equal parts that differ in their size alone are looked at once; all of it grows with the part.
+    """
+    if hardware.faults or not len(phase.parts) or (phase.parts != phase.parts[0]).any():
+        return tuple(_with_pieces(line, hardware.links[level], share)
+                     for level, line in _lines(hardware, phase, ranks, places))
+    key = groups, blake2b(phase.sources.tobytes() + phase.targets.tobytes(), digest_size=16).digest()
+    if key not in patterns:
+        if len(patterns) >= MOST_PATTERNS:
+            patterns.clear()
+        patterns[key] = tuple(_lines(
+            hardware, phase._replace(parts=np.ones_like(phase.parts), whole=1), ranks, places))
+    part = int(phase.parts[0])
+    return tuple(
+        _with_pieces(Line(line.latency_seconds, line.load * part, phase.whole * hardware.links[level].bytes_per_second),
+                     hardware.links[level], share)
+        for level, line in patterns[key])
+
+
+def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, Line]]:
     if has_own_ports(hardware) and _is_each_once(phase.sources) and _is_each_once(phase.targets):
-        return _lines_of_ports(hardware, phase, places, share)
-    lines = []
+        yield from _lines_of_ports(hardware, phase, places)
+        return
     for used in _used(hardware, phase, ranks, places):
         link = hardware.links[used.level]
         latency, per_second = used.distance * link.latency_seconds, phase.whole * link.bytes_per_second
@@ -173,23 +255,21 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: f
             latency = latency + slowed * fault.delay_seconds
             loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
         load, per_second = max(loads, key=lambda load: load[0] / load[1])
-        lines.append(_with_pieces(Line(float(latency.max()), load, per_second), link, share))
-    return tuple(lines)
+        yield used.level, Line(float(latency.max()), load, per_second)
 
 
-def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints, share: float) -> tuple[Line, ...]:
+def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[tuple[int, Line]]:
     """`_lines` if each device sends and receives one message at most, over ports of its own: all messages are alone."""
-    lines, here, there = [], places[:, phase.sources], places[:, phase.targets]
+    here, there = places[:, phase.sources], places[:, phase.targets]
     apart = here != there
     for level, link in enumerate(hardware.links):
         inside = hardware.inside(level) * link.units
         further = here // inside != there // inside
         met = (apart & ~further).any(axis=0)
         if met.any():
-            line = Line(link.latency_seconds, int(phase.parts[met].max()), phase.whole * link.bytes_per_second)
-            lines.append(_with_pieces(line, link, share))
+            yield level, Line(
+                link.latency_seconds, int(phase.parts[met].max()), phase.whole * link.bytes_per_second)
         apart = further
-    return tuple(lines)
 
 
 def _is_each_once(positions: Ints) -> bool:

@@ -65,6 +65,7 @@ def test_prices_are_those_of_each_group_looked_at_message_by_message(data: st.Da
         for module in (cost, phase_costs):
             patch.setattr(module, "has_own_ports", lambda hardware: False)
         patch.setattr(cost.Costs, "_like", lambda self, ranks: ranks)
+        phase_costs.patterns_of.cache_clear()
         assert told(Costs(hardware)) == by_rule
 
 
@@ -113,3 +114,37 @@ def test_shapes_of_groups() -> None:
     assert blocks_of(hardware, (0, 1, 8)) is None and blocks_of(hardware, (0, 8, 1, 9)) is None
     with pytest.raises(ValueError, match="dgx-h100 has places for ranks 0 to 31, got rank 32"):
         Costs(hardware).collective("all_reduce", 1, [0, 32])
+
+
+def test_messages_between_the_same_ranks_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    lines = phase_costs._lines
+    monkeypatch.setattr(phase_costs, "_lines", lambda hardware, phase, *more: looked.append(
+        len(phase.sources)) or lines(hardware, phase, *more))
+    phase_costs.patterns_of.cache_clear()
+    hardware = Hardware.preset("dgx-h100:64")
+    ring = [Costs(hardware).collective("all_to_all", 2**20 * i, range(512), algorithm="ring") for i in (1, 2)]
+    assert ring[0].seconds < ring[1].seconds and looked == [512]        # 511 phases round one ring
+    Costs(Hardware.preset("dgx-h100:64")).collective("all_reduce", 2**20, range(512), algorithm="ring")
+    assert looked == [512]
+    Costs(hardware).collective("all_reduce", 2**20, range(512), algorithm="recursive_doubling")
+    assert looked == [512] * 10
+    for kind in ("reduce_scatter", "all_gather"):
+        Costs(hardware).collective(kind, 2**20, range(512), algorithm="ring")
+        Costs(hardware).collective("all_reduce", 2**20, range(512), algorithm="halving_doubling")
+    assert looked == [512] * 10
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "all_reduce", "gather", "broadcast"])
+def test_loads_of_many_phases_are_those_of_one_after_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = ("dgx-h100:4", range(1, 30, 2)), ("dgx-a100:2", (3, 9, 1, 15, 14)), ("ethernet-cpu", range(3))
+    for preset, group in cases:
+        hardware = Hardware.preset(preset)
+        costs = Costs(hardware)
+        for name in costs.algorithms(kind, group):
+            loads = []
+            for most in (2**20, 40, 0):
+                monkeypatch.setattr(phase_costs, "MOST_LOADS", most)
+                price = Costs(hardware).collective(kind, 1000, group, algorithm=name)
+                loads.append(Costs(hardware).channel_bytes(price, group))
+            assert loads[0] == loads[1] == loads[2] != {}
