@@ -62,14 +62,14 @@ class Term(NamedTuple):
         return times * max(line.seconds(nbytes) for line in self.lines)
 
 
-Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, Line], ...]]
-"""For messages of equal parts, by the groups, and the sources and targets: each level that they use, and what a part of
-1 over 1 takes there."""
+Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, int, int], ...]]
+"""For messages of equal parts, by the groups, and the sources and targets: each level that they use, the most hops that
+one makes there, and the most of them that come together on a channel."""
 
 
 @lru_cache(maxsize=8)
-def patterns_of(hardware: Hardware) -> Patterns:
-    """What was found for messages on a hardware so far, which does not depend on algorithms."""
+def patterns_of(links: tuple[Any, ...], placement: tuple[int, ...]) -> Patterns:
+    """What was found so far for messages on links of these shapes, whatever their rates."""
     return {}
 
 
@@ -87,7 +87,8 @@ def terms(
         rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
-    patterns = patterns_of(hardware)
+    patterns = patterns_of(
+        tuple((link.shape, link.extents, link.ports) for link in hardware.links), tuple(hardware.placement or ()))
     for rule in rules:
         alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
         for term, times in alike if alike is not None else (
@@ -234,17 +235,33 @@ def _lines_of(
     if key not in patterns:
         if len(patterns) >= MOST_PATTERNS:
             patterns.clear()
-        patterns[key] = tuple(_lines(
-            hardware, phase._replace(parts=np.ones_like(phase.parts), whole=1), ranks, places))
+        patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
     part = int(phase.parts[0])
-    return tuple(
-        _with_pieces(Line(line.latency_seconds, line.load * part, phase.whole * hardware.links[level].bytes_per_second),
-                     hardware.links[level], share)
-        for level, line in patterns[key])
+    lines = []
+    for level, hops, count in patterns[key]:
+        link = hardware.links[level]
+        line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second)
+        lines.append(_with_pieces(line, link, share))
+    return tuple(lines)
+
+
+def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int]]:
+    """By level: the most hops of a message, and the most messages on a channel."""
+    phase = phase._replace(parts=np.ones_like(phase.parts), whole=1)
+    if _has_ports_alone(hardware, phase):
+        yield from ((level, 1, line.load) for level, line in _lines_of_ports(hardware, phase, places))
+        return
+    for used in _used(hardware, phase, ranks, places):
+        yield used.level, int(used.distance.max()), int(used.loads.max())
+
+
+def _has_ports_alone(hardware: Hardware, phase: Phase) -> bool:
+    """Whether each device sends and receives one message at most, over ports of its own."""
+    return has_own_ports(hardware) and _is_each_once(phase.sources) and _is_each_once(phase.targets)
 
 
 def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, Line]]:
-    if has_own_ports(hardware) and _is_each_once(phase.sources) and _is_each_once(phase.targets):
+    if _has_ports_alone(hardware, phase):
         yield from _lines_of_ports(hardware, phase, places)
         return
     for used in _used(hardware, phase, ranks, places):
@@ -259,7 +276,7 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Itera
 
 
 def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[tuple[int, Line]]:
-    """`_lines` if each device sends and receives one message at most, over ports of its own: all messages are alone."""
+    """`_lines` if the ports of each device have one message at most: all messages are alone."""
     here, there = places[:, phase.sources], places[:, phase.targets]
     apart = here != there
     for level, link in enumerate(hardware.links):

@@ -118,9 +118,9 @@ def test_shapes_of_groups() -> None:
 
 def test_messages_between_the_same_ranks_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    lines = phase_costs._lines
-    monkeypatch.setattr(phase_costs, "_lines", lambda hardware, phase, *more: looked.append(
-        len(phase.sources)) or lines(hardware, phase, *more))
+    pattern = phase_costs._pattern
+    monkeypatch.setattr(phase_costs, "_pattern", lambda hardware, phase, *more: looked.append(
+        len(phase.sources)) or pattern(hardware, phase, *more))
     phase_costs.patterns_of.cache_clear()
     hardware = Hardware.preset("dgx-h100:64")
     ring = [Costs(hardware).collective("all_to_all", 2**20 * i, range(512), algorithm="ring") for i in (1, 2)]
