@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
@@ -75,18 +76,15 @@ class Task:
                 "pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH))
         return Strategy(*parts)
 
-    def program(self, settings: Mapping[str, Any]) -> Step | Function:
-        """The training step under the strategy of a plan."""
-        step = self.model.step
-        made = self.strategy(settings)(step if _is_pipelined(settings) else step.specialize(**{BATCH: self.batch}))
-        assert isinstance(made, Step | Function)
-        return made
+    def run(self, settings: Mapping[str, Any]) -> TrainingRun:
+        """The training run of a plan."""
+        return TrainingRun(
+            self.model.model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer)
 
     def simulate(self, settings: Mapping[str, Any], *, fold: bool = True, link_sharing: bool = True) -> Trace:
         """The trace of a step of a plan."""
-        batch = self.batch if _is_pipelined(settings) else None
-        return simulate(self.program(settings), self.hardware, mesh=self.mesh(settings), batch=batch, fold=fold,
-                        link_sharing=link_sharing)
+        run = self.run(settings)
+        return simulate(run.step, self.hardware, fold=fold, link_sharing=link_sharing, **run.placed)
 
 
 def _is_pipelined(settings: Mapping[str, Any]) -> bool:
@@ -136,9 +134,14 @@ class Plan:
         return self.task.microbatches(self.settings)
 
     @cached_property
+    def run(self) -> TrainingRun:
+        """The training run, before it is placed on the hardware."""
+        return self.task.run(self.settings)
+
+    @property
     def step(self) -> Step | Function:
         """The distributed step: ``simulate(plan.step, hardware, mesh=plan.mesh, batch=batch)`` is `simulate`."""
-        return self.task.program(self.settings)
+        return self.run.step
 
     def simulate(self, *, fold: bool = True, link_sharing: bool = True) -> Trace:
         """The trace of a step; the arguments are those of `parallelism.simulation.simulate`."""
@@ -166,11 +169,9 @@ class Plan:
 
         ``ValueError`` for a model that is no `TransformerSpec`.
         """
-        spec = self.task.model.spec
-        if spec is None:
+        if not isinstance(self.task.model.model, TransformerSpec):
             raise ValueError("only a TransformerSpec can be scaled down; the sizes of a program are its own")
-        wide = replace(spec, dtype="float32") if self.task.model.precision else spec
-        return scaled_down(TrainingRun(wide, self.task.batch, self.strategy, self.mesh))
+        return scaled_down(self.run)
 
     def why_not(self, **fixed: Any) -> str:
         """Why the best plan with these settings was not chosen before this one, in a sentence."""

@@ -50,6 +50,8 @@ class Plans(Sequence[Plan]):
     elapsed_seconds: float
     setup_seconds: float
     """Of ``elapsed_seconds``, those before the first plan was timed."""
+    timing_seconds: float
+    """Of ``elapsed_seconds``, those in which plans were timed, before any was simulated."""
     gap: float
     """By which part of its time the first plan may be slower than the best at most; 0 if it is proved to be best."""
     tightest: Plan | None = field(default=None, repr=False)

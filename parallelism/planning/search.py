@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -13,12 +14,14 @@ import numpy.typing as npt
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
+from parallelism.planning.costing import costed
 from parallelism.planning.machine import machine_of, memory_of
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.plans import Plans
-from parallelism.planning.simulated import simulated_bounds
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import TrainedModel
+from parallelism.simulation import CannotFold
+from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
 Progress = Callable[[str, int, int], None]
@@ -36,7 +39,7 @@ def find_plan(
     the rows of the batch.  ``hardware`` is a `Hardware`, a file, a preset with the number of its nodes (``dgx-h100:8``
     has 64 GPUs), or a preset alone with the number of ``devices``.  ``memory`` limits the bytes of a device, as a
     number or a text such as ``72GB``; None is all of its memory.  ``fixed`` has one value, or a list, of any of
-    `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``, ``schedule="gpipe"``.  ``optimizer`` is Adam unless
+    `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``, ``schedule="gpipe"``.  ``optimizer`` is AdamW unless
     another is given.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
@@ -53,10 +56,10 @@ def find_plan(
         raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
-    task = Task(TrainedModel.of(model, Adam(1e-3) if optimizer is None else optimizer), batch, found, count)
+    task = Task(TrainedModel.of(model, ADAM_W if optimizer is None else optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or _silent
-    seconds, peaks, timed, setup = simulated_bounds(task, possible, told, start)
+    seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
     if not fits.all():
@@ -72,7 +75,7 @@ def find_plan(
         task, possible.take(rows), seconds[rows], peaks[rows],
         {place: full[row] for place, row in enumerate(rows.tolist()) if row in full}, limit,
         sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
-        perf_counter() - start, setup, gap)
+        perf_counter() - start, setup, timing, gap)
     if least is not None:
         smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
                         is_simulated=False, plans=plans)
@@ -100,11 +103,8 @@ def _best_first(
 
 def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
     """The seconds of a step of a plan in which links are shared."""
-    try:
+    with suppress(CannotFold):
         return task.simulate(settings).makespan_seconds
-    except ValueError as error:
-        if "share links" not in str(error):
-            raise
     return task.simulate(settings, fold=False).makespan_seconds
 
 

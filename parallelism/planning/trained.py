@@ -22,10 +22,10 @@ CORE = "attention.core"
 class TrainedModel:
     """A training step, and what its strategies need to know of it."""
 
-    step: Function
-    """The step on one device, with the symbol `BATCH` for the rows."""
-    spec: TransformerSpec | None
-    """The figures of the model, if it was given by them."""
+    model: TransformerSpec | Function
+    """The model whose step is transformed: in float32 where precision is mixed."""
+    regions: frozenset[str]
+    """The regions of the program of its loss."""
     prefix: str
     """The region whose numbered parts are the blocks of the model, such as ``block``; empty if there is none."""
     blocks: int
@@ -34,7 +34,8 @@ class TrainedModel:
     """The sizes that the number of tensor-parallel devices must divide, by what they are."""
     sequence: int | None
     """The length that sequence and context parallelism must divide; None: they are not known to fit."""
-    precision: MixedPrecision | None = None
+    precision: MixedPrecision | None
+    optimizer: SGD | Adam
 
     @classmethod
     def of(cls, model: TransformerSpec | Function | str, optimizer: SGD | Adam) -> TrainedModel:
@@ -57,7 +58,7 @@ class TrainedModel:
             raise ValueError(f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                              f"has {has}")
         prefix, blocks = _blocks(model)
-        return cls(train_step(model, optimizer), None, prefix, blocks, {}, None)
+        return cls(model, frozenset(model.regions), prefix, blocks, {}, None, None, optimizer)
 
     @classmethod
     def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam) -> TrainedModel:
@@ -65,18 +66,32 @@ class TrainedModel:
         narrow = is_floating(dtype) and dtype.itemsize < 4
         wide = replace(spec, dtype="float32") if narrow else spec
         rows, = symbols(BATCH)
+        regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
-            train_step(wide.function(rows), optimizer), spec, "block", spec.layers,
+            wide, regions, "block", spec.layers,
             {"heads": spec.heads, "heads of keys and values": spec.groups, "the feed-forward width": spec.hidden,
              "the vocabulary": spec.vocabulary, "the width": spec.width},
-            spec.sequence, MixedPrecision(dtype.name) if narrow else None)
+            spec.sequence, MixedPrecision(dtype.name) if narrow else None, optimizer)
+
+    def of_layers(self, layers: int) -> TrainedModel | None:
+        """The same model with another number of blocks; None if it is a program."""
+        if not isinstance(self.model, TransformerSpec):
+            return None
+        return replace(self, model=replace(self.model, layers=layers), blocks=layers)
+
+    @property
+    def step(self) -> Function:
+        """The training step on one device, with the symbol `BATCH` for the rows."""
+        rows, = symbols(BATCH)
+        loss = self.model.function(rows) if isinstance(self.model, TransformerSpec) else self.model
+        return train_step(loss, self.optimizer)
 
     @property
     def recomputed(self) -> Mapping[str, str]:
         """The patterns of regions that each choice of recomputation runs again."""
         found = {"none": ""}
         if self.blocks:
-            if any(path.endswith(f".{CORE}") for path in self.step.regions):
+            if any(path.endswith(f".{CORE}") for path in self.regions):
                 found["selective"] = f"{self.prefix}.*.{CORE}"
             found["full"] = f"{self.prefix}.*"
         return found

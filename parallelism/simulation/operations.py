@@ -90,8 +90,8 @@ class PipelinedStep:
             raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
         self.places = program.places(mesh)
         """For each rank, its position in the pipeline and the number of its replica."""
-        self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
-        self._actions: dict[Any, RepeatedEvents] = {}
+        self.parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
+        self.actions: dict[Any, RepeatedEvents] = {}
         """The events of actions, which stages of the same programs share."""
         self._even: dict[StagePrograms, bool] = {}
         """Whether the shards of all tensors in the programs of a stage have equal shapes."""
@@ -118,8 +118,8 @@ class PipelinedStep:
             position, replica = self.places[rank]
             kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
             for stage in self.program.stages_on(position):
-                programs = self._programs(stage, rank).first
-                for part in dict.fromkeys(map(programs.alike, self._parts[replica])):
+                programs = self.programs(stage, rank).first
+                for part in dict.fromkeys(map(programs.alike, self.parts[replica])):
                     for kind in (*kinds, *(("R",) if programs.functions.recompute else ())):
                         _ = programs.program(kind, part).steps
 
@@ -127,11 +127,12 @@ class PipelinedStep:
         """The events of each class; with a ``price``, an action of a stage is one piece of compute where it can be."""
         first, class_of = self.classes
         return Templates(self.mesh, [
-            self._events(rank, price and partial(price, np.flatnonzero(class_of == number)))
+            self.events(rank, price and partial(price, np.flatnonzero(class_of == number)))
             for number, rank in enumerate(first)
         ], class_of)
 
-    def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
+    def events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
+        """The events of a rank; with a ``price``, an action of a stage is one piece of compute where it can be."""
         device, position = TypedDevice(self.mesh, rank, self._messages(rank)), self.places[rank][0]
         pipeline = self.program.pipeline
         axis, _ = self.program.axes(self.mesh)
@@ -140,7 +141,7 @@ class PipelinedStep:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
 
         self.program.run(
-            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self._actions),
+            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self.actions),
             None if self._has_messages(position) else run_stages)
         return device.events
 
@@ -153,9 +154,9 @@ class PipelinedStep:
     def _share(self, rank: int) -> Share:
         """The inputs of a rank, as types."""
         position, replica = self.places[rank]
-        parts, data, weights = self._parts[replica], dict[str, Any](), dict[str, Any]()
+        parts, data, weights = self.parts[replica], dict[str, Any](), dict[str, Any]()
         for stage in self.program.stages_on(position):
-            programs = self._programs(stage, rank)
+            programs = self.programs(stage, rank)
             functions = programs.functions
             by_part = [programs.data(programs.alike(part)) for part in parts]
             for name, *types in zip(functions.data, *by_part, strict=True):
@@ -169,8 +170,8 @@ class PipelinedStep:
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
         """A function from a tag to an array of the type of the message that the rank receives with this tag."""
         position, replica = self.places[rank]
-        pipeline, parts = self.program.pipeline, self._parts[replica]
-        programs = {stage: self._programs(stage, rank) for stage in self.program.stages_on(position)}
+        pipeline, parts = self.program.pipeline, self.parts[replica]
+        programs = {stage: self.programs(stage, rank) for stage in self.program.stages_on(position)}
         cache: dict[Any, TypedArray] = {}
 
         def incoming(tag: int) -> TypedArray:
@@ -184,7 +185,8 @@ class PipelinedStep:
 
         return incoming
 
-    def _programs(self, stage: int, rank: int) -> StagePrograms:
+    def programs(self, stage: int, rank: int) -> StagePrograms:
+        """The programs of a stage on a rank."""
         return self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
 
     @cached_property
@@ -192,13 +194,13 @@ class PipelinedStep:
         """The parts of each replica, all from row 0 unless the work of a program depends on its first row."""
         first_row = f"{self.program.stages.batch}_first"
         if any(first_row in stage.symbols_of_work for stage in self.program.stages.functions):
-            return list(map(tuple, self._parts))
-        return [tuple((0, rows) for _, rows in parts) for parts in self._parts]
+            return list(map(tuple, self.parts))
+        return [tuple((0, rows) for _, rows in parts) for parts in self.parts]
 
     def _even_inside(self, position: int) -> bool:
         """Whether all devices inside the stages of a position have programs of the same shapes."""
         return self.program.mesh_inside is None or all(
-            self._is_even(self._programs(stage, 0).first) for stage in self.program.stages_on(position))
+            self._is_even(self.programs(stage, 0).first) for stage in self.program.stages_on(position))
 
     def _is_even(self, programs: StagePrograms) -> bool:
         if programs not in self._even:

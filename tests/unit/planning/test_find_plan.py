@@ -77,7 +77,7 @@ def test_the_text_fits_a_terminal(plans: Plans) -> None:
 def test_nothing_fits() -> None:
     plans = find_plan(SPEC, hardware="dgx-h100", devices=1, batch=2, memory="10kB", **FEW)
     assert len(plans) == 0
-    assert plans.refused["memory"].count == plans.timed == 1
+    assert (plans.refused["memory"].count, plans.timed) == (1, 0)
     assert plans.tightest is not None
     with pytest.raises(NoPlanFits, match=r"the smallest plan, pp=1 1f1b:1, needs .* which has 9\.77 KiB"):
         plans.best  # noqa: B018
@@ -102,10 +102,10 @@ def test_the_program_of_a_loss_is_planned() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
-    ({"devices": None}, "say how many devices of dgx-h100 there are: devices=64, or dgx-h100:8"),
-    ({"hardware": "dgx-h100:2", "devices": 8}, "dgx-h100:2 has 16 devices, not 8"),
+    ({"devices": None}, "say how many devices of dgx-h100 there are: devices=64"),
+    ({"hardware": "dgx-h100:2", "devices": 8}, "dgx-h100:2 has 16 devices, and 8 are asked for"),
     ({"devices": 0}, "devices must be an integer of at least 1, got 0"),
-    ({"hardware": "tpu-v4"}, "tpu-v4 has 64 devices, not 2; say its extents"),
+    ({"hardware": "tpu-v4", "devices": 65}, "tpu-v4 has 64 devices, fewer than 65"),
     ({"memory": "72 apples"}, "memory must be a number of bytes, or a text such as 72GB"),
     ({"memory": 0}, "memory must be above 0 bytes"),
     ({"simulations": -1}, "simulations must be an integer of at least 0"),

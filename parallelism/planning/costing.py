@@ -1,0 +1,78 @@
+"""The seconds and the memory of all plans of a space: those from pieces at once, the others by simulation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.planning.plan import Task
+from parallelism.planning.sheets import Unpriceable
+from parallelism.planning.space import Choices
+from parallelism.planning.table import PlanTable, Shape
+
+Told = Callable[[str, int, int], None]
+
+
+class Costed(NamedTuple):
+    """The plans of a space, by row."""
+
+    seconds: npt.NDArray[np.float64]
+    """Of a step in which nothing shares links; infinite for plans that need too much memory."""
+    peaks: npt.NDArray[np.int64]
+    """The bytes of the fullest device."""
+    timed: int
+    setup_seconds: float
+    """Before the first plan was timed."""
+    timing_seconds: float
+    """While plans were timed."""
+
+
+def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
+    """The costs of all plans; those that need more memory than ``limit`` are not timed."""
+    start = perf_counter()
+    seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
+    left = list(range(len(possible)))
+    groups: dict[Shape, list[int]] = {}
+    try:
+        table = PlanTable(task, possible)
+    except Unpriceable:
+        table = None
+    if table is not None:
+        groups, left = _prepared(table, possible, told)
+        for shape, rows in groups.items():
+            peaks[rows] = table.peaks(shape, rows)
+        for shape in list(groups):
+            groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
+        left += table.price(groups)
+    setup = perf_counter() - start
+    timed = sum(map(len, groups.values()))
+    for shape, rows in groups.items():
+        if table is not None and rows:
+            seconds[rows] = table.seconds(shape, rows)
+    timing = perf_counter() - start - setup
+    for done, row in enumerate(left):
+        told("simulated", done, len(left))
+        trace = task.simulate(possible.settings(row), link_sharing=False)
+        seconds[row], peaks[row] = trace.makespan_seconds, max(trace.peaks().values())
+    return Costed(seconds, peaks, timed + len(left), setup, timing)
+
+
+def _prepared(table: PlanTable, possible: Choices, told: Told) -> tuple[dict[Shape, list[int]], list[int]]:
+    """The rows whose pieces are known, by the shape of their pipeline, and the others."""
+    groups: dict[Shape, list[int]] = defaultdict(list)
+    left = []
+    for row in range(len(possible)):
+        if row % 256 == 0:
+            told("prepared", row, len(possible))
+        try:
+            table.prepare(row)
+        except Unpriceable:
+            left.append(row)
+        else:
+            groups[table.shape(row)].append(row)
+    return groups, left

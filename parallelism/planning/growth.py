@@ -1,0 +1,88 @@
+"""The events of a stage of any number of blocks, from those of one block and of two.
+
+The events of two blocks are those of one with segments inserted; those of n blocks have each segment n - 1 times,
+because every block but the first and the last does the same between the same neighbours.  A forward or a backward has
+one such segment.  The update of a stage has several: it does one thing for all parameters, then the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.planning.sheets import Unpriceable
+
+Ints = npt.NDArray[np.int64]
+
+WINDOWS = 64, 32, 16, 8
+"""So many events after a segment must be those that followed without it.  Where the segment repeats the events before
+it, few are enough; otherwise as many as can be."""
+
+
+class Segment(NamedTuple):
+    """Events that follow each other."""
+
+    start: int
+    end: int
+    """Their places among those of two blocks."""
+    one: int
+    """The place of the first among those of one block; -1 for a segment that only two blocks have."""
+
+
+def segments_between(one: Sequence[object], two: Sequence[object]) -> tuple[Segment, ...]:
+    """The events of two blocks as segments, those of one block and those that repeat in turn.
+
+    `Unpriceable` if they are not those of one block with segments inserted.
+    """
+    found, i, j = list[Segment](), 0, 0
+    while True:
+        begun = j
+        while i < len(one) and j < len(two) and one[i] == two[j]:
+            i, j = i + 1, j + 1
+        found.append(Segment(begun, j, i - (j - begun)))
+        if i == len(one) and j == len(two):
+            return tuple(found)
+        more = _inserted(one, two, i, j)
+        found.append(Segment(j, j + more, -1))
+        j += more
+
+
+def _inserted(one: Sequence[object], two: Sequence[object], i: int, j: int) -> int:
+    """The length of the segment that begins at ``two[j]``, where ``one`` goes on with ``one[i]``."""
+    most = (len(two) - j) - (len(one) - i)
+    if i == len(one):
+        return most
+    for window, again in ((WINDOWS[-1], True), *((window, False) for window in WINDOWS)):
+        following = list(one[i:i + window])
+        for length in range(1, most + 1):
+            if (
+                two[j + length] == following[0] and list(two[j + length:j + length + len(following)]) == following
+                and (not again or list(two[j:j + length]) == list(two[max(j - length, 0):j]))
+            ):
+                return length
+    raise Unpriceable("the events of a stage do not repeat with its blocks")
+
+
+def peak(segments: Sequence[Segment], one: Ints, two: Ints, blocks: int) -> tuple[int, int]:
+    """The largest sum of the first changes of memory, and the sum of all, for so many blocks.
+
+    ``one`` and ``two`` have the changes of one block and of two, in order; 0 stands for no change.  What a segment that
+    does not repeat changes is affine in the blocks.
+    """
+    level, most = 0, 0
+    for start, end, first in segments:
+        times = 1 if first >= 0 else blocks - 1
+        changes = two[start:end]
+        if first >= 0:
+            begun = one[first:first + end - start]
+            changes = begun + (blocks - 1) * (changes - begun)
+        if not len(changes) or not times:
+            continue
+        sums = np.cumsum(changes)
+        change = int(sums[-1])
+        most = max(most, level + int(sums.max()) + max(0, (times - 1) * change))
+        level += times * change
+    return most, level

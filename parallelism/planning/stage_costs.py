@@ -1,0 +1,164 @@
+"""`StageCosts`: seconds and memory of the pieces of a step, for stages of any number of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.memoized import memoized
+from parallelism.planning.growth import Segment, peak, segments_between
+from parallelism.planning.row_prices import Layout, RowPrices
+from parallelism.planning.sheets import COLLECTIVE, MEMORY, MESSAGE, Sheet
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Memory(NamedTuple):
+    """Bytes of an action, beside what the device holds before it."""
+
+    peak: int
+    change: int
+
+
+class SheetCosts:
+    """The costs of the rows of one sheet, which `Forms` takes apart."""
+
+    def __init__(self, sheet: Sheet, forms: Forms) -> None:
+        self.sheet, self.forms = sheet, forms
+        self._computes: dict[Any, float] | None = None
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @memoized
+    def memory(self, place: int, kind: str, blocks: int) -> Memory:
+        """Of an action of a stage of so many blocks; of a backward with what is computed again."""
+        label = place, kind
+        before = self.memory(place, "R", blocks) if kind in "BI" and ((place, 2), "R") in self.sheet.sections else None
+        most, level = self._peak(label, blocks)
+        level += self._grown((place, "kept", kind), blocks)
+        own = Memory(max(most, level), level)
+        if before is None:
+            return own
+        return Memory(max(before.peak, before.change + own.peak), before.change + own.change)
+
+    @memoized
+    def end_peak(self, place: int, blocks: int) -> int:
+        """The most bytes that the end of a device with so many blocks takes, beside what the device holds."""
+        return self._peak((place, "end"), blocks)[0]
+
+    @memoized
+    def held(self, place: int, blocks: int, category: str) -> int:
+        """Bytes that a device holds during the whole step."""
+        return self._grown((place, "held", category), blocks)
+
+    @memoized
+    def received(self, place: int, kind: str) -> int:
+        """The bytes of the message that an action takes; 0 if it takes none."""
+        return self.sheet.size(((place, 1), "received"), kind)
+
+    @memoized
+    def exchanged(self, place: int) -> int:
+        """The bytes of the gradients of shared weights."""
+        kinds, numbers = self.sheet.rows(((place, 1), "end"))
+        return sum(int(row[0]) for kind, row in zip(kinds, numbers, strict=True) if kind.what == MESSAGE)
+
+    def _grown(self, what: tuple[int, str, str], blocks: int) -> int:
+        place, section, name = what
+        def of(n: int) -> int:
+            if section == "kept":
+                return self.sheet.size(((place, n), name, "kept"), "kept")
+            return self.sheet.size(((place, n), section), name)
+        one = of(1)
+        return one + (blocks - 1) * (of(2) - one)
+
+    def _peak(self, label: tuple[int, str], blocks: int) -> tuple[int, int]:
+        place, action = label
+        one, two = (self._changes(((place, n), action)) for n in (1, 2))
+        return peak(self.forms.segments(self.sheet, label), one, two, blocks)
+
+    def _changes(self, section: Any) -> Ints:
+        kinds, numbers = self.sheet.rows(section)
+        memory = np.array([kind.what == MEMORY for kind in kinds], np.bool_)
+        return np.where(memory, numbers[:, 0], 0).astype(np.int64)
+
+    # -- seconds -------------------------------------------------------------------------------------------------------
+
+    def seconds(self, prices: RowPrices, layout: Layout) -> SheetSeconds:
+        """The seconds of all sections on a mesh."""
+        if self._computes is None:
+            self._computes = self._sums(prices.computes(self.sheet.kinds, self.sheet.numbers))
+        at = self._collectives
+        seconds = np.zeros(len(self.sheet.kinds))
+        for place in at:
+            seconds[place] = prices.collective(self.sheet.kinds[place], float(self.sheet.numbers[place, 0]), layout)
+        sums = self._sums(seconds) if at else {}
+        return SheetSeconds(self.sheet, {name: sums.get(name, 0.0) + own for name, own in self._computes.items()})
+
+    @cached_property
+    def _collectives(self) -> list[int]:
+        return [place for place, kind in enumerate(self.sheet.kinds) if kind.what == COLLECTIVE]
+
+    def _sums(self, seconds: Floats) -> dict[Any, float]:
+        """The seconds of each section; of an end under ``before`` those before its gradients are exchanged."""
+        found: dict[Any, float] = {}
+        for name, rows in self.sheet.sections.items():
+            if name[1] == "end":
+                kinds = self.sheet.kinds[rows]
+                at = rows.start + next((i for i, kind in enumerate(kinds) if kind.what == MESSAGE), 0)
+                found[name[0], "before"] = float(seconds[rows.start:at].sum())
+                rows = slice(at, rows.stop)
+            found[name] = float(seconds[rows].sum())
+        return found
+
+
+@dataclass(frozen=True)
+class SheetSeconds:
+    """The seconds of the sections of a sheet."""
+
+    sheet: Sheet
+    sums: Mapping[Any, float]
+
+    def action(self, place: int, kind: str, blocks: int) -> float:
+        """Of an action of a stage of so many blocks; of a backward with what is computed again."""
+        own = self._grown(place, kind, blocks)
+        again = kind in "BI" and ((place, 1), "R") in self.sums
+        return own + self._grown(place, "R", blocks) if again else own
+
+    def end(self, place: int, blocks: int) -> tuple[float, float]:
+        """Of the end of a device, before its gradients are exchanged, and after."""
+        return self.sums[(place, 1), "before"], self._grown(place, "end", blocks)
+
+    def _grown(self, place: int, section: str, blocks: int) -> float:
+        one = self.sums[(place, 1), section]
+        return one + (blocks - 1) * (self.sums[(place, 2), section] - one)
+
+
+class Forms:
+    """How the sections of sheets grow with the blocks of a stage; of sheets that differ in numbers alone the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Segment, ...]] = {}
+
+    def segments(self, sheet: Sheet, label: tuple[int, str]) -> tuple[Segment, ...]:
+        """Where the events of a section repeat."""
+        place, action = label
+        kinds = tuple(sheet.rows(((place, n), action))[0] for n in (1, 2))
+        key = label, kinds
+        if key not in self._known:
+            one, two = (self._tokens(sheet, ((place, n), action)) for n in (1, 2))
+            self._known[key] = segments_between(one, two)
+        return self._known[key]
+
+    @staticmethod
+    def _tokens(sheet: Sheet, section: Any) -> list[Any]:
+        """What events are compared by; of memory that is freed at the end, with all blocks together, the kind alone."""
+        kinds, numbers = sheet.rows(section)
+        last = max((i for i, kind in enumerate(kinds) if kind.what != MEMORY), default=-1)
+        plain = numbers.astype(np.float64).tolist()
+        return [(kind, plain[i] if i <= last else None) for i, kind in enumerate(kinds)]

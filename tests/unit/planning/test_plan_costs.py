@@ -1,0 +1,144 @@
+"""The seconds and the memory that are put together from pieces, against the simulation of each plan."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelism import Hardware, Pipeline, models
+from parallelism.planning import find_plan
+from parallelism.planning.growth import peak, segments_between
+from parallelism.planning.orders import KINDS, order_of, place_of
+from parallelism.planning.plan import Task
+from parallelism.planning.search import full_seconds
+from parallelism.planning.sheets import Unpriceable
+from parallelism.planning.space import Choices, choices
+from parallelism.planning.table import PlanTable
+from parallelism.planning.trained import TrainedModel
+from parallelism.training.training_run import ADAM_W
+
+SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
+PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "recompute": "none", "order": "pp dp cp tp"}
+
+
+def table_of(task: Task, **fixed: Any) -> tuple[PlanTable, Choices]:
+    possible = choices(task.model, task.devices, task.batch, fixed)
+    return PlanTable(task, possible), possible
+
+
+def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
+    table.prepare(row)
+    shape, settings = table.shape(row), possible.settings(row)
+    trace = table.task.simulate(settings, link_sharing=False)
+    assert table.seconds(shape, [row])[0] == pytest.approx(trace.makespan_seconds, rel=1e-12), settings
+    assert table.peaks(shape, [row])[0] == max(trace.peaks().values()), settings
+    assert table.seconds(shape, [row])[0] <= full_seconds(table.task, settings) * (1 + 1e-12)
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[PlanTable, Choices]:
+    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+    task = Task(TrainedModel.of(spec, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
+    return table_of(task, schedule=SCHEDULES)
+
+
+@pytest.mark.parametrize("settings", [
+    {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
+    {"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "sp": True, "zero": 1, "schedule": "interleaved_1f1b", "chunks": 2},
+    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 3, "recompute": "full"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 1, "tp": 4, "microbatch": 6, "schedule": "zero_bubble_h1"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 4, "schedule": "zero_bubble_v", "chunks": 2,
+                  "zero": 2, "recompute": "selective"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 1, "dp": 4, "tp": 2, "microbatch": 1, "zero": 2, "order": "pp cp tp dp"},
+                 marks=pytest.mark.slow),
+    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp cp tp"},
+                 marks=pytest.mark.slow),
+])
+def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanTable, Choices], settings: dict[str, Any]) -> None:
+    plans, possible = table
+    rows = [row for row in range(len(possible)) if possible.settings(row) == PLAIN | settings]
+    assert len(rows) == 1
+    assert_as_simulated(plans, possible, rows[0])
+
+
+def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int, int, dict[str, Any]]:
+    """A model, devices, a batch and fixed settings, of which only a few plans are left."""
+    def one(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    heads = one(1, 2, 4, 6)
+    spec = models.TransformerSpec(
+        layers=one(1, 2, 4, 6), width=heads * one(4, 6, 16), heads=heads, vocabulary=one(24, 48, 50), dtype=one(
+            "float32", "bfloat16"), sequence=one(6, 8, 12), activation=one("gelu", "relu", "swiglu"),
+        norm=one("layer", "rms"), positions=one("learned", "rotary"), biases=one(True, False), tied=one(True, False),
+        fused_attention=one(True, False), key_value_heads=one(None, 1 if heads == 1 else heads // 2 or 1))
+    fixed = {"schedule": one(*SCHEDULES, "zero_bubble_h2", "dual_pipe_v", "looped_bfs", "interleaved_zero_bubble"),
+             "zero": one(0, [0, 1], 1, 2), "recompute": one("none", "selective", "full"), "sp": one(False, True, None),
+             "microbatch": one(1, 2, 3), "order": one("pp dp cp tp", "dp pp cp tp", "pp cp tp dp")}
+    return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(50))
+def test_plans_of_random_spaces(seed: int) -> None:
+    """Of each of four spaces: plans from pieces are the simulated ones, and the pick is that of all simulations."""
+    rng, spaces = np.random.default_rng(seed), 0
+    while spaces < 4:
+        spec, devices, batch, fixed = random_space(rng)
+        model = TrainedModel.of(spec, ADAM_W)
+        task = Task(model, batch, Hardware.preset("dgx-a100:2").placed(range(devices)), devices)
+        table, possible = table_of(task, **fixed)
+        if not 1 < len(possible) <= 8:
+            continue
+        spaces += 1
+        for row in range(len(possible)):
+            try:
+                assert_as_simulated(table, possible, row)
+            except Unpriceable:
+                continue
+        plans = find_plan(spec, hardware=task.hardware, batch=batch, simulations=None, **fixed)
+        assert plans.best.seconds == min(full_seconds(task, possible.settings(row)) for row in range(len(possible)))
+        assert plans.gap == 0
+
+
+# -- the pieces of it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "microbatches", "chunks"), [
+    ("1f1b", 4, 9, 1), ("1f1b", 3, 2, 1), ("gpipe", 3, 5, 1), ("interleaved_1f1b", 4, 8, 3),
+    ("zero_bubble_h1", 4, 7, 1),
+    ("zero_bubble_h2", 3, 8, 1), ("interleaved_zero_bubble", 2, 4, 2), ("zero_bubble_v", 3, 6, 2),
+    ("dual_pipe_v", 4, 9, 2), ("v_min", 3, 7, 2), ("looped_bfs", 2, 4, 2), ("1f1b", 1, 3, 1),
+])
+def test_an_order_is_timed_as_the_schedule(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:
+    rng, stages, order = np.random.default_rng(0), ranks * chunks, order_of(schedule, ranks, microbatches, chunks)
+    durations = rng.integers(1, 1000, (16, 3)).astype(float)
+    messages = np.append(np.full((len(order.messages), 3), rng.integers(0, 300, 3)), np.zeros((1, 3)), axis=0)
+    ends = order.ends(durations, messages.astype(float))
+    for plan in range(3):
+        costs: dict[str, Any] = {
+            kind: [float(durations[4 * place_of(stage, stages) + i, plan]) for stage in range(stages)]
+            for i, kind in enumerate(KINDS)}
+        timeline = Pipeline(stages, microbatches, schedule, chunks).schedule.timeline(
+            costs | {"message": float(messages[0, plan])})
+        assert [row[-1].end for row in timeline.spans] == ends[:, plan].tolist()
+
+
+def test_events_grow_by_segments() -> None:
+    def stage(blocks: int) -> str:
+        return "^" + "ABCDEFGHAB" * blocks + "-1234567" + "BADCABBA" * blocks + "=" + "3" * blocks
+
+    segments = segments_between(stage(1), stage(2))
+    assert "".join(stage(2)[start:end] * (1 if first >= 0 else 3) for start, end, first in segments) == stage(4)
+    assert segments_between("AB", "AB") == ((0, 2, 0),)
+    with pytest.raises(Unpriceable):
+        segments_between("ABC", "AXC")
+
+
+def test_a_peak_of_many_blocks() -> None:
+    one, two = np.array([5, -3, -1, 2]), np.array([5, -3, 5, -3, -1, 3])
+    segments = segments_between("abcd", "ababcd")
+    # Three blocks: 5 -3 5 -3 5 -3 -1, and at the end 4.
+    assert peak(segments, one, two, 3) == (9, 9)
+    assert peak(segments, one, two, 1) == (5, 3)
