@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum
 from os import PathLike
 from typing import Any
@@ -38,7 +39,7 @@ class Figures:
         """The duration of the step."""
         return self.trace.makespan_seconds
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, float]:
         """The seconds of each part of the step on the device that waits least (`parallelism.trace.StepSplit`).
 
@@ -109,9 +110,9 @@ class Figures:
     @property
     def peak_bytes(self) -> int:
         """The most bytes that a device holds at any time."""
-        return max(self.trace.peaks().values(), default=0)
+        return max(sum(held.values()) for held in self.memory)
 
-    @property
+    @cached_property
     def memory(self) -> list[dict[str, int]]:
         """By position in the pipeline: what the fullest device holds when it holds most, by category.
 

@@ -11,15 +11,16 @@ from typing import Any
 from parallelism import ir
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plans, find_plan
+from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
 from vcluster.cli.placed import program_in
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
-from vcluster.cli.plan_text import needs_text, plan_text
+from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.verified import verified
 from vcluster.demo import WrongWords
-from vcluster.demo.command_line import Arguments, whole, writable
+from vcluster.demo.command_line import Arguments, accessing, whole, writable
 
 ORDER = "pp dp cp tp"
 _FIXED = {
@@ -43,6 +44,7 @@ OWN: Arguments = {
     "--verify": {"action": "store_true",
                  "help": "run a small model under the first plan on processes, and compare with its simulation"},
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
+    "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
     "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
 }
@@ -61,21 +63,26 @@ def planned(program: str, words: Sequence[str]) -> int:
          "      --memory 72GB --why-not tp=8 --save plans.json",
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
          "--load plans.json --json"), OWN, optional=loads).parse(words)
-    for option in ("save",):
+    for option in ("save", "html"):
         if (path := getattr(arguments, option)) is not None:
             writable(path, option)
-    document = loaded(arguments.load) if loads else _searched(program, arguments)
+    document, trace = (loaded(arguments.load), None) if loads else _searched(program, arguments)
     if arguments.save is not None:
         saved(document, arguments.save)
+    if arguments.html is not None:
+        with accessing(arguments.html, option="html"):
+            write_page(document, trace, arguments.html)
     told = {**document, "plans": document["plans"][:arguments.top]}
     print(printed_json(told) if arguments.json else plan_text(told))
+    if arguments.html is not None and not arguments.json:
+        print(f"\nThe page is {arguments.html}")
     if document["plans"]:
         return int(bool((document.get("verified") or {}).get("differences")))
     print(needs_text(document), file=sys.stderr)
     return 1
 
 
-def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
     flags = flags_of(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
@@ -92,10 +99,10 @@ def _searched(program: str, arguments: argparse.Namespace) -> dict[str, Any]:
         if sys.stderr.isatty():
             print(end="\r\033[K", file=sys.stderr)
         questions = [settings([text]) for text in arguments.why_not]
-        document = document_of(asked, plans, arguments.top, questions, fixed, search)
+        document, trace = document_of(asked, plans, arguments.top, questions, fixed, search)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
-        return document
+        return document, trace
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
 

@@ -11,7 +11,8 @@ from typing import Any
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
-from parallelism.planning import Plan, Plans
+from parallelism.planning import SETTINGS, Plan, Plans
+from parallelism.trace import Trace
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms.parts import first_argument
@@ -63,14 +64,16 @@ class Asked:
 def document_of(
     asked: Asked, plans: Plans, top: int, questions: Sequence[Mapping[str, Any]], fixed: Mapping[str, Any],
     search: Callable[..., Plans],
-) -> dict[str, Any]:
-    """The document of a search: the ``top`` plans, the answers to ``questions``, and what there is of all plans.
+) -> tuple[dict[str, Any], Trace | None]:
+    """The document of a search, and the trace of the first plan.
 
-    If no plan fits, ``needs`` has the memory of the smallest one, and for each of the ``fixed`` settings that of the
-    smallest without it, which is searched anew.
+    It has the ``top`` plans, the answers to ``questions``, and the settings of all plans.  If no plan fits, ``needs``
+    has the memory of the smallest one, and for each of the ``fixed`` settings that of the smallest without it, which is
+    searched anew.
     """
-    rows = sorted((_row(asked, plan) for plan in plans[:top]), key=lambda row: float(row["seconds"]))
-    return {
+    told = sorted((_row(asked, plan) for plan in plans[:top]), key=lambda pair: float(pair[0]["seconds"]))
+    rows = [row for row, _ in told]
+    document = {
         "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
         "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
@@ -80,17 +83,29 @@ def document_of(
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
         "why_not": [_why_not(asked, plans, question, rows) for question in questions] if rows else [],
-        "needs": _needs(asked, plans, fixed, search) if not rows else [],
+        "needs": _needs(asked, plans, fixed, search) if not rows else [], "all": _all(plans),
     }
+    return document, told[0][1].trace if told else None
 
 
-def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
+def _all(plans: Plans) -> dict[str, Any]:
+    """The settings, seconds and memory of all plans, in order, as columns; the first `MOST_ROWS` of very many."""
+    chosen, most = plans.choices, min(len(plans), MOST_ROWS)
+    names = [name for name in SETTINGS if name in chosen.columns]
+    return {
+        "names": names, "columns": {name: chosen[name][:most].tolist() for name in names},
+        "words": {name: list(chosen.words[name]) for name in names if name in chosen.words},
+        "seconds": plans.seconds[:most].tolist(), "peaks": plans.peaks[:most].tolist(),
+        "full": [place in plans.full for place in range(most)]}
+
+
+def _row(asked: Asked, plan: Plan) -> tuple[dict[str, Any], Figures]:
     """A plan with its figures, from its full simulation."""
     run = asked.run(plan)
     found = figures(run, plan.task.hardware)
     flags = words_of(run, plan.task.hardware)
     return {**found.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
-            "split": short(plan.settings), "flags": shlex.join(flags), "links": _links(found)}
+            "split": short(plan.settings), "flags": shlex.join(flags), "links": _links(found)}, found
 
 
 def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
@@ -152,7 +167,7 @@ def _why_not(
     plan = next(plans.where(**question), None)
     if plan is None:
         return {"question": words, "answer": plans.why_not(plans.best, **question)}
-    row = _row(asked, plan)
+    row, _ = _row(asked, plan)
     first = row["command"] == rows[0]["command"]
     return {"question": words, "answer": "the first plan is one with it" if first else "", "plan": row}
 
@@ -251,6 +266,7 @@ def _check(document: Mapping[str, Any]) -> None:
         _mapping(run.get("mesh"), "mesh")
     for each in document["front"]:
         _fields(each, ("split",), ("seconds", "peak_bytes"), "the front")
+    _check_columns(document.get("all"))
     for each in document["why_not"]:
         _fields(each, ("question", "answer"), (), "why_not")
     for each in document["needs"]:
@@ -258,6 +274,25 @@ def _check(document: Mapping[str, Any]) -> None:
         _mapping(each.get("memory"), "memory")
         if not isinstance(each.get("setting"), dict):
             raise ValueError("setting must be an object")
+
+
+def _check_columns(found: Any) -> None:
+    """``ValueError`` unless these are columns of one length, with a word for each number of a word."""
+    columns = found.get("columns") if isinstance(found, dict) else None
+    if not isinstance(columns, dict) or found.get("names") != [name for name in SETTINGS if name in columns]:
+        raise ValueError("all must be an object with the names of settings")
+    words = found.get("words")
+    if not isinstance(words, dict) or {*columns} != {*found["names"]} or not {*words} <= {*columns}:
+        raise ValueError("all must have a column for each setting")
+    numbers = [found.get("seconds"), found.get("peaks"), found.get("full"), *columns.values()]
+    if not all(isinstance(each, list) and all(isinstance(x, int | float) and abs(x) < inf for x in each)
+               for each in numbers) or len({len(each) for each in numbers}) != 1:
+        raise ValueError("the columns of all must be lists of numbers, as many in each")
+    for name, texts in words.items():
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or any(
+            not isinstance(x, int) or not 0 <= x < len(texts) for x in columns[name]
+        ):
+            raise ValueError(f"{name} must be numbers of words")
 
 
 def _fields(found: Mapping[str, Any], texts: Sequence[str], numbers: Sequence[str], what: str) -> None:

@@ -2,13 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
+from parallelism.trace import Trace
 from vcluster.cli.training import gigabytes
 from vcluster.cli.verified import verified_text
+from vcluster.report import plan_html
 
 NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
          "communication": "comm"}
@@ -67,9 +71,13 @@ def _front(front: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _why(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [line for text in _why_text(plans) for line in (*wrap(text, WIDTH), "")]
+
+
+def _why_text(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(plans) < 2:
         return []
-    return [*wrap(f"Why the first: the second ({plans[1]['split']}) takes {_more(plans[1], plans[0])}.", WIDTH), ""]
+    return [f"Why the first: the second ({plans[1]['split']}) takes {_more(plans[1], plans[0])}."]
 
 
 def _more(plan: Mapping[str, Any], first: Mapping[str, Any]) -> str:
@@ -93,7 +101,7 @@ def _why_not(each: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
              if plan["parts"].get(axis, 0) + plan["parts"].get("zero", 0) * (axis == "dp") >= 0.02 * plan["seconds"]}
     for axis, links in grown.items():
         rate = links["bytes"] / links["seconds"] / 1e9
-        text += f" Its collectives over {axis} cross {links['level']}, where a device receives {rate:.0f} GB/s."
+        text += f" Its collectives over {axis} cross {links['level']}, where a device receives {rate:.3g} GB/s."
     return [*wrap(text, WIDTH), ""]
 
 
@@ -144,3 +152,38 @@ def _with(each: Mapping[str, Any]) -> str:
     return f"; with {setting}: {gigabytes(sum(each['memory'].values()))} GB"
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> None:
+    """Writes the page of a document, with the timeline and the memory of the first plan if there is a ``trace``."""
+    plans, found = document["plans"], document["all"]
+    search = " ".join(_search(document)[:1])
+    verdict = [search] if plans else [search, needs_text(document)]
+    if plans:
+        first = plans[0]
+        verdict = [f"Best: {first['split']}, {seconds(first['seconds'])} a step, MFU {first['mfu']:.1%}, "
+                   f"{gigabytes(first['peak_bytes'])} GB on the fullest device.", search, *_why_text(plans)]
+        if document.get("verified"):
+            verdict.append(" ".join(verified_text(document["verified"]).split()))
+    facts = [("combinations", f"{document['considered']:,}"), ("refused", f"{sum(document['refused'].values()):,}"),
+             ("timed", f"{document['timed']:,}"), ("simulated", f"{document['simulated']:,}"),
+             ("seconds of search", f"{document['elapsed_seconds']:.1f}"),
+             ("gap", "0, proved" if not document["gap"] else f"at most {document['gap']:.1%}")]
+    answers = [(" ".join(_why_not(each, plans[0])).strip(), (each.get("plan") or {}).get("command", ""))
+               for each in document["why_not"]]
+    answers += [("The first plan again:", plans[0]["command"])] if plans else []
+    plan_html(
+        path, title=f"Plans of {document['model']} on {document['devices']} devices of {document['hardware']}",
+        verdict=verdict, facts=facts, plans=found, front=_front_of(found), rows=plans,
+        refused=sorted(document["refused"].items(), key=lambda item: -item[1]), answers=answers, trace=trace)
+
+
+def _front_of(found: Mapping[str, Any]) -> list[int]:
+    """The plans than which no other is both faster and smaller, the fastest first."""
+    least, front = inf, []
+    for i in sorted(range(len(found["seconds"])), key=lambda i: (found["seconds"][i], found["peaks"][i])):
+        if found["peaks"][i] < least:
+            least = found["peaks"][i]
+            front.append(i)
+    return front

@@ -4,6 +4,8 @@ from parallelism.trace.chrome import holistic
 from vcluster.report.beside import beside
 from vcluster.report.comparison import Change, Comparison, compare
 from vcluster.report.page import html
+from vcluster.report.plan_page import plan_html
 from vcluster.report.terminal import coloured_timeline, timeline
 
-__all__ = ["Change", "Comparison", "beside", "coloured_timeline", "compare", "holistic", "html", "timeline"]
+__all__ = ["Change", "Comparison", "beside", "coloured_timeline", "compare", "holistic", "html", "plan_html",
+           "timeline"]

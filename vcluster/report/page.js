@@ -8,8 +8,7 @@ for (const [label, value] of data.facts) {
 }
 for (const sentence of data.left_out) $("left-out").append(element("p", sentence));
 
-const sections = {timeline, split, measured, roofline, collectives, matrix, memory};
-for (const [key, draw] of Object.entries(sections)) {
+for (const [key, draw] of Object.entries(SECTIONS)) {
   if (!data[key]) continue;
   document.querySelector("[data-section=" + key + "]").hidden = false;
   draw(data[key]);

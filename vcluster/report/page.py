@@ -6,6 +6,7 @@ its content security policy lists the hash of that script. Names from a trace be
 
 import json
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -18,8 +19,9 @@ from parallelism.whole_files import written_whole
 from vcluster.report.payload import MOST_BARS, payload
 from vcluster.report.roofline import hardware_named
 
-SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "roofline.js", "memory.js", "page.js")
-"""The scripts of the page. They run as one script, in this order."""
+SCRIPTS = {"timeline": "timeline.js", "split": "tables.js", "measured": "tables.js", "roofline": "roofline.js",
+           "collectives": "tables.js", "matrix": "tables.js", "memory": "memory.js"}
+"""The sections of the page in order, and the script of each, which has a function of the same name."""
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -45,15 +47,20 @@ def html(
         file.write(text)
 
 
-def page(data: dict[str, Any]) -> str:
-    """The page of a payload, in ASCII."""
-    style = _text("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_text, SCRIPTS)) + "})();\n"
+def page(
+    data: dict[str, Any], template: str = "page.html", sections: Mapping[str, str] = SCRIPTS,
+    styles: Sequence[str] = ("page.css",),
+) -> str:
+    """The page of a payload, in ASCII: a template, and the scripts of its sections, which run as one script."""
+    style = "".join(map(_text, styles))
+    scripts = ("drawing.js", *dict.fromkeys(sections.values()))
+    listed = f"const SECTIONS = {{{', '.join(sections)}}};"
+    script = "\n".join(['"use strict";\n(() => {', *map(_text, scripts), listed, _text("page.js")]) + "})();\n"
     parts = {
         "POLICY": "default-src 'none'; base-uri 'none'; form-action 'none'; "
                   f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script, "DATA": embedded(data)}
-    pieces = _text("page.html").split("@@")     # text, name, text, name, ..., text: inserted text is not scanned again
+    pieces = _text(template).split("@@")     # text, name, text, name, ..., text: inserted text is not scanned again
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 

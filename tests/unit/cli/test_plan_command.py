@@ -187,3 +187,18 @@ def test_a_file_that_is_none_of_plans_is_refused(
     other.write_text(json.dumps(json.loads(file.read_text()) | change))
     status, out, err = said(capsys, "plan", "--load", str(other))
     assert (status, out) == (2, "") and error in err
+
+
+def test_the_page_has_all_plans_and_what_was_asked(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plans.html"
+    status, out, _ = said(capsys, "plan", "--load", str(file), "--html", str(page))
+    assert status == 0 and out.endswith(f"The page is {page}\n")
+    text = page.read_text()
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    document = json.loads(file.read_text())
+    assert data["plans"] == document["all"] and len(data["plans"]["seconds"]) == document["timed"]
+    assert data["best"]["rows"] == document["plans"] and data["front"][0] == 0
+    assert data["verdict"][0].startswith("Best: ") and data["answers"][1][0].startswith("Why not tp=8")
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
