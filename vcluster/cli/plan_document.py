@@ -24,6 +24,8 @@ FORMAT, VERSION = "vcluster plans", 1
 MOST_BYTES = 1 << 28
 COUNTS = ("considered", "refused", "timed", "simulated", "elapsed_seconds", "gap")
 """The fields of `--json` besides the plans."""
+SAVING = ("recompute", "zero")
+"""The settings without which a search is made again where nothing fits."""
 MOST_ROWS = 20_000
 """The most plans of which the settings are kept for the page."""
 
@@ -68,8 +70,8 @@ def document_of(
     """The document of a search, and the trace of the first plan.
 
     It has the ``top`` plans, the answers to ``questions``, and the settings of all plans.  If no plan fits, ``needs``
-    has the memory of the smallest one, and for each of the ``fixed`` settings that of the smallest without it, which is
-    searched anew.
+    has the memory of the smallest one, and for each of the ``fixed`` settings that save memory that of the smallest
+    without it, which is searched anew.
     """
     told = sorted((_row(asked, plan) for plan in plans[:top]), key=lambda pair: float(pair[0]["seconds"]))
     rows = [row for row, _ in told]
@@ -178,9 +180,9 @@ def _why_not(
 def _needs(
     asked: Asked, plans: Plans, fixed: Mapping[str, Any], search: Callable[..., Plans]
 ) -> list[dict[str, Any]]:
-    """The least memory that is needed, with all settings and without one of them."""
+    """The least memory that is needed, with all settings and without one of those that save memory."""
     found = [_need(asked, plans, "")]
-    for name in fixed:
+    for name in [name for name in SAVING if name in fixed and found[0]]:
         others = {key: value for key, value in fixed.items() if key != name}
         found.append(_need(asked, search(simulations=0, **others), name))
     return [each for each in found if each]

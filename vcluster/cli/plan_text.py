@@ -134,10 +134,10 @@ def _wrapped(words: str, start: str) -> list[str]:
 
 def needs_text(document: Mapping[str, Any]) -> str:
     """Why nothing fits, on one line: the least memory that is needed, by category."""
-    needs = document["needs"]
-    first, *others = needs if needs and not needs[0]["without"] else [None, *needs]
-    if first is None:
-        return "no plan is possible as it is asked for" + "".join(map(_with, others))
+    if not document["needs"]:
+        reasons = sorted(document["refused"].items(), key=lambda item: -item[1])
+        return f"no plan is possible: {', '.join(f'{reason} ({number})' for reason, number in reasons)}"
+    first, *others = document["needs"]
     parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in sorted(
         first["memory"].items(), key=lambda item: -item[1]) if nbytes)
     text = (f"no plan fits: the smallest ({first['split']}) needs {gigabytes(sum(first['memory'].values()))} GB of "
