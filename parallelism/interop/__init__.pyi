@@ -1,3 +1,4 @@
 from .errors import InteropError as InteropError, UnsupportedError as UnsupportedError
+from .onnx_models.programs import from_onnx as from_onnx
 from .partitioned import Partitioned as Partitioned
 from .stablehlo.programs import from_jax as from_jax, from_stablehlo as from_stablehlo, mesh_of as mesh_of

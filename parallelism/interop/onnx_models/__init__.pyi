@@ -1,0 +1,1 @@
+from .programs import from_onnx as from_onnx

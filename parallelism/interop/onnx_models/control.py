@@ -1,0 +1,91 @@
+"""What branches and loops mean: branches of a known condition, and loops with a fixed number of turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import flipped, reshaped
+from parallelism.interop.folding import emit, known, same_everywhere, whole
+from parallelism.interop.onnx_models.elementwise import ew
+from parallelism.interop.onnx_models.graph import Graph, GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.windows import cut
+
+MOST_TURNS = 10_000
+
+
+def _run(reader: Reader, node: GraphNode, name: str, given: list[Any]) -> list[Any]:
+    """What the graph of an attribute returns."""
+    graph = node.get(name)
+    if not isinstance(graph, Graph):
+        raise node.wrong(f"it has no graph {name}")
+    inner = dict(zip([value.name for value in graph.inputs], given, strict=False))
+    return reader.graph(graph, {**reader.around, **inner})
+
+
+@meaning("If")
+def _if(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Both branches, if the condition is not known: elements of one are selected."""
+    holds = same_everywhere(x[0])
+    if holds is not None:
+        return _run(reader, node, "then_branch" if holds else "else_branch", [])
+    then, otherwise = (_run(reader, node, name, []) for name in ("then_branch", "else_branch"))
+    if any(a.shape != b.shape for a, b in zip(then, otherwise, strict=True)):
+        raise node.unsupported("the branches give different shapes, and the condition is not known")
+    return [ew("where", reshaped(x[0], ()), a, b) for a, b in zip(then, otherwise, strict=True)]
+
+
+@meaning("Loop")
+def _loop(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    x = [*x, *[None] * (2 - len(x))]
+    count = MOST_TURNS + 1 if x[0] is None else int(reader.ints(node, x[0], "the number of turns")[0])
+    goes_on, state = x[1], list(x[2:])
+    scans: list[list[Any]] | None = None
+    for turn in range(min(count, MOST_TURNS + 1)):
+        if goes_on is not None:
+            flag = known(goes_on)
+            if flag is None:
+                raise node.unsupported("the number of turns depends on the inputs; only loops with a fixed one are "
+                                       "supported")
+            if not flag.all():
+                break
+        if turn == MOST_TURNS:
+            raise node.unsupported(f"the loop has more than {MOST_TURNS} turns")
+        flag_given = np.asarray(True) if goes_on is None else goes_on
+        goes_on, *results = _run(reader, node, "body", [np.asarray(turn), flag_given, *state])
+        state, made = results[:len(state)], results[len(state):]
+        scans = [[] for _ in made] if scans is None else scans
+        for each, part in zip(scans, made, strict=True):
+            each.append(part)
+    if scans is None and len(node.outputs) > len(state):
+        raise node.unsupported("a loop without turns has no results to put together")
+    return [*state, *(_stacked(parts, 0) for parts in scans or [])]
+
+
+def _stacked(parts: list[Any], axis: int) -> Any:
+    wide = [whole(reshaped(part, (*part.shape[:axis], 1, *part.shape[axis:]))) for part in parts]
+    return emit("concatenate", *wide, axis=axis) if len(wide) > 1 else wide[0]
+
+
+@meaning("Scan")
+def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    count = node.get("num_scan_inputs")
+    state, sequences = list(x[:len(x) - count]), x[len(x) - count:]
+    axes = [a % len(s.shape) for a, s in zip(node.get("scan_input_axes", (0,) * count), sequences, strict=True)]
+    turned = node.get("scan_input_directions", (0,) * count)
+    sequences = [flipped(s, a) if t else s for s, a, t in zip(sequences, axes, turned, strict=True)]
+    made: list[list[Any]] = []
+    for turn in range(sequences[0].shape[axes[0]]):
+        parts = [reshaped(cut(s, a, turn, turn + 1), [n for d, n in enumerate(s.shape) if d != a])
+                 for s, a in zip(sequences, axes, strict=True)]
+        results = _run(reader, node, "body", [*state, *parts])
+        state = results[:len(state)]
+        made = made or [[] for _ in results[len(state):]]
+        for each, part in zip(made, results[len(state):], strict=True):
+            each.append(part)
+    joins = node.get("scan_output_axes", (0,) * len(made))
+    back = node.get("scan_output_directions", (0,) * len(made))
+    return [*state, *(_stacked(parts[::-1] if turn else parts, axis % (len(parts[0].shape) + 1))
+                      for parts, axis, turn in zip(made, joins, back, strict=True))]

@@ -1,0 +1,245 @@
+"""What elementwise operators mean."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import is_floating
+from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
+from parallelism.interop.onnx_models.files import dtype_of
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.ir.core import broadcast
+
+
+def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
+    """An elementwise operator; operands are broadcast as in NumPy.  What is broadcast later stays so."""
+    if any(x.dtype == object for x in operands):
+        return _objects(kind, *operands)
+    shape = broadcast([tuple(x.shape) for x in operands])
+    result = emit(kind, *(x.array if isinstance(x, Spread) else x for x in operands), **attributes)
+    if tuple(result.shape) == tuple(shape):
+        return result
+    own = (1,) * (len(shape) - result.ndim) + tuple(result.shape)
+    return spread(result if len(own) == result.ndim else emit("reshape", result, shape=own), shape)
+
+
+_ON_EXTENTS: dict[str, Any] = {
+    "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
+    "floor_divide": lambda a, b: a // b, "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
+}
+
+
+def _objects(kind: str, *operands: Any) -> Any:
+    """Arithmetic of extents with symbols."""
+    given = [known(x) for x in operands]
+    if kind not in _ON_EXTENTS or any(x is None for x in given):
+        raise ValueError(f"{kind} of extents with symbols is not supported")
+    return _ON_EXTENTS[kind](*given)
+
+
+def number(value: Any, like: Any) -> Any:
+    """A number in the dtype of an array, without dims."""
+    return np.asarray(value, like.dtype)
+
+
+_SAME = {
+    "Abs": "absolute", "Neg": "negative", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin", "Cos": "cos",
+    "Tan": "tan", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh",
+    "Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh", "Ceil": "ceil", "Floor": "floor", "Round": "rint",
+    "Sign": "sign", "Sigmoid": "sigmoid", "Erf": "erf", "Reciprocal": "reciprocal", "IsNaN": "isnan",
+    "Not": "logical_not", "BitwiseNot": "invert", "Add": "add", "Sub": "subtract", "Mul": "multiply",
+    "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Equal": "equal", "Less": "less",
+    "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "Where": "where", "Relu": "maximum",
+}
+
+
+def _plain(kind: str, reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if node.kind == "Relu":
+        return ew("maximum", x[0], number(0, x[0])) if not is_floating(x[0].dtype) else ew("relu", x[0])
+    result = ew(kind, *x)
+    if x[0].dtype == bool or kind in _BOOLEAN or object in (x[-1].dtype, result.dtype):
+        return result
+    return convert(result, x[-1].dtype)
+
+
+_BOOLEAN = ("isnan", "logical_not", "logical_and", "logical_or", "logical_xor", "equal", "less", "less_equal",
+            "greater", "greater_equal")
+for _theirs, _ours in _SAME.items():
+    meaning(_theirs)(partial(_plain, _ours))
+
+
+@meaning("Identity", "Dropout")
+def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """A dropout of a trained model keeps everything."""
+    if node.kind == "Identity":
+        return x[0]
+    training = len(x) > 2 and x[2] is not None and known(x[2])
+    trains = training is None or (training is not False and bool(np.any(training)))
+    if trains and (len(x) < 2 or x[1] is None or known(x[1]) is None or bool(np.any(known(x[1])))):
+        raise node.unsupported("a dropout in training is random")
+    return [x[0], spread(np.ones((1,) * len(x[0].shape), bool), x[0].shape)]
+
+
+@meaning("Div")
+def _div(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Of integers it is rounded toward 0."""
+    a, b = x
+    if object in (a.dtype, b.dtype):
+        return ew("floor_divide", a, b)
+    if is_floating(a.dtype):
+        return ew("divide", a, b)
+    quotient = ew("floor_divide", a, b)
+    if a.dtype.kind == "u":
+        return quotient
+    rest = ew("subtract", a, ew("multiply", quotient, b))
+    below = ew("logical_and", ew("not_equal", rest, number(0, a)), ew("less", ew("bitwise_xor", a, b), number(0, a)))
+    return ew("add", quotient, convert(below, a.dtype))
+
+
+@meaning("Mod")
+def _mod(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if not node.get("fmod", 0) and is_floating(x[0].dtype):
+        raise node.wrong("Mod of floats needs fmod=1")
+    return ew("fmod" if node.get("fmod", 0) else "remainder", *x)
+
+
+@meaning("Pow")
+def _pow(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    base, exponent = x
+    if base.dtype == exponent.dtype and (is_floating(base.dtype) or base.dtype.kind == "u"):
+        return ew("power", base, exponent)
+    wide = np.dtype(np.float64)
+    return convert(ew("power", convert(base, wide), convert(exponent, wide)), base.dtype)
+
+
+@meaning("BitShift")
+def _bit_shift(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("left_shift" if node.get("direction") == "LEFT" else "right_shift", *x)
+
+
+@meaning("Max", "Min", "Sum", "Mean")
+def _folded(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    kind = {"Max": "maximum", "Min": "minimum"}.get(node.kind, "add")
+    total = x[0]
+    for part in x[1:]:
+        total = ew(kind, total, part)
+    return ew("divide", total, number(len(x), total)) if node.kind == "Mean" else total
+
+
+@meaning("IsInf")
+def _is_inf(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    up, down = (ew("equal", x[0], number(sign * math.inf, x[0])) for sign in (1, -1))
+    both = [each for each, wanted in ((up, "detect_positive"), (down, "detect_negative")) if node.get(wanted, 1)]
+    return ew("logical_or", *both) if len(both) == 2 else both[0] if both else ew("not_equal", ew(
+        "isnan", x[0]), ew("isnan", x[0]))
+
+
+@meaning("Clip")
+def _clip(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    result = x[0]
+    for bound, kind in zip(x[1:], ("maximum", "minimum"), strict=False):
+        result = result if bound is None else ew(kind, result, bound)
+    return result
+
+
+@meaning("Cast", "CastLike")
+def _cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    wanted = x[1].dtype if node.kind == "CastLike" else dtype_of(node.get("to", 0))
+    if isinstance(wanted, str):
+        raise node.unsupported(f"{wanted} is not supported")
+    if x[0].dtype == object:
+        return x[0]
+    if wanted.name.startswith("float8") and node.get("saturate", 1):
+        raise node.unsupported("a cast to 8 bits that keeps large numbers finite is not supported")
+    if wanted.kind == "b" and x[0].dtype.kind != "b":
+        return ew("not_equal", x[0], number(0, x[0]))
+    return convert(x[0], wanted)
+
+
+@meaning("BitCast")
+def _bit_cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    wanted = dtype_of(node.get("to", 0))
+    if isinstance(wanted, str):
+        raise node.unsupported(f"{wanted} is not supported")
+    if wanted.kind == "b" or x[0].dtype.kind == "b":
+        raise node.unsupported("bools have no bits that could be another number's")
+    return x[0] if wanted == x[0].dtype else ew("bitcast", x[0], dtype=wanted)
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+
+def where_positive(x: Any, positive: Any, other: Any) -> Any:
+    """Elements of ``positive`` where ``x`` is above 0."""
+    return ew("where", ew("greater", x, number(0, x)), positive, other)
+
+
+@meaning("LeakyRelu", "PRelu")
+def _leaky(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    slope = x[1] if node.kind == "PRelu" else number(node.get("alpha", 0.01), x[0])
+    return ew("where", ew("less", x[0], number(0, x[0])), ew("multiply", x[0], slope), x[0])
+
+
+@meaning("Elu", "Selu", "Celu")
+def _elu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a = x[0]
+    alpha = node.get("alpha", {"Selu": 1.67326319217681884765625}.get(node.kind, 1.0))
+    inner = ew("divide", a, number(alpha, a)) if node.kind == "Celu" else a
+    low = ew("multiply", ew("expm1", ew("minimum", inner, number(0, a))), number(alpha, a))
+    result = where_positive(a, a, low)
+    gamma = node.get("gamma", 1.05070102214813232421875)
+    return ew("multiply", result, number(gamma, a)) if node.kind == "Selu" else result
+
+
+@meaning("HardSigmoid")
+def _hard_sigmoid(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    line = ew("add", ew("multiply", x[0], number(node.get("alpha", 0.2), x[0])), number(node.get("beta", 0.5), x[0]))
+    return ew("maximum", ew("minimum", line, number(1, x[0])), number(0, x[0]))
+
+
+@meaning("ThresholdedRelu")
+def _thresholded(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("where", ew("greater", x[0], number(node.get("alpha", 1.0), x[0])), x[0], number(0, x[0]))
+
+
+@meaning("Softplus")
+def _softplus(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("logaddexp", x[0], number(0, x[0]))
+
+
+@meaning("Softsign")
+def _softsign(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("divide", x[0], ew("add", ew("absolute", x[0]), number(1, x[0])))
+
+
+@meaning("Shrink")
+def _shrink(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a, bias, edge = x[0], node.get("bias", 0.0), node.get("lambd", 0.5)
+    above, below = (ew(kind, a, number(sign * edge, a)) for kind, sign in (("greater", 1), ("less", -1)))
+    low = ew("where", below, ew("add", a, number(bias, a)), number(0, a))
+    return ew("where", above, ew("subtract", a, number(bias, a)), low)
+
+
+@meaning("Gelu")
+def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if node.get("approximate", "none") == "tanh":
+        return ew("gelu", x[0])
+    part = ew("erf", ew("multiply", x[0], number(math.sqrt(0.5), x[0])))
+    return ew("multiply", ew("multiply", x[0], number(0.5, x[0])), ew("add", part, number(1, x[0])))
+
+
+@meaning("HardSwish")
+def _hard_swish(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    line = ew("add", ew("multiply", x[0], number(1 / 6, x[0])), number(0.5, x[0]))
+    return ew("multiply", x[0], ew("maximum", ew("minimum", line, number(1, x[0])), number(0, x[0])))
+
+
+def exact(x: Any) -> Any:
+    """The array as a value of the program."""
+    return recorded(whole(x))

@@ -1,0 +1,345 @@
+"""The only module that imports ``onnx``: files and models as plain values, checked by ``onnx``.
+
+A file is read without its external data.  These are mapped into memory, and only where they lie in the folder of the
+model: nothing outside of it is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import as_dtype
+from parallelism.interop.errors import InteropError, UnsupportedError
+from parallelism.interop.onnx_models.graph import FunctionBody, Graph, GraphInput, GraphNode, Reference
+from parallelism.ir.core import TensorType, symbol
+
+OLDEST = 13
+MOST_BYTES, MOST_NODES, MOST_ELEMENTS = 2**31 - 1, 1_000_000, 2**36
+SMALL = 4096
+"""Tensors of at most so many bytes stay in the model that is checked, because shapes may depend on them."""
+
+
+@cache
+def _onnx() -> Any:
+    """The package.  ``ImportError`` says what to install."""
+    try:
+        import onnx
+        import onnx.checker
+        import onnx.numpy_helper
+        import onnx.shape_inference
+    except ImportError as error:
+        raise ImportError('ONNX models are read by the package onnx: pip install "vcluster[onnx]"') from error
+    return onnx
+
+
+class Model:
+    """A model that was read and checked."""
+
+    def __init__(self, path_or_model: Any) -> None:
+        onnx = _onnx()
+        self.folder: Path | None = None
+        if isinstance(path_or_model, onnx.ModelProto):
+            self.proto = path_or_model
+        else:
+            content = path_or_model if isinstance(path_or_model, bytes) else self._content(Path(path_or_model))
+            self.proto = onnx.ModelProto()
+            try:
+                self.proto.ParseFromString(content)
+            except Exception as error:      # the protobuf library has no common type for these
+                raise InteropError(f"it is no ONNX model: {error}") from None
+        self.opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version
+                       for entry in self.proto.opset_import}
+        self._check()
+        self.functions = {(f.domain, f.name): f for f in self.proto.functions}
+
+    def _content(self, path: Path) -> bytes:
+        if path.stat().st_size > MOST_BYTES:
+            raise InteropError(f"{path} is larger than {MOST_BYTES} bytes; its weights belong into external data")
+        self.folder = path.parent
+        return path.read_bytes()
+
+    def _check(self) -> None:
+        onnx, graph = _onnx(), self.proto.graph
+        count = _nodes(graph)
+        if not self.proto.ir_version or not (count or graph.output):
+            raise InteropError("it is no ONNX model: it has no version or no graph")
+        if count > MOST_NODES:
+            raise InteropError(f"the model has more than {MOST_NODES} nodes")
+        latest = onnx.defs.onnx_opset_version()
+        version = self.opsets.get("", latest)
+        if not OLDEST <= version <= latest:
+            raise UnsupportedError(f"opset {version} is not supported: {OLDEST} to {latest} are")
+        for tensor in graph.initializer:
+            if any(n < 0 for n in tensor.dims) or int(np.prod([*tensor.dims, 1], dtype=object)) > MOST_ELEMENTS:
+                raise InteropError(f"shape {list(tensor.dims)} is no shape of a tensor", "tensor", tensor.name)
+        stripped = self._stripped()
+        try:
+            onnx.checker.check_model(stripped)
+            onnx.shape_inference.infer_shapes(stripped, check_type=True, strict_mode=True)
+        except Exception as error:
+            raise _checked(error) from None
+
+    def _stripped(self) -> Any:
+        """A copy in which large tensors are inputs, so that checks are quick and open no file."""
+        onnx = _onnx()
+        light = onnx.ModelProto()
+        light.CopyFrom(_without_weights(self.proto))
+        named = {value.name for value in light.graph.input}
+        for tensor in self.proto.graph.initializer:
+            if _is_small(tensor):
+                light.graph.initializer.append(tensor)
+            elif tensor.name not in named:
+                light.graph.input.append(onnx.helper.make_tensor_value_info(
+                    tensor.name, tensor.data_type, list(tensor.dims)))
+        return light
+
+    # -- plain values --------------------------------------------------------------------------------------------------
+
+    def graph(self) -> Graph:
+        """The main graph."""
+        return self._graph(self.proto.graph)
+
+    def _graph(self, graph: Any) -> Graph:
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise UnsupportedError("sparse tensors are not supported", "tensor", name)
+        tensors = {tensor.name: self.array(tensor) for tensor in graph.initializer}
+        inputs = tuple(GraphInput(value.name, _type(value)) for value in graph.input if value.name not in tensors)
+        return Graph(graph.name, inputs, tuple(value.name for value in graph.output),
+                     tuple(map(self.node, graph.node)), tensors)
+
+    def node(self, node: Any) -> GraphNode:
+        """A node as plain values."""
+        attributes = {each.name: Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
+                      for each in node.attribute}
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return GraphNode(node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attributes, node)
+
+    def _attribute(self, attribute: Any, node: Any) -> Any:
+        onnx = _onnx()
+        kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+        match kind:
+            case "INT" | "FLOAT":
+                return attribute.i if kind == "INT" else attribute.f
+            case "STRING":
+                return attribute.s.decode("utf-8", "replace")
+            case "INTS" | "FLOATS":
+                return tuple(attribute.ints if kind == "INTS" else attribute.floats)
+            case "STRINGS":
+                return tuple(each.decode("utf-8", "replace") for each in attribute.strings)
+            case "TENSOR":
+                return self.array(attribute.t)
+            case "GRAPH":
+                return self._graph(attribute.g)
+        return UnsupportedError(f"an attribute of kind {kind} is not supported", f"{node.op_type} {node.name!r}")
+
+    def array(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """The numbers of a tensor.  Those outside of the file are mapped into memory."""
+        onnx, name = _onnx(), tensor.name
+        dtype = _dtype(tensor.data_type)
+        if isinstance(dtype, str):
+            raise UnsupportedError(f"a tensor of {dtype} is not supported", "tensor", name)
+        shape = tuple(tensor.dims)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(tensor, dtype, shape)
+        try:
+            array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
+            return array.astype(dtype, copy=False).reshape(shape)
+        except Exception as error:
+            raise InteropError(f"the numbers of the tensor do not fit its shape {list(shape)}: {error}", "tensor",
+                               name) from None
+
+    def _external(self, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        given = {entry.key: entry.value for entry in tensor.external_data}
+        where = given.get("location", "")
+
+        def wrong(message: str) -> InteropError:
+            return InteropError(message, "tensor", tensor.name)
+
+        if self.folder is None:
+            raise wrong(f"its data lie in the file {where!r}, but the model was not read from a file")
+        if not where or Path(where).is_absolute() or ".." in Path(where).parts or "\\" in where or "\0" in where:
+            raise wrong(f"external data must lie in the folder of the model, got {where!r}")
+        folder = self.folder.resolve()
+        path = folder / where
+        if path.resolve() != path or not path.resolve().is_relative_to(folder):
+            raise wrong(f"external data must lie in the folder of the model and be no link, got {where!r}")
+        if not path.is_file():
+            raise wrong(f"the file {where!r} with its data does not exist beside the model")
+        try:
+            offset = int(given.get("offset", 0))
+        except ValueError:
+            raise wrong(f"offset must be a number, got {given['offset']!r}") from None
+        count = int(np.prod(shape, dtype=np.int64))
+        if offset < 0 or offset + count * dtype.itemsize > path.stat().st_size:
+            raise wrong(f"the file {where!r} has {path.stat().st_size} bytes, fewer than its data need")
+        if not count:
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, "r", offset, shape)
+
+    # -- bodies of composed operators ----------------------------------------------------------------------------------
+
+    def body(
+        self, node: GraphNode, types: Sequence[TensorType | None], opsets: Mapping[str, int]
+    ) -> FunctionBody | None:
+        """The body of a function of the model, or of an operator that ``onnx`` composes of others; None if none."""
+        onnx = _onnx()
+        found = self.functions.get((node.domain, node.kind))
+        if found is None:
+            found = _schema_body(onnx, node, types, opsets)
+        if found is None:
+            return None
+        defaults = {each.name: self._attribute(each, node.proto) for each in found.attribute_proto}
+        imports = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in found.opset_import}
+        return FunctionBody(tuple(found.input), tuple(found.output), tuple(map(self.node, found.node)), defaults,
+                            {**opsets, **imports})
+
+    def resolved(self, node: Any, caller: Any) -> Any:
+        """A node of a body, as ``onnx`` has it, with the attributes that refer to those of the node which calls it."""
+        if node is None or caller is None or not any(each.ref_attr_name for each in node.attribute):
+            return node
+        given = {each.name: each for each in caller.attribute}
+        found = type(node)()
+        found.CopyFrom(node)
+        del found.attribute[:]
+        for each in node.attribute:
+            if not each.ref_attr_name:
+                found.attribute.append(each)
+            elif each.ref_attr_name in given:
+                found.attribute.append(given[each.ref_attr_name])
+                found.attribute[-1].name = each.name
+        return found
+
+    def defaults(self, node: GraphNode, opsets: Mapping[str, int]) -> dict[str, Any]:
+        """The default attributes of an operator."""
+        try:
+            schema = _onnx().defs.get_schema(node.kind, opsets.get(node.domain, 1), node.domain)
+        except Exception:
+            return {}
+        return {name: self._attribute(attribute.default_value, node.proto)
+                for name, attribute in schema.attributes.items() if attribute.default_value.name}
+
+
+def _schema_body(onnx: Any, node: GraphNode, types: Sequence[TensorType | None], opsets: Mapping[str, int]) -> Any:
+    version = opsets.get(node.domain, 1)
+    try:
+        schema = onnx.defs.get_schema(node.kind, version, node.domain)
+    except Exception:
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if not schema.has_context_dependent_function:
+        return None
+    described = [b"" if type is None else _type_proto(onnx, type).SerializeToString() for type in types]
+    for opset in [n for n in schema.context_dependent_function_opset_versions if n <= version][::-1]:
+        content = schema.get_context_dependent_function_with_opset_version(
+            opset, node.proto.SerializeToString(), described)
+        if content:
+            body = onnx.FunctionProto()
+            body.ParseFromString(content)
+            return body
+    return None
+
+
+def _type_proto(onnx: Any, type: TensorType) -> Any:
+    shape = [n if isinstance(n, int) else str(n) for n in type.shape]
+    return onnx.helper.make_tensor_type_proto(_code(onnx, type.dtype), shape)
+
+
+def _code(onnx: Any, dtype: np.dtype[Any]) -> int:
+    code: int = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    return code
+
+
+_FLOATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "BFLOAT16": "bfloat16"}
+_PLAIN = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32",
+          "UINT64")
+
+
+def dtype_of(code: int) -> np.dtype[Any] | str:
+    """The dtype of a code of ONNX; its name if programs do not have it."""
+    return _dtype(code)
+
+
+def _dtype(code: int) -> np.dtype[Any] | str:
+    onnx = _onnx()
+    try:
+        name: str = onnx.TensorProto.DataType.Name(code)
+    except ValueError:
+        raise InteropError(f"there is no type of number {code}") from None
+    if name in _FLOATS:
+        return as_dtype(_FLOATS[name])
+    if name not in _PLAIN:
+        return name.lower()
+    dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(code)
+    return dtype
+
+
+def _type(value: Any) -> TensorType | str:
+    """The type of an input.  A dim without a number is a symbol."""
+    if value.type.WhichOneof("value") != "tensor_type":
+        return str(value.type.WhichOneof("value"))
+    tensor = value.type.tensor_type
+    dtype = _dtype(tensor.elem_type)
+    if isinstance(dtype, str):
+        return f"a tensor of {dtype}"
+    if not tensor.HasField("shape"):
+        return "a tensor of unknown shape"
+    shape: list[Any] = []
+    for number, dim in enumerate(tensor.shape.dim):
+        if dim.WhichOneof("value") == "dim_value":
+            shape.append(dim.dim_value)
+        else:
+            plain = re.sub(r"\W", "_", dim.dim_param or f"{value.name}_{number}", flags=re.ASCII)
+            shape.append(symbol(plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"))
+    return TensorType(dtype, shape)
+
+
+def _is_small(tensor: Any) -> bool:
+    count = int(np.prod([*tensor.dims, 1], dtype=object))
+    return tensor.data_location != _onnx().TensorProto.EXTERNAL and count * 8 <= SMALL
+
+
+def _without_weights(proto: Any) -> Any:
+    """A copy of a model without initializers: they are moved out for the time of the copy."""
+    onnx = _onnx()
+    light = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name == "graph":
+            for inner, part in value.ListFields():
+                if inner.name == "initializer":
+                    continue
+                _set(light.graph, inner, part)
+        else:
+            _set(light, field, value)
+    return light
+
+
+def _set(target: Any, field: Any, value: Any) -> None:
+    own = getattr(target, field.name)
+    if hasattr(own, "extend"):
+        own.extend(value)
+    elif hasattr(own, "CopyFrom"):
+        own.CopyFrom(value)
+    else:
+        setattr(target, field.name, value)
+
+
+def _nodes(graph: Any) -> int:
+    return len(graph.node) + sum(
+        _nodes(attribute.g) for node in graph.node for attribute in node.attribute if attribute.HasField("g"))
+
+
+def _checked(error: Exception) -> InteropError:
+    """The error of the checker: its first lines, and the node that it names."""
+    text = " ".join(str(error).split())
+    node = re.search(r"op_type:\s*(\w+)[, ]*(?:node )?name:\s*([\w./:-]*)", text) or re.search(
+        r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text)
+    name = f"{node[1]} {(node[2] or '')!r}" if node else ""
+    return InteropError(f"onnx refuses the model: {text[:600]}", name)

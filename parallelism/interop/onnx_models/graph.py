@@ -1,0 +1,85 @@
+"""A graph of ONNX as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.errors import InteropError, UnsupportedError
+from parallelism.ir.core import TensorType
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An attribute of the body of a function: that attribute of the node which calls it."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class GraphNode:
+    """One use of an operator.  An input without a name is left out."""
+
+    kind: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    """Numbers, texts, arrays and graphs, and lists of them."""
+    proto: Any = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """The operator and the name of the node, for messages."""
+        kind = f"{self.domain}.{self.kind}" if self.domain else self.kind
+        return f"{kind} {self.name!r}" if self.name else kind
+
+    @property
+    def place(self) -> str:
+        return f"the node of {', '.join(filter(None, self.outputs)) or 'nothing'}"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, or a default."""
+        return self.attributes.get(name, default)
+
+    def unsupported(self, message: str) -> UnsupportedError:
+        """The error for something that is not supported here."""
+        return UnsupportedError(message, self.label, self.place)
+
+    def wrong(self, message: str) -> InteropError:
+        """The error for something that is not right here."""
+        return InteropError(message, self.label, self.place)
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input: its type, or the text of a type that programs do not have."""
+
+    name: str
+    type: TensorType | str
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in order, inputs, outputs, and known tensors by name."""
+
+    name: str
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[GraphNode, ...]
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionBody:
+    """The body of a composed operator: nodes in terms of its inputs and attributes."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[GraphNode, ...]
+    defaults: Mapping[str, Any]
+    opsets: Mapping[str, int]

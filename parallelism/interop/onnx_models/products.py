@@ -1,0 +1,182 @@
+"""What products and reductions mean."""
+
+from __future__ import annotations
+
+from math import prod
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import is_floating
+from parallelism.interop.arrays import flipped, iota, padded, reshaped
+from parallelism.interop.folding import convert, emit, spread, whole
+from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.shapes import axes_of, axis_of
+from parallelism.interop.windows import cut, grid
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product as ``numpy.matmul`` defines it."""
+    left, right = (len(x.shape) for x in (a, b))
+    a = reshaped(a, (1, *a.shape)) if left == 1 else a
+    b = reshaped(b, (*b.shape, 1)) if right == 1 else b
+    if 0 in a.shape or 0 in b.shape:
+        raise ValueError("a product of arrays without elements is not supported")
+    result = emit("matmul", whole(a), whole(b))
+    *batch, rows, columns = result.shape
+    return reshaped(result, [*batch, *([] if left == 1 else [rows]), *([] if right == 1 else [columns])])
+
+
+@meaning("MatMul")
+def _matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return matmul(*x)
+
+
+@meaning("Gemm")
+def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    left, right = ("ki" if node.get("transA", 0) else "ik"), ("jk" if node.get("transB", 0) else "kj")
+    result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
+    if node.get("alpha", 1.0) != 1:
+        result = ew("multiply", result, number(node.get("alpha"), result))
+    if len(x) < 3 or x[2] is None:
+        return result
+    beta = node.get("beta", 1.0)
+    return ew("add", result, x[2] if beta == 1 else ew("multiply", x[2], number(beta, x[2])))
+
+
+@meaning("Einsum")
+def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    equation = node.get("equation").replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    spare = [c for c in ascii_lowercase + ascii_lowercase.upper() if c not in equation]
+    own = [len(v.shape) - len(t.replace("...", "")) for t, v in zip(terms, x, strict=True)]
+    most = max(own)
+    dots = "".join(spare[:most])
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        out = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    named = [t.replace("...", dots[most - count:]) for t, count in zip(terms, own, strict=True)]
+    return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
+
+
+@meaning("MatMulInteger")
+def _matmul_integer(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    sides = []
+    for i in (0, 1):
+        side = convert(x[i], np.dtype(np.int32))
+        if len(x) > i + 2 and x[i + 2] is not None:
+            zero = convert(x[i + 2], np.dtype(np.int32))
+            if i == 0 and len(zero.shape) == 1 and zero.shape[0] != 1:
+                zero = reshaped(zero, (zero.shape[0], 1))
+            side = ew("subtract", side, zero)
+        sides.append(side)
+    return matmul(*sides)
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+@meaning("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
+         "ReduceLogSumExp", "ReduceSumSquare")
+def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axes, ndim, a = axes_of(reader, node, x), len(x[0].shape), x[0]
+    if not axes:
+        if node.get("noop_with_empty_axes", 0):
+            axes = []
+            if node.kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
+                return a
+        else:
+            axes = list(range(ndim))
+    kept, along = bool(node.get("keepdims", 1)), tuple(sorted({axis % ndim for axis in axes}))
+    match node.kind:
+        case "ReduceL1":
+            a = ew("absolute", a)
+        case "ReduceL2" | "ReduceSumSquare":
+            a = ew("multiply", a, a)
+    if node.kind == "ReduceLogSumExp":
+        if any(a.shape[d] == 0 for d in along):
+            return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
+        top = emit("max", whole(a), axes=along, keepdims=True)
+        total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
+        result = ew("add", total, top)
+        return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
+    kind = {"ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod"}.get(node.kind, "sum")
+    if kind in ("max", "min") and any(a.shape[d] == 0 for d in along):
+        worst = (np.inf if kind == "min" else -np.inf) if is_floating(a.dtype) else a.dtype.kind != "b" and (
+            np.iinfo(a.dtype).max if kind == "min" else np.iinfo(a.dtype).min)
+        shape = [1 if d in along else n for d, n in enumerate(a.shape) if kept or d not in along]
+        return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
+    if a.dtype.kind == "b":
+        kind = {"max": "any", "min": "all"}[kind]
+    result = convert(emit(kind, whole(a), axes=along, keepdims=kept), a.dtype)
+    match node.kind:
+        case "ReduceMean":
+            return ew("divide", result, number(prod(a.shape[d] for d in along), result)) if is_floating(
+                a.dtype) else ew("floor_divide", result, number(prod(a.shape[d] for d in along), result))
+        case "ReduceL2":
+            return ew("sqrt", result)
+        case "ReduceLogSum":
+            return ew("log", result)
+    return result
+
+
+@meaning("ArgMax", "ArgMin")
+def _argument(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis, kind = axis_of(node, len(x[0].shape)), node.kind.lower()
+    a = whole(x[0])
+    if node.get("select_last_index", 0):
+        place = ew("subtract", np.asarray(a.shape[axis] - 1), emit(kind, whole(flipped(a, axis)), axis=axis))
+    else:
+        place = emit(kind, a, axis=axis)
+    kept = (*a.shape[:axis], 1, *a.shape[axis + 1:])
+    return reshaped(place, kept) if node.get("keepdims", 1) else place
+
+
+@meaning("CumSum", "CumProd")
+def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = int(reader.ints(node, x[1], "the axis")[0]) % len(x[0].shape)
+    a = flipped(x[0], axis) if node.get("reverse", 0) else x[0]
+    n, ndim = a.shape[axis], len(a.shape)
+    one = 0 if node.kind == "CumSum" else 1
+    if node.get("exclusive", 0):
+        low = [1 if d == axis else 0 for d in range(ndim)]
+        a = padded(a, number(one, a), low, [-k for k in low], [0] * ndim)
+    if node.kind == "CumSum":
+        a = convert(emit("cumsum", whole(a), axis=axis), a.dtype)
+    else:
+        wide = padded(a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim)
+        a = convert(emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype)
+    return flipped(a, axis) if node.get("reverse", 0) else a
+
+
+@meaning("TopK")
+def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    k, axis = int(reader.ints(node, x[1], "k")[0]), axis_of(node, len(x[0].shape), -1)
+    a = whole(x[0])
+    if node.get("largest", 1):
+        last = np.asarray(a.shape[axis] - 1)
+        order = flipped(ew("subtract", last, emit("argsort", whole(flipped(a, axis)), axis=axis)), axis)
+    else:
+        order = emit("argsort", a, axis=axis)
+    places = whole(cut(order, axis, 0, k))
+    return [emit("take_along", a, places, axis=axis), places]
+
+
+@meaning("Softmax", "LogSoftmax")
+def _softmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = axis_of(node, len(x[0].shape), -1)
+    return emit("softmax" if node.kind == "Softmax" else "log_softmax", whole(x[0]), axis=axis)
+
+
+@meaning("Hardmax")
+def _hardmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a, ndim = whole(x[0]), len(x[0].shape)
+    axis = axis_of(node, ndim, -1)
+    place = reshaped(emit("argmax", a, axis=axis), (*a.shape[:axis], 1, *a.shape[axis + 1:]))
+    return convert(ew("equal", place, iota(a.shape[axis], np.dtype(np.int64), ndim, axis)), a.dtype)

@@ -1,0 +1,107 @@
+"""Programs from models of ONNX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelism.interop.errors import InteropError, UnsupportedError
+from parallelism.interop.folding import recorded, whole
+
+# These imports fill the table of meanings.
+from parallelism.interop.onnx_models import (  # noqa: F401
+    control,
+    elementwise,
+    normalizations,
+    products,
+    quantized,
+    recurrent,
+    shapes,
+    windows,
+)
+from parallelism.interop.onnx_models.files import Model
+from parallelism.interop.onnx_models.reading import Reader
+from parallelism.ir.core import Builder, Function, TensorType
+from parallelism.ir.tracing import Traced, recording
+
+WEIGHT = "p."
+"""The beginning of the names of weights: the transforms take them for the parameters of the model."""
+KNOWN = 64
+"""Tensors of integers with at most so many elements, and single numbers, are constants; others are weights."""
+
+
+class Imported(NamedTuple):
+    """What `from_onnx` returns."""
+
+    program: Function
+    """Its inputs are the weights, named ``p.`` and their name, and then the inputs of the model."""
+    weights: dict[str, np.ndarray[Any, Any]]
+    """By the names of inputs of the program.  Those in files beside the model are mapped into memory."""
+
+
+def from_onnx(
+    path_or_model: str | Path | bytes | Any, *, known: Mapping[str, Any] | None = None
+) -> Imported:
+    """The program of an ONNX model, and its weights.
+
+    ``path_or_model`` is the path of a file, its content, or an ``onnx.ModelProto``.  It is checked by ``onnx``; opsets
+    from 13 on are supported.  Operators that ONNX composes of others are read as these.  Dims without a number are
+    symbols.  Weights are inputs of the program; small tensors of integers, and single numbers, are constants.
+
+    ``known`` gives inputs whose numbers are fixed, by name, as one that is a shape; they are no inputs of the program.
+
+    `InteropError` for a broken model; `UnsupportedError`, one of its kinds, for a valid one that programs cannot
+    express.  Both name the node.  Nothing outside of the model's folder is opened, and nothing in it is executed.
+
+        program, weights = from_onnx("gpt2.onnx")
+        ir.interpret(program, {"input_ids": ids, **weights})
+    """
+    model = Model(path_or_model)
+    graph, builder = model.graph(), Builder()
+    given = {name: np.asarray(value) for name, value in (known or {}).items()}
+    fixed = {name for name, array in graph.tensors.items()
+             if array.size <= 1 or (array.dtype.kind in "iub" and array.size <= KNOWN)}
+    trained = [name for name in graph.tensors if name not in fixed]
+    names = _plain_names([*(value.name for value in graph.inputs), *(f"{WEIGHT}{name}" for name in trained)])
+    weights: dict[str, np.ndarray[Any, Any]] = {}
+    values: dict[str, Any] = {}
+    with recording(builder):
+        for name in trained:
+            array, own = graph.tensors[name], names[f"{WEIGHT}{name}"]
+            values[name] = Traced(builder, builder.input(own, TensorType(array.dtype, array.shape)))
+            weights[own] = array
+        values.update((name, np.asarray(graph.tensors[name])) for name in fixed)
+        for value in graph.inputs:
+            if value.name in given:
+                values[value.name] = given[value.name]
+            elif isinstance(value.type, TensorType):
+                values[value.name] = Traced(builder, builder.input(names[value.name], value.type))
+            else:
+                raise UnsupportedError(f"an input that is {value.type} is not supported", "input", value.name)
+        reader = Reader(model, builder)
+        results = []
+        for name, x in zip(graph.outputs, reader.graph(graph, values, {}), strict=True):
+            if x is None or x.dtype == object:
+                raise UnsupportedError("an output that is an extent with symbols is not supported", "output", name)
+            results.append(recorded(whole(x)).value)
+    name = re.sub(r"[^A-Za-z0-9_.]+", "_", graph.name).strip("_") or "model"
+    return Imported(builder.function(name, results, prune=True), weights)
+
+
+def _plain_names(names: list[str]) -> dict[str, str]:
+    """Different names of letters, digits, _ and . for the names of a model."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_") or "x"
+        while plain in taken:
+            plain += "_"
+        if name in found:
+            raise InteropError("two tensors have this name", "tensor", name)
+        taken.add(plain)
+        found[name] = plain
+    return found

@@ -1,0 +1,146 @@
+"""The nodes of a graph, gone through once: each becomes ops of a program.
+
+What a node means is in one table, by the names of operators: ``meaning(reader, node, inputs)`` returns the outputs.  An
+operator that is not in the table, but that ONNX composes of others, is read as its body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.errors import InteropError
+from parallelism.interop.folding import known
+from parallelism.interop.onnx_models.files import Model
+from parallelism.interop.onnx_models.graph import Graph, GraphNode, Reference
+from parallelism.ir.core import Builder, Extent, IRError, TensorType
+
+Meaning = Callable[["Reader", GraphNode, list[Any]], Any]
+
+MEANINGS: dict[str, Meaning] = {}
+MOST_OPS, MOST_DEPTH = 200_000, 32
+
+
+def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
+    """Register what nodes of these kinds mean."""
+    def register(function: Meaning) -> Meaning:
+        for kind in kinds:
+            MEANINGS[kind] = function
+        return function
+
+    return register
+
+
+class Reader:
+    """Reads graphs into the builder of a program."""
+
+    def __init__(self, model: Model, builder: Builder) -> None:
+        self.model, self.builder, self.opsets = model, builder, dict(model.opsets)
+        self.depth = 0
+        self.around: dict[str, Any] = {}
+
+    def graph(self, graph: Graph, inputs: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> list[Any]:
+        """What a graph returns.  ``inputs`` has those of the graph, and what is defined around it."""
+        values = {**inputs, **(graph.tensors if tensors is None else tensors)}
+        return self.nodes(graph.nodes, graph.outputs, values)
+
+    def nodes(self, nodes: Sequence[GraphNode], outputs: Sequence[str], values: dict[str, Any]) -> list[Any]:
+        """Values of ``outputs`` after these nodes."""
+        for node in nodes:
+            for name in node.inputs:
+                if name and name not in values:
+                    raise node.wrong(f"its input {name!r} is not defined")
+            given = [values[name] if name else None for name in node.inputs]
+            while given and given[-1] is None:
+                given.pop()
+            results = self.results(node, given, values)
+            values.update((name, result) for name, result in zip(node.outputs, results, strict=False) if name)
+        for name in outputs:
+            if name not in values:
+                raise InteropError(f"the output {name!r} is not defined")
+        return [values[name] for name in outputs]
+
+    def results(self, node: GraphNode, inputs: list[Any], values: dict[str, Any]) -> list[Any]:
+        """The outputs of one node."""
+        if len(self.builder.ops) > MOST_OPS:
+            raise node.unsupported(f"the program would have more than {MOST_OPS} ops")
+        outer, self.around = self.around, values
+        try:
+            means = MEANINGS.get(node.kind) if node.domain == "" and (node.domain, node.kind) not in \
+                self.model.functions else None
+            results = self._composed(node, inputs) if means is None else means(self, node, inputs)
+        except InteropError:
+            raise
+        except (IRError, ValueError, TypeError, KeyError, IndexError, OverflowError, ZeroDivisionError,
+                AttributeError) as error:
+            raise node.unsupported(str(error) or repr(error)) from error
+        finally:
+            self.around = outer
+        return list(results) if isinstance(results, list | tuple) else [results]
+
+    def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
+        types = [None if x is None else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape) for x in inputs]
+        body = self.model.body(node, types, self.opsets)
+        if body is None:
+            raise node.unsupported("this operator is not supported")
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise node.wrong(f"functions are nested more than {MOST_DEPTH} deep: it calls itself")
+        attributes = {**self.model.defaults(node, self.opsets), **body.defaults, **node.attributes}
+        before, self.opsets = self.opsets, dict(body.opsets)
+        try:
+            given = [*inputs, *[None] * (len(body.inputs) - len(inputs))]
+            values = dict(zip(body.inputs, given, strict=True))
+            nodes = [self._resolved(each, attributes, node.proto) for each in body.nodes]
+            results = self.nodes(nodes, body.outputs[:len(node.outputs)], values)
+        finally:
+            self.depth -= 1
+            self.opsets = before
+        return results
+
+    def _resolved(self, node: GraphNode, attributes: Mapping[str, Any], caller: Any) -> GraphNode:
+        """A node of a body, with the attributes that it has from the node which calls the body."""
+        if not any(isinstance(value, Reference | Graph) for value in node.attributes.values()):
+            return node
+        found = {}
+        for name, value in node.attributes.items():
+            if isinstance(value, Reference):
+                if value.name in attributes:
+                    found[name] = attributes[value.name]
+            elif isinstance(value, Graph):
+                inner = tuple(self._resolved(each, attributes, caller) for each in value.nodes)
+                found[name] = Graph(value.name, value.inputs, value.outputs, inner, value.tensors)
+            else:
+                found[name] = value
+        return replace(node, attributes=found, proto=self.model.resolved(node.proto, caller))
+
+    # -- inputs that must be known -------------------------------------------------------------------------------------
+
+    def numbers(self, node: GraphNode, x: Any, what: str) -> np.ndarray[Any, Any]:
+        """The numbers of an input that fixes a shape.  Extents with symbols are among them, as objects."""
+        found = known(x)
+        if found is None:
+            raise node.unsupported(f"{what} must be known, because it fixes the shape of the result")
+        return found
+
+    def ints(self, node: GraphNode, x: Any, what: str) -> list[Any]:
+        """The numbers of an input that fixes a shape, as a list."""
+        return [n if not isinstance(n, np.generic) else int(n) for n in
+                self.numbers(node, x, what).reshape(-1).tolist()]
+
+
+def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:
+    """Numbers and expressions as extents."""
+    return tuple(value if not isinstance(value, int | np.integer) else int(value) for value in values)
+
+
+def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:
+    """Extents as an array: of integers, or of objects if there are symbols."""
+    if all(isinstance(n, int) for n in extents):
+        return np.array(extents, np.int64)
+    array = np.empty(len(extents), object)
+    array[:] = extents
+    return array

@@ -1,0 +1,103 @@
+"""What recurrent layers mean: one step after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import reshaped
+from parallelism.interop.folding import emit, known, spread, whole
+from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.windows import cut
+
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
+
+
+@meaning("RNN", "GRU", "LSTM")
+def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """One step after another, as many as the sequence has."""
+    x = [*x, *[None] * (8 - len(x))]
+    lengths = None if x[4] is None else known(x[4])
+    if x[4] is not None and (lengths is None or (lengths != x[0].shape[0]).any()):
+        raise node.unsupported("sequences of different lengths are not supported")
+    if x[7] is not None or node.get("clip") or node.get("layout", 0):
+        raise node.unsupported("peepholes, clip and layout=1 are not supported")
+    directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
+        node.get("direction", "forward")]
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.kind]
+    given = node.get("activations") or {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"),
+                                        "LSTM": ("Sigmoid", "Tanh", "Tanh")}[node.kind] * len(directions)
+    if any(name not in _ACTIVATIONS for name in given):
+        raise node.unsupported(f"activations must be among {', '.join(_ACTIVATIONS)}, got {', '.join(given)}")
+    every, ends, cells = [], [], []
+    for d, backwards in enumerate(directions):
+        acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions):]]
+        ys, h, c = _direction(node, x, d, gates, acts, backwards=backwards)
+        every.append(ys)
+        ends.append(h)
+        cells.append(c)
+    length, batch, hidden = x[0].shape[0], x[0].shape[1], x[2].shape[2]
+    joined = [reshaped(each, (length, 1, batch, hidden)) for each in every]
+    outputs = [emit("concatenate", *map(whole, joined), axis=1) if len(joined) > 1 else joined[0]]
+    for states in (ends, cells):
+        parts = [reshaped(s, (1, batch, hidden)) for s in states if s is not None]
+        if parts:
+            outputs.append(emit("concatenate", *map(whole, parts), axis=0) if len(parts) > 1 else parts[0])
+    return outputs
+
+
+def _direction(node: GraphNode, x: list[Any], d: int, gates: int, acts: list[str], *, backwards: bool) -> Any:
+    a, weights, recurrence = x[0], _picked(x[1], d), _picked(x[2], d)
+    hidden, batch = recurrence.shape[1], a.shape[1]
+    zero = spread(np.zeros((1, 1), a.dtype), (batch, hidden))
+    bias = None if x[3] is None else _picked(x[3], d)
+    h = zero if x[5] is None else _picked(x[5], d)
+    c = None if node.kind != "LSTM" else zero if x[6] is None else _picked(x[6], d)
+    before = None if bias is None else cut(bias, 0, 0, gates * hidden)
+    after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
+    ys: list[Any] = []
+    for t in range(a.shape[0])[::-1 if backwards else 1]:
+        step = reshaped(cut(a, 0, t, t + 1), a.shape[1:])
+        left = _affine(step, weights, before)
+        if node.kind == "GRU":
+            h = _gru(node, left, h, recurrence, after, hidden, acts)
+        else:
+            total = ew("add", left, _affine(h, recurrence, after))
+            if node.kind == "RNN":
+                h = ew(acts[0], total)
+            else:
+                i, o, f, g = (cut(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
+                i, o, f, g = ew(acts[0], i), ew(acts[0], o), ew(acts[0], f), ew(acts[1], g)
+                if node.get("input_forget", 0):
+                    f = ew("subtract", number(1, i), i)
+                c = ew("add", ew("multiply", f, c), ew("multiply", i, g))
+                h = ew("multiply", o, ew(acts[2], c))
+        ys.append(reshaped(h, (1, batch, hidden)))
+    ys = ys[::-1] if backwards else ys
+    return emit("concatenate", *map(whole, ys), axis=0) if len(ys) > 1 else ys[0], h, c
+
+
+def _gru(node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[str]) -> Any:
+    def part(x: Any, k: int, axis: int) -> Any:
+        return None if x is None else cut(x, axis, k * hidden, (k + 1) * hidden)
+
+    z, r = (ew(acts[0], ew("add", part(left, k, 1), _affine(h, part(recurrence, k, 0), part(after, k, 0))))
+            for k in (0, 1))
+    if node.get("linear_before_reset", 0):
+        new = ew("multiply", r, _affine(h, part(recurrence, 2, 0), part(after, 2, 0)))
+    else:
+        new = _affine(ew("multiply", r, h), part(recurrence, 2, 0), part(after, 2, 0))
+    g = ew(acts[1], ew("add", part(left, 2, 1), new))
+    return ew("add", ew("multiply", ew("subtract", number(1, z), z), g), ew("multiply", z, h))
+
+
+def _affine(x: Any, weights: Any, bias: Any) -> Any:
+    result = emit("einsum", whole(x), whole(weights), equation="bi,oi->bo")
+    return result if bias is None else ew("add", result, reshaped(bias, (1, bias.shape[0])))
+
+
+def _picked(x: Any, d: int) -> Any:
+    return reshaped(cut(x, 0, d, d + 1), x.shape[1:])

@@ -1,0 +1,408 @@
+"""What operators mean that move elements, create arrays, or tell shapes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import (
+    broadcast_dims,
+    concatenated,
+    flipped,
+    iota,
+    padded,
+    reshaped,
+    sliced,
+    taken,
+    transposed,
+)
+from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, filled, known, spread, whole
+from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.files import dtype_of
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector
+from parallelism.ir.core import broadcast
+
+
+def axes_of(reader: Reader, node: GraphNode, x: list[Any], at: int = 1, name: str = "axes") -> list[int] | None:
+    """Axes that are an input, or an attribute in older opsets; None if they are left out."""
+    if len(x) > at and x[at] is not None:
+        return [int(n) for n in reader.ints(node, x[at], name)]
+    given = node.get(name)
+    return None if given is None else [int(n) for n in given]
+
+
+def axis_of(node: GraphNode, ndim: int, default: int = 0, name: str = "axis") -> int:
+    """An axis from 0 on."""
+    axis = int(node.get(name, default))
+    if not -ndim <= axis < max(ndim, 1):
+        raise node.wrong(f"{name} must be from {-ndim} to {ndim - 1}, got {axis}")
+    return axis % ndim if ndim else 0
+
+
+@meaning("Constant")
+def _constant(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    for name, value in node.attributes.items():
+        if isinstance(value, Exception):
+            raise value
+        if name == "value":
+            return value
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+    raise node.unsupported("a constant must be a tensor or numbers")
+
+
+@meaning("Shape")
+def _shape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return vector(x[0].shape[slice(node.get("start", 0), node.get("end"))])
+
+
+@meaning("Size")
+def _size(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    size = vector([prod(x[0].shape)])
+    return size.reshape(())
+
+
+@meaning("Reshape")
+def _reshape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    wanted = reader.ints(node, x[1], "the shape")
+    shape = [x[0].shape[i] if n == 0 and isinstance(n, int) and not node.get("allowzero", 0) else n
+             for i, n in enumerate(wanted)]
+    if -1 in [n for n in shape if isinstance(n, int)]:
+        at = next(i for i, n in enumerate(shape) if isinstance(n, int) and n == -1)
+        rest = prod(n for i, n in enumerate(shape) if i != at)
+        shape[at] = prod(x[0].shape) // rest if not (isinstance(rest, int) and rest == 0) else 0
+    return _reshaped(x[0], shape)
+
+
+def _reshaped(x: Any, shape: Any) -> Any:
+    if x.dtype == object:
+        return x.reshape([int(n) for n in shape])
+    return reshaped(x, as_extents(shape))
+
+
+@meaning("Flatten")
+def _flatten(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    shape = x[0].shape
+    axis = int(node.get("axis", 1))
+    axis = axis + len(shape) if axis < 0 else axis
+    return reshaped(x[0], (prod(shape[:axis]), prod(shape[axis:])))
+
+
+@meaning("Squeeze")
+def _squeeze(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axes, shape = axes_of(reader, node, x), x[0].shape
+    gone = {d for d, n in enumerate(shape) if n == 1} if axes is None else {a % len(shape) for a in axes}
+    if any(shape[d] != 1 for d in gone):
+        raise node.wrong(f"dims {sorted(gone)} of shape {list(shape)} must have extent 1")
+    return _reshaped(x[0], [n for d, n in enumerate(shape) if d not in gone])
+
+
+@meaning("Unsqueeze")
+def _unsqueeze(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axes = axes_of(reader, node, x) or []
+    ndim = len(x[0].shape) + len(axes)
+    new, rest = {a % ndim for a in axes}, iter(x[0].shape)
+    return _reshaped(x[0], [1 if d in new else next(rest) for d in range(ndim)])
+
+
+@meaning("Transpose")
+def _transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return transposed(x[0], node.get("perm", tuple(reversed(range(len(x[0].shape))))))
+
+
+@meaning("Concat")
+def _concat(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if any(part.dtype == object for part in x):
+        return np.concatenate([np.asarray(known(part), object) for part in x], axis_of(node, x[0].ndim))
+    return concatenated(x, axis_of(node, len(x[0].shape)))
+
+
+@meaning("Split")
+def _split(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = axis_of(node, len(x[0].shape))
+    extent = x[0].shape[axis]
+    sizes = axes_of(reader, node, x, 1, "split")
+    if sizes is None:
+        count = node.get("num_outputs", len(node.outputs))
+        each = -(-extent // count)
+        sizes = [each] * (count - 1) + [extent - each * (count - 1)]
+    places = np.cumsum([0, *sizes]).tolist()
+    return [_cut(x[0], axis, begin, end) for begin, end in pairwise(places)]
+
+
+def _cut(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
+    dims = range(len(x.shape))
+    return sliced(x, [begin if d == axis else 0 for d in dims], [end if d == axis else x.shape[d] for d in dims],
+                  [step if d == axis else 1 for d in dims])
+
+
+@meaning("Slice")
+def _slice(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    starts, ends = (reader.ints(node, x[i], name) for i, name in ((1, "starts"), (2, "ends")))
+    axes = axes_of(reader, node, x, 3) or list(range(len(starts)))
+    steps = axes_of(reader, node, x, 4, "steps") or [1] * len(starts)
+    result = x[0]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis %= len(x[0].shape)
+        extent = result.shape[axis]
+        if result.dtype == object:
+            result = result[slice(int(start), int(end), step)]
+            continue
+        if not isinstance(extent, int):
+            if (start, step) == (0, 1) and (not isinstance(end, int) or end >= 2**31 - 1):
+                continue
+            first, last = (extent + n if isinstance(n, int) and n < 0 else n for n in (start, end))
+            result = _cut(result, axis, first, extent if isinstance(last, int) and last >= 2**31 - 1 else last, step)
+            continue
+        begin, last, step = slice(start, end, step).indices(extent)
+        if step < 0:
+            count = len(range(begin, last, step))
+            result = flipped(_cut(result, axis, begin + (count - 1) * step if count else 0, begin + 1 if count else 0,
+                                  -step), axis)
+        else:
+            result = _cut(result, axis, begin, max(begin, last), step)
+    return result
+
+
+@meaning("Expand")
+def _expand(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    shape = broadcast([tuple(x[0].shape), as_extents(reader.ints(node, x[1], "the shape"))])
+    ndim = len(x[0].shape)
+    return broadcast_dims(x[0], shape, range(len(shape) - ndim, len(shape))) if ndim else _filled(x[0], shape)
+
+
+def _filled(x: Any, shape: Any) -> Any:
+    return broadcast_dims(x, shape, ())
+
+
+@meaning("Tile")
+def _tile(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    repeats = reader.ints(node, x[1], "repeats")
+    shape = x[0].shape
+    wide = [n for pair in zip(repeats, shape, strict=True) for n in pair]
+    result = broadcast_dims(x[0], wide, range(1, 2 * len(shape), 2))
+    return reshaped(result, [a * n for a, n in zip(repeats, shape, strict=True)])
+
+
+@meaning("ConstantOfShape")
+def _constant_of_shape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    value = node.get("value", np.zeros(1, np.float32))
+    return filled(np.asarray(value).reshape(-1)[0], as_extents(reader.ints(node, x[0], "the shape")), value.dtype)
+
+
+@meaning("TensorScatter")
+def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """A cache of keys with the new ones put in from a place on, which may differ over the batch."""
+    cache, update = x[0], x[1]
+    ndim, n, size = len(cache.shape), cache.shape[node.get("axis", -2)], update.shape[node.get("axis", -2)]
+    axis = node.get("axis", -2) % ndim
+    first: Any = np.zeros((1,) * ndim, np.int64) if len(x) < 3 or x[2] is None else reshaped(
+        convert(x[2], np.dtype(np.int64)), [cache.shape[0], *[1] * (ndim - 1)])
+    place = ew("subtract", iota(n, np.dtype(np.int64), ndim, axis), first)
+    if node.get("mode", "linear") == "circular":
+        place = ew("remainder", place, np.asarray(n))
+    inside = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))
+    where = ew("minimum", ew("maximum", place, np.asarray(0)), np.asarray(size - 1))
+    shape = [n if d == axis else m for d, m in enumerate(update.shape)]
+    moved = emit("take_along", whole(update), whole(_wide(where, shape)), axis=axis)
+    return ew("where", inside, moved, cache)
+
+
+@meaning("Range")
+def _range(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    names = ("start", "limit", "delta")
+    start, end, step = (reader.numbers(node, each, name) for each, name in zip(x, names, strict=True))
+    if object in (start.dtype, end.dtype, step.dtype):
+        extent = end.item() if not int(start.reshape(-1)[0]) else end.item() - start.item()
+        return iota(extent, np.dtype(np.int64))
+    count = max(0, int(np.ceil((end.item() - start.item()) / step.item())))
+    places = iota(count, np.dtype(np.int64))
+    return ew("add", ew("multiply", convert(places, start.dtype), step.reshape(())), start.reshape(()))
+
+
+@meaning("EyeLike")
+def _eye_like(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    rows, columns = x[0].shape
+    wanted: Any = dtype_of(node.get("dtype")) if node.get("dtype") else x[0].dtype
+    below = ew("add", reshaped(iota(rows), (rows, 1)), np.asarray(node.get("k", 0)))
+    return convert(ew("equal", below, reshaped(iota(columns), (1, columns))), wanted)
+
+
+@meaning("Trilu")
+def _trilu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    k = reader.ints(node, x[1], "k")[0] if len(x) > 1 and x[1] is not None else 0
+    rows, columns = x[0].shape[-2:]
+    place = ew("subtract", reshaped(iota(columns), (1, columns)), reshaped(iota(rows), (rows, 1)))
+    kept = ew("greater_equal" if node.get("upper", 1) else "less_equal", place, np.asarray(k))
+    return ew("where", kept, x[0], number(0, x[0]))
+
+
+@meaning("Pad")
+def _pad(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    pads = axes_of(reader, node, x, 1, "pads") or []
+    value = x[2] if len(x) > 2 and x[2] is not None else number(0, x[0])
+    ndim = len(x[0].shape)
+    axes = axes_of(reader, node, x, 3) or list(range(ndim))
+    low, high = [0] * ndim, [0] * ndim
+    for i, axis in enumerate(axes):
+        low[axis % ndim], high[axis % ndim] = pads[i], pads[i + len(axes)]
+    mode = node.get("mode", "constant")
+    if mode == "constant":
+        return padded(x[0], reshaped(value, ()), low, high, [0] * ndim)
+    result = x[0]
+    for axis in range(ndim):
+        n = result.shape[axis]
+        places = np.arange(-low[axis], n + high[axis])
+        if mode == "reflect":
+            places = np.abs(places) if n == 1 else np.abs((places + (n - 1) * 64) % (2 * (n - 1)))
+            places = np.where(places >= n, 2 * (n - 1) - places, places)
+        else:
+            places = places % n if mode == "wrap" else np.clip(places, 0, n - 1)
+        if len(places) != n or (places != np.arange(n)).any():
+            result = taken(result, places, axis)
+    return result
+
+
+@meaning("DepthToSpace", "SpaceToDepth")
+def _depth_to_space(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    n, c, h, w = x[0].shape
+    b = node.get("blocksize")
+    if node.kind == "SpaceToDepth":
+        order = (0, 1, 3, 5, 2, 4) if node.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+        parts = transposed(reshaped(x[0], (n, c, h // b, b, w // b, b)), order)
+        return reshaped(parts, (n, c * b * b, h // b, w // b))
+    if node.get("mode", "DCR") == "DCR":
+        parts = transposed(reshaped(x[0], (n, b, b, c // (b * b), h, w)), (0, 3, 4, 1, 5, 2))
+    else:
+        parts = transposed(reshaped(x[0], (n, c // (b * b), b, b, h, w)), (0, 1, 4, 2, 5, 3))
+    return reshaped(parts, (n, c // (b * b), h * b, w * b))
+
+
+# -- indexing ----------------------------------------------------------------------------------------------------------
+
+
+def from_zero(indices: Any, extent: Any) -> Any:
+    """Indices from 0 on: a negative one counts from the end."""
+    wide = convert(indices, np.dtype(np.int64))
+    if (found := known(wide)) is not None and isinstance(extent, int) and found.size <= MOST_FOLDED:
+        return np.where(found < 0, found + extent, found)
+    return wide     # the operators of the IR count negative ones from the end, too
+
+
+@meaning("Gather")
+def _gather(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = axis_of(node, len(x[0].shape))
+    if x[0].dtype == object:
+        return np.take(x[0], reader.numbers(node, x[1], "the indices").astype(int), axis)
+    return taken(x[0], from_zero(x[1], x[0].shape[axis]), axis)
+
+
+@meaning("GatherElements")
+def _gather_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Where the other dims are cut, the array is cut first."""
+    axis = axis_of(node, len(x[0].shape))
+    table = x[0]
+    for d, n in enumerate(x[1].shape):
+        if d != axis and n != table.shape[d]:
+            table = _cut(table, d, 0, n)
+    return emit("take_along", whole(table), whole(from_zero(x[1], table.shape[axis])), axis=axis)
+
+
+def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
+    """The places in a flat array of the elements whose indices are along the last dim, after ``batch`` shared dims."""
+    depth = indices.shape[-1]
+    total: Any = None
+    for i in range(depth):
+        column = reshaped(_cut(indices, len(indices.shape) - 1, i, i + 1), indices.shape[:-1])
+        column = ew("where", ew("less", column, np.asarray(0)), ew("add", column, np.asarray(shape[batch + i])), column)
+        part = ew("multiply", column, np.asarray(prod(shape[batch + i + 1:batch + depth])))
+        total = part if total is None else ew("add", total, part)
+    for d in range(batch):
+        step = prod(shape[d + 1:batch + depth])
+        along = iota(shape[d], np.dtype(np.int64), len(indices.shape) - 1, d)
+        total = ew("add", total, ew("multiply", along, np.asarray(step)))
+    return total
+
+
+@meaning("GatherND")
+def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
+    depth = indices.shape[-1]
+    rest = tuple(data.shape[batch + depth:])
+    places = flat_places(indices, data.shape, batch)
+    table = reshaped(data, (prod(data.shape[:batch + depth]), *rest))
+    return emit("take", whole(table), whole(places), axis=0)
+
+
+_REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
+
+
+def _put(x: Any, places: Any, updates: Any, reduction: str) -> Any:
+    if x.dtype == bool:
+        byte = np.dtype(np.uint8)
+        return convert(_put(convert(x, byte), places, convert(updates, byte), reduction), np.dtype(bool))
+    return emit("scatter", whole(x), whole(places), whole(updates), axis=0, op=_REDUCTIONS[reduction])
+
+
+@meaning("ScatterND")
+def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    depth = indices.shape[-1]
+    rest = tuple(data.shape[depth:])
+    places = flat_places(indices, data.shape)
+    count = prod(places.shape)
+    table = reshaped(data, (prod(data.shape[:depth]), *rest))
+    return reshaped(_put(table, reshaped(places, (count,)), reshaped(updates, (count, *rest)),
+                         node.get("reduction", "none")), data.shape)
+
+
+@meaning("ScatterElements", "Scatter")
+def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    ndim = len(data.shape)
+    axis, shape = axis_of(node, ndim), tuple(data.shape)
+    indices = ew("where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices)
+    total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1:])))
+    for d in range(ndim):
+        if d != axis:
+            along = iota(indices.shape[d], np.dtype(np.int64), ndim, d)
+            total = ew("add", total, ew("multiply", along, np.asarray(prod(shape[d + 1:]))))
+    count = prod(indices.shape)
+    flat = _put(reshaped(data, (prod(shape),)), reshaped(total, (count,)), reshaped(updates, (count,)),
+                node.get("reduction", "none"))
+    return reshaped(flat, shape)
+
+
+@meaning("OneHot")
+def _one_hot(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    depth = int(reader.ints(node, x[1], "depth")[0])
+    wide = convert(x[0], np.dtype(np.int64))
+    ndim = len(wide.shape)
+    axis = node.get("axis", -1) % (ndim + 1)
+    wide = ew("where", ew("less", wide, np.asarray(0)), ew("add", wide, np.asarray(depth)), wide)
+    column = reshaped(wide, (*wide.shape[:axis], 1, *wide.shape[axis:]))
+    hot = ew("equal", column, iota(depth, np.dtype(np.int64), ndim + 1, axis))
+    off, on = (_cut(x[2], 0, i, i + 1) for i in (0, 1))
+    return ew("where", hot, reshaped(on, ()), reshaped(off, ()))
+
+
+@meaning("ReverseSequence")
+def _reverse_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    batch, time = node.get("batch_axis", 1), node.get("time_axis", 0)
+    ndim, n = len(x[0].shape), x[0].shape[time]
+    lengths = reshaped(x[1], [x[0].shape[batch] if d == batch else 1 for d in range(ndim)])
+    place = iota(n, np.dtype(np.int64), ndim, time)
+    back = ew("subtract", ew("subtract", lengths, np.asarray(1)), place)
+    turned = ew("where", ew("less", place, lengths), back, place)
+    return emit("take_along", whole(x[0]), whole(_wide(turned, x[0].shape)), axis=time)
+
+
+def _wide(x: Any, shape: Any) -> Any:
+    array = x.array if isinstance(x, Spread) else x
+    return spread(array, tuple(shape))

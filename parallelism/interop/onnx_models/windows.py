@@ -1,0 +1,150 @@
+"""What convolutions and pools mean."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import is_floating
+from parallelism.interop.arrays import padded, reshaped, transposed
+from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.normalizations import along as _along
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.windows import convolution, grid
+
+
+def pads_of(node: GraphNode, extents: Any, kernel: Any, strides: Any, dilations: Any) -> tuple[list[int], list[int]]:
+    """The padding on both sides of each dim."""
+    count, mode = len(kernel), node.get("auto_pad", "NOTSET")
+    if mode in ("NOTSET", ""):
+        given = list(node.get("pads", (0,) * 2 * count))
+        return given[:count], given[count:]
+    if mode == "VALID":
+        return [0] * count, [0] * count
+    low, high = [], []
+    for n, k, s, d in zip(extents, kernel, strides, dilations, strict=True):
+        total = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
+        first = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        low.append(first)
+        high.append(total - first)
+    return low, high
+
+
+@meaning("Conv")
+def _conv(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return conv(node, x[0], x[1], x[2] if len(x) > 2 else None)
+
+
+def conv(node: GraphNode, image: Any, weights: Any, bias: Any) -> Any:
+    """A convolution with the attributes of a node."""
+    kernel = weights.shape[2:]
+    strides, dilations = (node.get(name, (1,) * len(kernel)) for name in ("strides", "dilations"))
+    low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
+    result = convolution(image, weights, strides=strides, low=low, high=high, dilations=dilations,
+                         groups=node.get("group", 1))
+    return result if bias is None else ew("add", result, _along(bias, len(result.shape)))
+
+
+@meaning("ConvInteger")
+def _conv_integer(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    wide = [convert(each, np.dtype(np.int32)) for each in x[:2]]
+    if len(x) > 2 and x[2] is not None:
+        wide[0] = ew("subtract", wide[0], convert(x[2], np.dtype(np.int32)))
+    if len(x) > 3 and x[3] is not None:
+        zero = convert(x[3], np.dtype(np.int32))
+        zero = _along(zero, len(wide[1].shape), 0) if prod(zero.shape) > 1 else reshaped(zero, ())
+        wide[1] = ew("subtract", wide[1], zero)
+    return conv(node, wide[0], wide[1], None)
+
+
+@meaning("ConvTranspose")
+def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The convolution of the image with zeros between its elements, by the kernel turned round."""
+    image, weights, groups = x[0], x[1], node.get("group", 1)
+    kernel = weights.shape[2:]
+    count = len(kernel)
+    strides, dilations = (node.get(name, (1,) * count) for name in ("strides", "dilations"))
+    extra = list(node.get("output_padding", (0,) * count))
+    reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    if node.get("output_shape"):
+        wanted = node.get("output_shape")[-count:]
+        total = [(n - 1) * s + r + 1 + e - w for n, s, r, e, w in zip(
+            image.shape[2:], strides, reach, extra, wanted, strict=True)]
+        halves = [t // 2 for t in total]
+        ends = [t - t // 2 for t in total]
+        low, high = (halves, ends) if node.get("auto_pad") == "SAME_UPPER" else (ends, halves)
+    elif node.get("auto_pad", "NOTSET").startswith("SAME"):
+        total = [r + 1 + e - s for r, e, s in zip(reach, extra, strides, strict=True)]
+        halves, ends = [t // 2 for t in total], [t - t // 2 for t in total]
+        low, high = (ends, halves) if node.get("auto_pad") == "SAME_LOWER" else (halves, ends)
+    else:
+        low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
+    inputs, each = weights.shape[0], weights.shape[1]
+    turned = reshaped(weights, (groups, inputs // groups, each, *kernel))
+    turned = reshaped(transposed(turned, (0, 2, 1, *range(3, 3 + count))), (groups * each, inputs // groups, *kernel))
+    result = convolution(
+        image, turned, strides=(1,) * count, low=[r - p for r, p in zip(reach, low, strict=True)],
+        high=[r - p + e for r, p, e in zip(reach, high, extra, strict=True)], dilations=dilations, x_dilations=strides,
+        groups=groups, reverse=(True,) * count)
+    return result if len(x) < 3 or x[2] is None else ew("add", result, _along(x[2], len(result.shape)))
+
+
+@meaning("MaxPool", "AveragePool", "LpPool")
+def _pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a, kernel = x[0], node.get("kernel_shape")
+    count, ndim = len(kernel), len(a.shape)
+    if len([name for name in node.outputs if name]) > 1:
+        raise node.unsupported("the places of the largest elements are not supported")
+    strides, dilations = (node.get(name, (1,) * count) for name in ("strides", "dilations"))
+    low, high = pads_of(node, a.shape[2:], kernel, strides, dilations)
+    sizes = a.shape[2:]
+    extra = [0] * count
+    if node.get("ceil_mode", 0):
+        for i, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
+            space = n + low[i] + high[i] - (k - 1) * d - 1
+            out = -(-space // s) + 1
+            if (out - 1) * s >= n + low[i]:         # a window must begin before the end
+                out -= 1
+            extra[i] = max(0, (out - 1) * s + (k - 1) * d + 1 - n - low[i] - high[i])
+    axes = list(range(2, ndim))
+
+    def windows(array: Any, value: Any, more: Any) -> Any:
+        ends = [0, 0, *(h + e for h, e in zip(high, more, strict=True))]
+        wide = padded(array, number(value, array), [0, 0, *low], ends, [0] * ndim)
+        return whole(grid(wide, axes, kernel, strides, dilations))
+
+    if node.kind == "MaxPool":
+        least = -np.inf if is_floating(a.dtype) else np.iinfo(a.dtype).min
+        return emit("max", windows(a, least, extra), axes=(ndim,), keepdims=False)
+    if node.kind == "LpPool":
+        p = node.get("p", 2)
+        powers = ew("power", ew("absolute", a), number(p, a))
+        return ew("power", emit("sum", windows(powers, 0, extra), axes=(ndim,), keepdims=False), number(1 / p, a))
+    total = emit("sum", windows(a, 0, extra), axes=(ndim,), keepdims=False)
+    if node.get("count_include_pad", 0):
+        ones = np.ones(tuple(n + p + q for n, p, q in zip(sizes, low, high, strict=True)), a.dtype)
+        inside = np.pad(ones, [(0, e) for e in extra])
+    else:
+        inside = np.pad(np.ones(tuple(sizes), a.dtype), [(p, q + e) for p, q, e in zip(low, high, extra, strict=True)])
+    each = inside
+    for axis, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        view = np.lib.stride_tricks.sliding_window_view(each, (k - 1) * d + 1, axis)[..., ::d].sum(-1)
+        each = view[(slice(None),) * axis + (slice(None, None, s),)]
+    return ew("divide", total, each.astype(a.dtype).reshape((1, 1, *each.shape)))
+
+
+@meaning("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _global_pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axes = tuple(range(2, len(x[0].shape)))
+    if node.kind == "GlobalMaxPool":
+        return emit("max", whole(x[0]), axes=axes, keepdims=True)
+    p = node.get("p", 2)
+    a = x[0] if node.kind == "GlobalAveragePool" else ew("power", ew("absolute", x[0]), number(p, x[0]))
+    total = emit("sum", whole(a), axes=axes, keepdims=True)
+    if node.kind == "GlobalLpPool":
+        return ew("power", total, number(1 / p, total))
+    return ew("divide", total, number(prod(x[0].shape[d] for d in axes), total))

@@ -1,0 +1,152 @@
+"""ONNX files: broken ones give one error each that names the node, and nothing outside of the folder is opened."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+import onnx_networks  # noqa: E402
+from numpy.testing import assert_array_equal  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from parallelism import ir  # noqa: E402
+from parallelism.interop import InteropError, UnsupportedError, from_onnx  # noqa: E402
+
+
+def model(nodes, inputs=(("x", (2, 3)),), outputs=("y",), tensors=(), opset=20, **options):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "b"]) for name in outputs]
+    graph = helper.make_graph(list(nodes), "g", values, results, list(tensors))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9, **options)
+
+
+def node(kind, inputs, outputs, **attributes):
+    return helper.make_node(kind, inputs, outputs, name=f"my {kind}", **attributes)
+
+
+@pytest.mark.parametrize(("made", "error", "message"), [
+    (model([node("Relu", ["z"], ["y"])]), InteropError, r"(?s)my Relu|Relu"),
+    (model([node("Add", ["x", "b"], ["a"]), node("Add", ["a", "x"], ["b"]), node("Relu", ["b"], ["y"])]), InteropError,
+     "topological|sorted"),
+    (model([node("Relu", ["x"], ["y"])], opset=9), UnsupportedError, "opset 9 is not supported: 13 to"),
+    (model([node("Relu", ["x"], ["y"])], opset=999), UnsupportedError, "opset 999 is not supported"),
+    (model([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)]), UnsupportedError,
+     "NonZero 'my NonZero' at the node of n: this operator is not supported"),
+    (model([node("Reshape", ["x", "s"], ["y"])], (("x", (2, 3)),), tensors=()), InteropError, "Reshape"),
+    (model([node("Frobnicate", ["x"], ["y"])]), InteropError, "Frobnicate"),
+    (model([node("MatMul", ["x", "x"], ["y"])]), InteropError, "MatMul"),
+])
+def test_a_broken_model_is_refused_with_the_name_of_its_node(made, error, message):
+    with pytest.raises(error, match=message):
+        from_onnx(made)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08", b"not a model", b"\xff" * 100, b"\x00" * 64])
+def test_a_file_that_is_no_model_is_refused(tmp_path, content):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(InteropError):
+        from_onnx(path)
+
+
+def external(tmp_path, location, offset=0, length=24):
+    tensor = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "w")
+    del tensor.float_data[:]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    made = model([node("Add", ["x", "w"], ["y"])], tensors=[tensor])
+    path = tmp_path / "model" / "m.onnx"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_external_data_are_mapped_into_memory(tmp_path):
+    path = external(tmp_path, "w.bin", offset=8)
+    (path.parent / "w.bin").write_bytes(b"\0" * 8 + np.arange(6, dtype=np.float32).tobytes())
+    program, weights = from_onnx(path)
+    assert [value.name for value in program.inputs] == ["p.w", "x"]
+    assert isinstance(weights["p.w"], np.memmap)
+    x = np.ones((2, 3), np.float32)
+    assert_array_equal(ir.interpret(program, {**weights, "x": x}).outputs[0], x + np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "a/../../secret.bin", "..\\secret.bin", "link.bin",
+                                      "folder/secret.bin", ""])
+def test_external_data_outside_of_the_folder_are_never_opened(tmp_path, location, monkeypatch):
+    path = external(tmp_path, location)
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"\0" * 100)
+    (path.parent / "link.bin").symlink_to(secret)
+    (path.parent / "folder").symlink_to(tmp_path)
+    opened = []
+    monkeypatch.setattr(np, "memmap", lambda name, *_: opened.append(name))
+    with pytest.raises(InteropError, match="tensor at w: external data must lie in the folder"):
+        from_onnx(path)
+    assert not opened
+
+
+@pytest.mark.parametrize(("offset", "message"), [(8, "fewer than its data need"), (-4, "fewer"), ("x", "must be a number")])
+def test_external_data_that_are_too_short_are_refused(tmp_path, offset, message):
+    path = external(tmp_path, "w.bin", offset=offset)
+    (path.parent / "w.bin").write_bytes(b"\0" * 24)
+    with pytest.raises(InteropError, match=message):
+        from_onnx(path)
+    (path.parent / "w.bin").unlink()
+    with pytest.raises(InteropError, match="does not exist beside the model"):
+        from_onnx(path)
+
+
+def test_a_tensor_with_a_huge_or_a_wrong_shape_is_refused():
+    for dims in ([2**40, 2**40], [-1, 3], [5, 5]):
+        tensor = numpy_helper.from_array(np.zeros((2, 3), np.float32), "w")
+        tensor.dims[:] = dims
+        with pytest.raises(InteropError, match="w"):
+            from_onnx(model([node("Add", ["x", "w"], ["y"])], tensors=[tensor]))
+
+
+def test_inputs_that_fix_a_shape_can_be_given():
+    graph = helper.make_graph(
+        [node("Reshape", ["x", "shape"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3)),
+         helper.make_tensor_value_info("shape", TensorProto.INT64, (2,))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    with pytest.raises(UnsupportedError, match="the shape must be known, because it fixes the shape"):
+        from_onnx(made)
+    program = from_onnx(made, known={"shape": np.array([3, -1])}).program
+    assert [str(value) for value in program.inputs] == ["%x: tensor<2x3xf32>"]
+    assert program.outputs[0].type.shape == (3, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_file_that_is_changed_by_chance_gives_a_program_or_one_error(tmp_path):
+    content, rng, read = onnx_networks.SMALL["bert"]().SerializeToString(), random.Random(3), 0
+    path = tmp_path / "m.onnx"
+    for _ in range(2500):
+        changed = bytearray(content)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(changed))
+            match rng.randrange(3):
+                case 0:
+                    changed[at] = rng.randrange(256)
+                case 1:
+                    del changed[at:at + rng.randint(1, 30)]
+                case 2:
+                    del changed[at:]
+            if not changed:
+                break
+        path.write_bytes(bytes(changed))
+        try:
+            from_onnx(path)
+            read += 1
+        except InteropError:
+            pass
+    assert 0 < read < 2500
