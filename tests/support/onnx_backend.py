@@ -150,8 +150,8 @@ def table(found: list[Outcome]) -> str:
 
 HEAD = """# Operators of ONNX
 
-`from_onnx` reads these operators. The table is made by `python tests/support/onnx_backend.py`, which runs ONNX's own tests
-of its nodes (of the package onnx {version}): {passed} of {total} pass and none is wrong. Of those that are refused,
+`from_onnx` reads these operators. The table is made by `python tests/support/onnx_backend.py`, which runs ONNX's own
+tests of its nodes (of the package onnx {version}): {passed} of {total} pass, none is wrong. Of those that are refused,
 {other} are about types that programs do not have (strings, sequences, complex numbers, floats of 8 bits or fewer), or
 about shapes that depend on values. Others have an opset before 13, or an operator that is not read.
 
@@ -169,5 +169,6 @@ if __name__ == "__main__":
         for each in made:
             if each.result != "passed":
                 print(each.result, each.operator, each.name, each.reason[:150], file=sys.stderr)
-    print(HEAD.format(version=onnx.__version__, passed=totals["passed"], total=len(made), other=totals["other"]), end="")
+    counts = {"passed": totals["passed"], "total": len(made), "other": totals["other"]}
+    print(HEAD.format(version=onnx.__version__, **counts), end="")
     print(table(made))

@@ -81,7 +81,8 @@ def bert(layers=12, width=768, heads=12, length=128, vocabulary=30522, seed=0):
     """BERT: norms after the sums, an exact gelu, and a mask that is an input."""
     w = Writer(seed)
     words = w.node("Gather", w.weight("words", vocabulary, width), "ids")
-    x = w.norm(w.node("Add", w.node("Add", words, w.weight("places", length, width)), w.weight("segment", width)), "ln", width)
+    placed = w.node("Add", words, w.weight("places", length, width))
+    x = w.norm(w.node("Add", placed, w.weight("segment", width)), "ln", width)
     mask = w.node("Unsqueeze", "mask", w.ints(1, 2))
     for i in range(layers):
         x = w.norm(w.node("Add", x, w.attention(x, f"l{i}.attn", length, width, heads, mask)), f"l{i}.ln1", width)
@@ -91,8 +92,10 @@ def bert(layers=12, width=768, heads=12, length=128, vocabulary=30522, seed=0):
         gelu = w.node("Mul", half, w.node("Add", part, w.tensor(f"l{i}.one", np.float32(1))))
         x = w.norm(w.node("Add", x, w.linear(gelu, f"l{i}.down", 4 * width, width)), f"l{i}.ln2", width)
     first = w.node("Squeeze", w.node("Slice", x, w.ints(0), w.ints(1), w.ints(1)), w.ints(1))
-    pooled = w.node("Tanh", w.node("Gemm", first, w.weight("pool.w", width, width), w.weight("pool.b", width), transB=1))
-    return w.model("bert", [("ids", TensorProto.INT64, (2, length)), ("mask", TensorProto.BOOL, (2, length))], pooled, (2, width))
+    pooled = w.node("Gemm", first, w.weight("pool.w", width, width), w.weight("pool.b", width), transB=1)
+    pooled = w.node("Tanh", pooled)
+    inputs = [("ids", TensorProto.INT64, (2, length)), ("mask", TensorProto.BOOL, (2, length))]
+    return w.model("bert", inputs, pooled, (2, width))
 
 
 def resnet(blocks=(3, 4, 6, 3), width=64, image=224, classes=1000, seed=0):
@@ -100,8 +103,9 @@ def resnet(blocks=(3, 4, 6, 3), width=64, image=224, classes=1000, seed=0):
     w = Writer(seed)
 
     def conv(x, name, before, after, size, stride=1):
-        x = w.node("Conv", x, w.weight(f"{name}.w", after, before, size, size, scale=(2 / (before * size * size)) ** 0.5),
-                   strides=(stride, stride), pads=(size // 2,) * 4)
+        scale = (2 / (before * size * size)) ** 0.5
+        x = w.node("Conv", x, w.weight(f"{name}.w", after, before, size, size, scale=scale), strides=(stride, stride),
+                   pads=(size // 2,) * 4)
         return w.node("BatchNormalization", x, w.weight(f"{name}.g", after, scale=0.1, mean=0.5), w.weight(
             f"{name}.b", after), w.weight(f"{name}.mean", after), w.weight(f"{name}.var", after, positive=True))
 

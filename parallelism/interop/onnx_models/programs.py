@@ -16,6 +16,7 @@ from parallelism.interop.folding import recorded, whole
 from parallelism.interop.onnx_models import (  # noqa: F401
     control,
     elementwise,
+    indexing,
     normalizations,
     products,
     quantized,

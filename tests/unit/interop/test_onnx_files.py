@@ -77,8 +77,8 @@ def test_external_data_are_mapped_into_memory(tmp_path):
     assert_array_equal(ir.interpret(program, {**weights, "x": x}).outputs[0], x + np.arange(6).reshape(2, 3))
 
 
-@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "a/../../secret.bin", "..\\secret.bin", "link.bin",
-                                      "folder/secret.bin", ""])
+@pytest.mark.parametrize("location", [
+    "../secret.bin", "/etc/passwd", "a/../../secret.bin", "..\\secret.bin", "link.bin", "folder/secret.bin", ""])
 def test_external_data_outside_of_the_folder_are_never_opened(tmp_path, location, monkeypatch):
     path = external(tmp_path, location)
     secret = tmp_path / "secret.bin"
@@ -92,7 +92,8 @@ def test_external_data_outside_of_the_folder_are_never_opened(tmp_path, location
     assert not opened
 
 
-@pytest.mark.parametrize(("offset", "message"), [(8, "fewer than its data need"), (-4, "fewer"), ("x", "must be a number")])
+@pytest.mark.parametrize(("offset", "message"), [
+    (8, "fewer than its data need"), (-4, "fewer"), ("x", "must be a number")])
 def test_external_data_that_are_too_short_are_refused(tmp_path, offset, message):
     path = external(tmp_path, "w.bin", offset=offset)
     (path.parent / "w.bin").write_bytes(b"\0" * 24)

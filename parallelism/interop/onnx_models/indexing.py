@@ -1,0 +1,154 @@
+"""What operators mean that pick elements by index, and that put them in."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import iota, reshaped, taken
+from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, spread, whole
+from parallelism.interop.onnx_models.elementwise import ew
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.shapes import axis_of, part
+
+
+def from_zero(indices: Any, extent: Any) -> Any:
+    """Indices from 0 on: a negative one counts from the end."""
+    wide = convert(indices, np.dtype(np.int64))
+    if (found := known(wide)) is not None and isinstance(extent, int) and found.size <= MOST_FOLDED:
+        return np.where(found < 0, found + extent, found)
+    return wide     # the operators of the IR count negative ones from the end, too
+
+
+@meaning("Gather")
+def _gather(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = axis_of(node, len(x[0].shape))
+    if x[0].dtype == object:
+        return np.take(x[0], reader.numbers(node, x[1], "the indices").astype(int), axis)
+    return taken(x[0], from_zero(x[1], x[0].shape[axis]), axis)
+
+
+@meaning("GatherElements")
+def _gather_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Where the other dims are cut, the array is cut first."""
+    axis = axis_of(node, len(x[0].shape))
+    table = x[0]
+    for d, n in enumerate(x[1].shape):
+        if d != axis and n != table.shape[d]:
+            table = part(table, d, 0, n)
+    return emit("take_along", whole(table), whole(from_zero(x[1], table.shape[axis])), axis=axis)
+
+
+def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
+    """The places in a flat array of the elements whose indices are along the last dim, after ``batch`` shared dims."""
+    depth = indices.shape[-1]
+    total: Any = None
+    for i in range(depth):
+        column = reshaped(part(indices, len(indices.shape) - 1, i, i + 1), indices.shape[:-1])
+        column = ew("where", ew("less", column, np.asarray(0)), ew("add", column, np.asarray(shape[batch + i])), column)
+        term = ew("multiply", column, np.asarray(prod(shape[batch + i + 1:batch + depth])))
+        total = term if total is None else ew("add", total, term)
+    for d in range(batch):
+        step = prod(shape[d + 1:batch + depth])
+        along = iota(shape[d], np.dtype(np.int64), len(indices.shape) - 1, d)
+        total = ew("add", total, ew("multiply", along, np.asarray(step)))
+    return total
+
+
+@meaning("GatherND")
+def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
+    depth = indices.shape[-1]
+    rest = tuple(data.shape[batch + depth:])
+    places = flat_places(indices, data.shape, batch)
+    table = reshaped(data, (prod(data.shape[:batch + depth]), *rest))
+    return emit("take", whole(table), whole(places), axis=0)
+
+
+_REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
+
+
+def _put(x: Any, places: Any, updates: Any, reduction: str) -> Any:
+    if x.dtype == bool:
+        byte = np.dtype(np.uint8)
+        return convert(_put(convert(x, byte), places, convert(updates, byte), reduction), np.dtype(bool))
+    return emit("scatter", whole(x), whole(places), whole(updates), axis=0, op=_REDUCTIONS[reduction])
+
+
+@meaning("ScatterND")
+def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    depth = indices.shape[-1]
+    rest = tuple(data.shape[depth:])
+    places = flat_places(indices, data.shape)
+    count = prod(places.shape)
+    table = reshaped(data, (prod(data.shape[:depth]), *rest))
+    return reshaped(_put(table, reshaped(places, (count,)), reshaped(updates, (count, *rest)),
+                         node.get("reduction", "none")), data.shape)
+
+
+@meaning("ScatterElements", "Scatter")
+def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    ndim = len(data.shape)
+    axis, shape = axis_of(node, ndim), tuple(data.shape)
+    indices = ew("where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices)
+    total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1:])))
+    for d in range(ndim):
+        if d != axis:
+            along = iota(indices.shape[d], np.dtype(np.int64), ndim, d)
+            total = ew("add", total, ew("multiply", along, np.asarray(prod(shape[d + 1:]))))
+    count = prod(indices.shape)
+    flat = _put(reshaped(data, (prod(shape),)), reshaped(total, (count,)), reshaped(updates, (count,)),
+                node.get("reduction", "none"))
+    return reshaped(flat, shape)
+
+
+@meaning("OneHot")
+def _one_hot(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    depth = int(reader.ints(node, x[1], "depth")[0])
+    wide = convert(x[0], np.dtype(np.int64))
+    ndim = len(wide.shape)
+    axis = node.get("axis", -1) % (ndim + 1)
+    wide = ew("where", ew("less", wide, np.asarray(0)), ew("add", wide, np.asarray(depth)), wide)
+    column = reshaped(wide, (*wide.shape[:axis], 1, *wide.shape[axis:]))
+    hot = ew("equal", column, iota(depth, np.dtype(np.int64), ndim + 1, axis))
+    off, on = (part(x[2], 0, i, i + 1) for i in (0, 1))
+    return ew("where", hot, reshaped(on, ()), reshaped(off, ()))
+
+
+@meaning("ReverseSequence")
+def _reverse_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    batch, time = node.get("batch_axis", 1), node.get("time_axis", 0)
+    ndim, n = len(x[0].shape), x[0].shape[time]
+    lengths = reshaped(x[1], [x[0].shape[batch] if d == batch else 1 for d in range(ndim)])
+    place = iota(n, np.dtype(np.int64), ndim, time)
+    back = ew("subtract", ew("subtract", lengths, np.asarray(1)), place)
+    turned = ew("where", ew("less", place, lengths), back, place)
+    return emit("take_along", whole(x[0]), whole(_wide(turned, x[0].shape)), axis=time)
+
+
+def _wide(x: Any, shape: Any) -> Any:
+    array = x.array if isinstance(x, Spread) else x
+    return spread(array, tuple(shape))
+
+
+@meaning("TensorScatter")
+def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """A cache of keys with the new ones put in from a place on, which may differ over the batch."""
+    cache, update = x[0], x[1]
+    ndim, n, size = len(cache.shape), cache.shape[node.get("axis", -2)], update.shape[node.get("axis", -2)]
+    axis = node.get("axis", -2) % ndim
+    first: Any = np.zeros((1,) * ndim, np.int64) if len(x) < 3 or x[2] is None else reshaped(
+        convert(x[2], np.dtype(np.int64)), [cache.shape[0], *[1] * (ndim - 1)])
+    place = ew("subtract", iota(n, np.dtype(np.int64), ndim, axis), first)
+    if node.get("mode", "linear") == "circular":
+        place = ew("remainder", place, np.asarray(n))
+    inside = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))
+    where = ew("minimum", ew("maximum", place, np.asarray(0)), np.asarray(size - 1))
+    shape = [n if d == axis else m for d, m in enumerate(update.shape)]
+    moved = emit("take_along", whole(update), whole(_wide(where, shape)), axis=axis)
+    return ew("where", inside, moved, cache)
