@@ -165,6 +165,8 @@ def calibrate(words: Sequence[str]) -> int:
     arguments = Parser({
         "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
         "--check": {"action": "store_true", "help": "write nothing"},
+        "--published": {
+            "metavar": "TABLE", "help": "fit the stack of a table of published runs to it, and tell the errors"},
         "--devices": {
             "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
             "help": "number of devices that compute at the same time (default: the number of cores)"},
@@ -175,6 +177,8 @@ takes about a minute; run nothing else meanwhile.""",
         epilog=f"""Without a FILE, the hardware is written to the file that hardware="host" reads:
   $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json.
   {VARIABLE}=PATH names another file; if it is empty, there is none.""").parse(words)
+    if arguments.published is not None:
+        return _published(arguments.published)
     if arguments.check and arguments.file is not None:
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()
@@ -190,6 +194,18 @@ takes about a minute; run nothing else meanwhile.""",
     print(measured(arguments.devices, path))
     if path is not None:
         print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
+    return 0
+
+
+def _published(name: str) -> int:
+    """Refit a stack to a table of published runs and print both."""
+    from vcluster.calibration.published import Table, refitted
+
+    try:
+        table = Table.of(name)
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    print(refitted(table, lambda text: print(text, file=sys.stderr, flush=True)))
     return 0
 
 

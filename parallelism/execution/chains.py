@@ -71,6 +71,9 @@ def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, 
 
 
 def name_of(ops: Sequence[Op]) -> str:
-    """The kind of an op, or the different kinds of a chain: ``add+dropout``."""
-    kinds = [*dict.fromkeys(op.kind for op in ops)]
+    """The kind of an op, or the different kinds of a chain: ``add+dropout``.
+
+    Where the results of an op are added to buffers right away, it is the kind of that op.
+    """
+    kinds = [*dict.fromkeys(op.kind for op in ops if op.kind != "accumulate")] or [ops[-1].kind]
     return "+".join(kinds if len(kinds) <= MOST_KINDS else (*kinds[:MOST_KINDS], "..."))

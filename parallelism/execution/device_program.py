@@ -284,10 +284,14 @@ class DeviceProgram:
         nbytes = float(sum(int(value.type.nbytes) for value in moved))
         if not flops and not nbytes:
             return None
-        dtypes = [value.type.dtype for op in reversed(ops) for value in (*op.outputs, *op.inputs)]
+        product = next(filter(product_shape, ops), None)        # what follows a product ends its kernel
+        shape = product and product_shape(product)
+        dtypes = [value.type.dtype for op in ((product,) if product else reversed(ops))
+                  for value in (*op.outputs, *op.inputs)]
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))
-        return DeclaredCost(flops, nbytes, dtype.name, seconds, bytes_of_others(moved, dtype))
+        return DeclaredCost(flops, nbytes, dtype.name, seconds, bytes_of_others(moved, dtype),
+                            shape and tuple(map(int, shape)))
 
     def _held(self, values: Sequence[Value]) -> Held:
         held: Counter[str] = Counter()

@@ -16,3 +16,10 @@ from .host import (
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
 from .rates import Products as Products, Reached as Reached
 from .sized import sized_hardware as sized_hardware
+from .stacks import (
+    MARKS as MARKS,
+    fitted_on as fitted_on,
+    on_stack as on_stack,
+    read_stack as read_stack,
+    stack_names as stack_names,
+)

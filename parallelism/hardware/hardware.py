@@ -1,6 +1,7 @@
 """A cluster that need not exist, as a value: how fast its devices compute, and what joins them.
 
     Hardware.preset("dgx-h100")             one of the presets; "dgx-h100:4" is four nodes of it, "tpu-v4:4x4x8" a slice
+    Hardware.preset("dgx-h100+megatron-h100")       ... with what a software reaches (`parallelism.hardware.stacks`)
     Hardware.load("ours.toml")              your own, in TOML or JSON
     Hardware.of_host()                      this machine, if it was calibrated
     hardware.slow(rank=3, factor=1.5)       the same with a straggler
@@ -30,6 +31,7 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached
+from parallelism.hardware.stacks import on_stack, split_name
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
@@ -169,11 +171,16 @@ class Hardware:
 
     @classmethod
     def preset(cls, name: str) -> Hardware:
-        """A preset by its name; what follows a colon is the extents of its outermost level.
+        """A preset by its name; after a colon the extents of its outermost level, after a plus the name of a stack.
 
         >>> Hardware.preset("dgx-a100:2").devices
         16
+        >>> Hardware.preset("dgx-a100:2+megatron-a100").stack
+        'megatron-a100'
         """
+        preset, stack = split_name(name)
+        if stack:
+            return on_stack(cls.preset(preset), stack)
         names = cls.presets()
         known, colon, extents = name.partition(":")
         if known not in names:

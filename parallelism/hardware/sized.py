@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 
 from parallelism.hardware.hardware import Hardware
+from parallelism.hardware.stacks import split_name
 
 
 def sized_hardware(hardware: Hardware | str | PathLike[str], devices: int | None = None) -> Hardware:
@@ -23,7 +24,8 @@ def sized_hardware(hardware: Hardware | str | PathLike[str], devices: int | None
         return found
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
         raise ValueError(f"devices must be an integer of at least 1, got {devices!r}")
-    if isinstance(hardware, str) and hardware.partition(":")[0] in Hardware.presets():
+    preset = split_name(hardware)[0] if isinstance(hardware, str) else ""
+    if isinstance(hardware, str) and preset.partition(":")[0] in Hardware.presets():
         if ":" in hardware and devices != found.devices:
             raise ValueError(f"{hardware} has {found.devices} devices, and {devices} are asked for; leave out one of "
                              "the two numbers")

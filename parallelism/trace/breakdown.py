@@ -96,7 +96,9 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
     """The index in `STEP_PARTS` of each event of a training step."""
 
     def op(name: object) -> int:
-        return _STEP["products" if name in _PRODUCTS else "attention" if name in _ATTENTION else "elementwise"]
+        kinds = str(name).split("+")         # of a chain that runs as one
+        attends = not _ATTENTION.isdisjoint(kinds)
+        return _STEP["products" if name in _PRODUCTS else "attention" if attends else "elementwise"]
 
     def over(axes: tuple[str, ...] | None) -> int:
         known = [axis for axis in ("dp", "cp", "ep", "tp") if axis in (axes or ())]

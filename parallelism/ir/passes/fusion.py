@@ -4,7 +4,8 @@ A value between two ops of a chain has one op that uses it, so it need not be wr
 and writes what other ops use, or the function returns, each once.  That is loop fusion as compilers do it (XLA's
 instruction fusion; *PyTorch 2*, Ansel et al., 2024, section 5), and what handwritten kernels such as a bias with
 dropout and a residual do.  An op that computes products, moves elements, reduces over other dims than the last ones, or
-writes into the memory of an input, is in no chain.
+writes into the memory of an input, is in no chain, but for one case: what adds the result of an op to a buffer right
+away (``accumulate``) is the end of that op, as in a product with BLAS's beta.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from dataclasses import replace
 
 from parallelism.ir.core import Extent, Function, Op, Value
 
-_APART = frozenset(("einsum", "matmul", "all_slice", "relayout", "reshard"))
+_MOVING = frozenset(("all_slice", "relayout", "reshard"))
+_APART = frozenset(("einsum", "matmul")) | _MOVING
 """Operators that are in no chain, whatever their rules are."""
 
 Shape = tuple[Extent, ...]
@@ -36,6 +38,14 @@ def chained(function: Function, mark: Callable[[Op], object] | None = None) -> t
     open_chains: set[int] = set()
     """Those that an op may still join: no other op has used their values."""
     for number, op in enumerate(function.ops):
+        if op.kind == "accumulate" and (made := maker.get(op.inputs[1])) is not None and (
+                chain_of.get(made, made) == number - 1 and len(users[op.inputs[1]]) == 1
+                and op.inputs[1] not in function.outputs and _is_kernel(function.ops[made])
+                and (mark is None or mark(function.ops[made]) == mark(op))):
+            chains[number] = [*chains.pop(number - 1, [number - 1]), number]
+            chain_of.update(dict.fromkeys(chains[number], number))
+            open_chains.clear()
+            continue
         if op.operator.reuses:
             open_chains.clear()         # what it writes over may be read by an op that waits for its chain
         space, joined = spaces[number], dict[int, None]()
@@ -89,6 +99,12 @@ def space_of(op: Op) -> Shape | None:
     if any(term != whole[:len(term)] for term in bare[len(rule.inputs):]):
         return None         # an output is reduced over dims that are not the last
     return tuple(rule.extents[letter] for letter in whole)
+
+
+def _is_kernel(op: Op) -> bool:
+    """Whether an op computes its results, rather than to view, to write over or to communicate them."""
+    entry = op.operator
+    return not entry.view and not entry.reuses and entry.received is None and op.kind not in _MOVING
 
 
 def _in_order(term: tuple[str, ...], whole: tuple[str, ...]) -> bool:

@@ -105,6 +105,24 @@ def test_the_values_inside_take_no_memory():
     assert peaks == [64 * 32 * FLOAT * 3, (64 * 32 + 64) * FLOAT]
 
 
+def test_a_product_takes_up_the_sum_in_a_buffer():
+    text = """func @f(%x: tensor<5x3xf16>, %w: tensor<3x4xf16>, %sum: tensor<5x4xf32>) -> (tensor<5x4xf32>) {
+  %0 = "matmul"(%x, %w) : (tensor<5x3xf16>, tensor<3x4xf16>) -> tensor<5x4xf16>
+  %1 = "accumulate"(%sum, %0) : (tensor<5x4xf32>, tensor<5x4xf16>) -> tensor<5x4xf32>
+  return %1
+}
+"""
+    function = ir.parse(text)
+    (alone, added), (fused,) = computes(function), computes(Fused()(function))
+    assert (alone[0], added[0]) == ("matmul", "accumulate")
+    assert fused == ("matmul", alone[1] + added[1], (15 + 12) * 2 + 2 * 20 * 4)
+    event, = (each for each in simulate(Fused()(function), "dgx-a100", mesh=ONE) if each.name == "matmul")
+    assert (event.shape, event.dtype) == ((1, 5, 4, 3), "float16")
+    twice = ir.parse(text.replace("return %1", "return %1, %0").replace(
+        "(tensor<5x4xf32>) {", "(tensor<5x4xf32>, tensor<5x4xf16>) {"))
+    assert [name for name, _, _ in computes(Fused()(twice))] == ["matmul", "accumulate"]
+
+
 def test_adam_is_one_kernel_for_each_parameter():
     step = train_step(MODELS["mlp"](4), Adam(0.01))
     ordered, lengths = chained(step)

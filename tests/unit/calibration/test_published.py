@@ -1,0 +1,124 @@
+"""Published runs beside their predictions: what is fitted, what is held out, and how far off each part is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallelism.hardware import fitted_on
+from vcluster.__main__ import main
+from vcluster.calibration import published
+from vcluster.calibration.published import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    MEMORY,
+    STEP,
+    Line,
+    Measured,
+    Report,
+    Table,
+    hardware_of,
+    refitted,
+    reported,
+    tables,
+)
+from vcluster.demo import WrongWords
+
+NCCL, KORTHIKANTI = Table.of("nccl-a100"), Table.of("korthikanti-2022")
+LARGE = 32 * 2**20
+
+
+def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
+    assert tables() == ("korthikanti-2022", "nccl-a100")
+    for table in (NCCL, KORTHIKANTI):
+        assert table.source and table.name in fitted_on(table.stack)
+    assert len([row for row in KORTHIKANTI.rows if row.part == STEP]) == 8
+    assert len([row for row in KORTHIKANTI.rows if row.part in (FORWARD, BACKWARD)]) == 10
+    with pytest.raises(ValueError, match="no published table 'korth'; there is korthikanti-2022, nccl-a100"):
+        Table.of("korth")
+
+
+def test_all_reduce_fitted_on_two_and_eight_devices_is_told_within_twelve_percent_on_four():
+    report = reported(NCCL)
+    held_out = [line for line in report.lines if line.held_out]
+    assert {line.row.devices for line in held_out} == {4} and len(held_out) == 11
+    assert {line.row.devices for line in report.lines if not line.held_out} == {2, 8}
+    assert max(abs(line.error) for line in held_out if line.row.nbytes >= LARGE) < 0.12
+    assert max(abs(line.error) for line in report.lines if line.row.nbytes >= LARGE) < 0.125
+
+
+@pytest.mark.slow
+def test_the_constants_of_the_links_are_those_that_a_refit_finds():
+    for name, value in refitted(NCCL).parameters.items():
+        assert value == pytest.approx(reported(NCCL).parameters[name], rel=2e-3)
+
+
+def test_rows_that_were_held_out_are_told_beside_the_best_fit_of_the_same_form():
+    few = replace(NCCL, rows=tuple(row for row in NCCL.rows if row.nbytes in (2**20, 2**24, 2**28)))
+    again = refitted(few)
+    assert len(again.best) == len(few.rows) and again.without_model == ()
+    text = str(again)
+    assert text.count("held out") == 3 and text.count("fitted") == 6 and "best of this form" in text
+    squares = [sum(line.error ** 2 for line in lines) for lines in (again.lines, again.best)]
+    assert squares[1] < squares[0] < 0.2
+
+
+def test_what_a_stack_was_fitted_on_cannot_be_told_as_held_out():
+    row = KORTHIKANTI.rows[0]
+    with pytest.raises(ValueError, match="megatron-a100 was fitted on korthikanti-2022: its rows are not held out"):
+        Report(KORTHIKANTI, "megatron-a100", (Line(row, row.measured, True),), {})
+    Report(KORTHIKANTI, "megatron-h100", (Line(row, row.measured, True),), {})
+
+
+def test_a_refit_finds_the_constants_that_made_the_numbers_and_leaves_out_one_model_at_a_time(monkeypatch):
+    """Seconds of a made-up law; the memory of one model takes longer than that law says."""
+    def predicted(row, hardware):
+        flops, moved = dict(row.flags)["work"]
+        return flops / hardware.flops_efficiency + moved / hardware.memory_efficiency
+
+    monkeypatch.setattr(Measured, "predicted", predicted)
+    rows = tuple(
+        Measured(STEP, model, "", 8, flops / 0.7 + extra * moved / 0.6, (("work", (flops, moved)),))
+        for model, extra, works in (("a", 1, ((3, 1), (2, 2))), ("b", 1, ((9, 1), (1, 4))), ("c", 1.5, ((4, 4),)))
+        for flops, moved in works)
+    table = replace(KORTHIKANTI, rows=rows)
+    report = refitted(replace(table, rows=rows[:4]))
+    np.testing.assert_allclose(list(report.parameters.values()), (0.7, 0.6), rtol=1e-4)
+    assert max(abs(line.error) for line in (*report.lines, *report.without_model)) < 1e-4
+    apart = {line.row: line for line in refitted(table).without_model}
+    assert len(apart) == 5 and apart[rows[4]].held_out
+    assert apart[rows[4]].predicted == pytest.approx(4 / 0.7 + 4 / 0.6, rel=1e-3)
+    assert all(line.held_out is False for line in refitted(table).lines)
+
+
+@pytest.mark.parametrize("what", [
+    "no recomputation", *(pytest.param(other, marks=pytest.mark.slow) for other in (
+        "sequence parallel", "full recomputation", "selective recomputation", "selective, sequence parallel"))])
+def test_a_layer_takes_what_was_measured(what):
+    rows = [row for row in KORTHIKANTI.rows if row.part in (FORWARD, BACKWARD) and row.what == what]
+    assert len(rows) == 2
+    for row in rows:
+        assert row.predicted(hardware_of(KORTHIKANTI, 8)) == pytest.approx(row.measured, rel=LAYER)
+
+
+@pytest.mark.slow
+def test_steps_and_memory_are_as_published():
+    report = reported(replace(KORTHIKANTI, rows=tuple(
+        row for row in KORTHIKANTI.rows if row.part in (STEP, MEMORY) and row.model in ("22B", "175B"))))
+    assert report.mean(STEP) < 0.036 and report.mean(MEMORY) < 0.05
+
+
+def test_the_command_prints_the_table_and_refuses_another(capsys, monkeypatch):
+    monkeypatch.setattr(published, "refitted", lambda table, told: (told("one"), reported(
+        replace(table, rows=table.rows[:2])))[1])
+    assert main(["calibrate", "--published", "nccl-a100"]) == 0
+    printed = capsys.readouterr()
+    assert "1 MiB on 2" in printed.out and f"{ALL_REDUCE}: mean error" in printed.out and printed.err == "one\n"
+    with pytest.raises(WrongWords, match="no published table 'nccl'"):
+        main(["calibrate", "--published", "nccl"])
+
+
+LAYER = 0.05
