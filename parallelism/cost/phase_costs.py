@@ -121,7 +121,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
     messages = sum(len(phase.sources) for phase in made) * len(groups)
     if messages <= MOST_LOADS and not hardware.faults and all(
             link.shape in ("switch", "memory") for link in hardware.links):
-        return _loads_of_switches(hardware, made, groups)
+        return _spread(hardware, _loads_of_switches(hardware, made, groups), groups)
     ranks, places = _ranks_and_places(hardware, groups)
     by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
     slowed: dict[Channel, float] = {}
@@ -143,7 +143,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
             sums[place[start:start + len(channels)]] += loads       # the channels of one phase differ
             start += len(channels)
         found |= {(level, -1, number): load for number, load in zip(numbers.tolist(), sums.tolist(), strict=True)}
-    return found | slowed
+    return _spread(hardware, found | slowed, groups)
 
 
 def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
@@ -238,21 +238,21 @@ def _lines_of(
         patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
     part = int(phase.parts[0])
     lines = []
-    for level, hops, count in patterns[key]:
+    for level, hops, count, ports in patterns[key]:
         link = hardware.links[level]
-        line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second)
+        line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second * ports)
         lines.append(_with_pieces(line, link, share))
     return tuple(lines)
 
 
-def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int]]:
-    """By level: the most hops of a message, and the most messages on a channel."""
+def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int, int]]:
+    """By level: the most hops of a message, the most messages on a channel, and over how many channels they spread."""
     phase = phase._replace(parts=np.ones_like(phase.parts), whole=1)
     if _has_ports_alone(hardware, phase):
-        yield from ((level, 1, line.load) for level, line in _lines_of_ports(hardware, phase, places))
+        yield from ((level, 1, load, ports) for level, load, ports in _lines_of_ports(hardware, phase, places))
         return
     for used in _used(hardware, phase, ranks, places):
-        yield used.level, int(used.distance.max()), int(used.loads.max())
+        yield used.level, int(used.distance.max()), int(used.loads.max()), 1
 
 
 def _has_ports_alone(hardware: Hardware, phase: Phase) -> bool:
@@ -262,7 +262,9 @@ def _has_ports_alone(hardware: Hardware, phase: Phase) -> bool:
 
 def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, Line]]:
     if _has_ports_alone(hardware, phase):
-        yield from _lines_of_ports(hardware, phase, places)
+        for level, load, ports in _lines_of_ports(hardware, phase, places):
+            link = hardware.links[level]
+            yield level, Line(link.latency_seconds, load, phase.whole * link.bytes_per_second * ports)
         return
     for used in _used(hardware, phase, ranks, places):
         link = hardware.links[used.level]
@@ -275,7 +277,7 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Itera
         yield used.level, Line(float(latency.max()), load, per_second)
 
 
-def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[tuple[int, Line]]:
+def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[tuple[int, int, int]]:
     """`_lines` if the ports of each device have one message at most: all messages are alone."""
     here, there = places[:, phase.sources], places[:, phase.targets]
     apart = here != there
@@ -284,9 +286,50 @@ def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[
         further = here // inside != there // inside
         met = (apart & ~further).any(axis=0)
         if met.any():
-            yield level, Line(
-                link.latency_seconds, int(phase.parts[met].max()), phase.whole * link.bytes_per_second)
+            load, ports = int(phase.parts[met].max()), 1
+            if _is_striped(hardware, level):
+                load, ports = _busiest(hardware.inside(level), phase, (apart & ~further).ravel(), places)
+            yield level, load, ports
         apart = further
+
+
+def _is_striped(hardware: Hardware, level: int) -> bool:
+    return hardware.links[level].striped and has_own_ports(hardware)
+
+
+def _unit_of_member(inside: int, places: Ints) -> Ints:
+    """The number of the unit of each member of each group; those of different groups are different units."""
+    units = places // inside
+    numbers: Ints = np.unique(
+        units + np.arange(len(places))[:, None] * (int(units.max()) + 1), return_inverse=True)[1].reshape(places.shape)
+    return numbers
+
+
+def _busiest(inside: int, phase: Phase, crossing: NDArray[np.bool_], places: Ints) -> tuple[int, int]:
+    """The parts that cross the border of the busiest unit in one direction, and the ports over which they spread."""
+    of_member = _unit_of_member(inside, places)
+    ports = np.bincount(of_member.ravel())
+    parts = np.tile(phase.parts, len(places))[crossing]
+    most = np.max([np.bincount(of_member[:, ends].ravel()[crossing], parts, len(ports))
+                   for ends in (phase.sources, phase.targets)], axis=0)
+    busiest = int(np.argmax(most / ports))
+    return int(most[busiest]), int(ports[busiest])
+
+
+def _spread(hardware: Hardware, found: dict[Channel, float], groups: Groups) -> dict[Channel, float]:
+    """The loads of channels, where those of striped levels spread over the ports of the members in each unit."""
+    striped = [level for level in range(len(hardware.links)) if _is_striped(hardware, level)]
+    if not striped or all(channel[0] not in striped for channel in found):
+        return found
+    places = _ranks_and_places(hardware, groups)[1]
+    for level in striped:
+        of_member = _unit_of_member(hardware.inside(level), places).ravel()
+        ports = np.bincount(of_member)
+        for end in (0, 1):
+            channels = [(level, -1, number) for number in (2 * places.ravel() + end).tolist()]
+            loads = np.bincount(of_member, [found.pop(channel, 0.0) for channel in channels]) / ports
+            found |= {channel: load for channel, load in zip(channels, loads[of_member].tolist(), strict=True) if load}
+    return found
 
 
 def _is_each_once(positions: Ints) -> bool:

@@ -71,7 +71,9 @@ class Link:
     ``extents`` is how many units it joins, of a torus along each of its dims; ``latency_seconds`` of a hop; ``ports``
     how many ports, or parallel links, each unit has: by default one for each device in it; ``pieces`` of a memory, by
     the size of a message; ``collective_pieces`` those of collectives, by what a member has, if they are others.
-    ``bytes_per_second`` is the rate of the wire; ``reached`` is what is reached of it, if that is known.  Raises
+    ``bytes_per_second`` is the rate of the wire; ``reached`` is what is reached of it, if that is known.  On a
+    ``striped`` switch a collective spreads what leaves a unit, and what comes into it, over the ports of all its
+    members there, as NCCL's channels do, each of which is a ring that leaves a node by another adapter.  Raises
     ``ValueError`` or ``TypeError`` for what is no such thing, naming the field.
     """
 
@@ -84,11 +86,12 @@ class Link:
     pieces: tuple[Piece, ...] = ()
     collective_pieces: tuple[Piece, ...] = ()
     reached: Reached | None = None
+    striped: bool = False
 
     def __init__(
         self, name: str, extents: int | Iterable[int], latency_seconds: float, bytes_per_second: float,
         shape: str = "switch", ports: int | None = None, pieces: Sequence[Piece] = (),
-        collective_pieces: Sequence[Piece] = (), reached: Reached | None = None,
+        collective_pieces: Sequence[Piece] = (), reached: Reached | None = None, striped: bool = False,
     ) -> None:
         if not isinstance(shape, str) or shape not in SHAPES:
             close = did_you_mean(shape, SHAPES)
@@ -105,7 +108,8 @@ class Link:
             bytes_per_second=checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
             shape=shape, ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
             pieces=_pieces("pieces", pieces, shape),
-            collective_pieces=_pieces("collective_pieces", collective_pieces, shape), reached=_reached(reached, shape))
+            collective_pieces=_pieces("collective_pieces", collective_pieces, shape), reached=_reached(reached, shape),
+            striped=_striped(striped, shape))
 
     @property
     def units(self) -> int:
@@ -199,6 +203,13 @@ def _reached(reached: Reached | None, shape: str) -> Reached | None:
     if reached is not None and shape == "memory":
         raise ValueError("reached is of links; a memory has pieces, by the size of a message")
     return reached
+
+
+def _striped(striped: bool, shape: str) -> bool:
+    if not isinstance(striped, bool) or (striped and shape != "switch"):
+        told = checked.shown(striped)
+        raise ValueError(f"striped must be true or false, and is of a switch; got {told} of a {shape}")
+    return striped
 
 
 @dataclass(frozen=True)

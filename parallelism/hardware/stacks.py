@@ -53,7 +53,7 @@ def on_stack(hardware: Hardware, name: str) -> Hardware:
     """The hardware with the constants of a stack in place of its own."""
     table = read_stack(name)
     changed: dict[str, Any] = {field: value for field, value in table.items() if field not in _OWN}
-    sources = {field: f"{name}, {source}" for field, source in table["sources"].items()}
+    sources = {_in_hardware(field): f"{name}, {source}" for field, source in table["sources"].items()}
     if "products" in table:
         changed["products"] = Products(**table["products"])
     reached: Mapping[str, Any] = table.get("reached", {})
@@ -62,6 +62,13 @@ def on_stack(hardware: Hardware, name: str) -> Hardware:
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
     return replace(hardware, **changed, links=links, stack=name, title=title[:200],
                    sources={**hardware.sources, **sources})
+
+
+def _in_hardware(field: str) -> str:
+    """The name in a `Hardware` of a field of a stack: of ``reached.nvlink.base_seconds`` that of the link."""
+    first, _, rest = field.partition(".")
+    link, _, own = rest.partition(".")
+    return f"links.{link}.{first}.{own}" if first == "reached" else field
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -108,5 +108,6 @@ def _head(hardware: Hardware) -> str:
 def _joined(link: Link, unit: str) -> str:
     extents = "x".join(map(str, link.extents))
     ports = "" if link.ports is None else f", {link.ports} port{'s' * (link.ports > 1)} for each"
-    return (f"{extents} {unit}, {link.shape.replace('_', ' ')}: {given_seconds(link.latency_seconds)}, "
+    shape = f"{'striped ' * link.striped}{link.shape.replace('_', ' ')}"
+    return (f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, "
             f"{given(link.bytes_per_second)}B/s{ports}")

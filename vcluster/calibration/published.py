@@ -134,6 +134,19 @@ class Report:
         errors = [abs(line.error) for line in (self.lines if lines is None else lines) if line.row.part == part]
         return float(np.mean(errors)) if errors else 0.0
 
+    def residuals(self, width: int = 25) -> str:
+        """A picture of the errors: a bar for each row, to the left where the prediction is too short."""
+        half = width // 2
+        most = max((abs(line.error) for line in self.lines), default=0.0) or 1.0
+        names = [f"{line.row.part}, {_named(line.row)}" for line in self.lines]
+        long = max(map(len, names), default=0)
+        told = [f"{'':{long}}  {-most:<+{half}.0%}0{most:>+{half}.0%}"]
+        for name, line in zip(names, self.lines, strict=True):
+            bar = "#" * round(abs(line.error) / most * half)
+            left, right = (bar.rjust(half), "") if line.error < 0 else ("".rjust(half), bar)
+            told.append(f"{name:{long}}  {left}|{right}".rstrip())
+        return "\n".join(told)
+
     def __str__(self) -> str:
         told = [f"{self.table.title}", f"  {self.table.source}", f"  {self.table.hardware}+{self.stack}: " + ", ".join(
             f"{name} {value:.4g}" for name, value in self.parameters.items()), ""]
@@ -152,6 +165,7 @@ class Report:
             if self.without_model and self.mean(part, self.without_model):
                 mean += f"; by leaving out one model at a time {self.mean(part, self.without_model):.1%}"
             told.append(mean)
+        told += ["", self.residuals()]
         return "\n".join(told)
 
 
@@ -160,8 +174,12 @@ class Report:
 
 def hardware_of(table: Table, devices: int, parameters: Mapping[str, float] | None = None) -> Hardware:
     """The hardware of a table under its stack, with other values of some parameters."""
-    preset = sized_hardware(table.hardware, devices)
-    return _with(on_stack(preset, table.stack), parameters or {})
+    return _with(_on_stack(table.hardware, devices, table.stack), parameters or {})
+
+
+@lru_cache(maxsize=32)
+def _on_stack(hardware: str, devices: int, stack: str) -> Hardware:
+    return on_stack(sized_hardware(hardware, devices), stack)
 
 
 def reported(table: Table, parameters: Mapping[str, float] | None = None) -> Report:

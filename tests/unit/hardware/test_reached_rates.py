@@ -95,6 +95,28 @@ def test_a_link_without_reached_rates_costs_what_it_did():
             assert Costs(plain).prices(kind, 3e6, group) == Costs(empty).prices(kind, 3e6, group)
 
 
+NODES = (Link("inner", 4, 1e-6, 100e9), Link("outer", 3, 2e-6, 10e9))
+
+
+def test_a_collective_over_striped_links_leaves_a_node_by_the_ports_of_all_its_members():
+    plain = Costs(hardware(links=NODES))
+    striped = Costs(hardware(links=(NODES[0], replace(NODES[1], striped=True))))
+    size = 12e9
+    for group, ports in ((range(12), 4), (range(8), 4), ((0, 1, 4, 5), 2), ((0, 4, 8), 1)):
+        one, all_of_them = (costs.collective("all_gather", size, group, algorithm="ring") for costs in (plain, striped))
+        g = len(group)
+        assert one.seconds == pytest.approx((g - 1) * (2e-6 + size / g / 10e9))
+        slowest = max(size / g / 10e9 / ports, size / g / 100e9 if ports > 1 else 0)
+        assert all_of_them.seconds == pytest.approx((g - 1) * (2e-6 + slowest))
+        loads = [costs.channel_bytes(one, group) for costs in (plain, striped)]
+        outer = [{channel: load for channel, load in each.items() if channel[0] == 1} for each in loads]
+        assert len(outer[1]) == 2 * g and len({*outer[1].values()}) == 1
+        assert sum(outer[0].values()) == pytest.approx(sum(outer[1].values()))
+        assert {c: n for c, n in loads[0].items() if c[0] == 0} == {c: n for c, n in loads[1].items() if c[0] == 0}
+    uneven = striped.collective("all_gather", size, (0, 1, 2, 4), algorithm="ring").seconds
+    assert uneven == pytest.approx(3 * (2e-6 + size / 4 / 10e9))            # the unit with one port is the busiest
+
+
 def test_a_file_has_all_of_it(tmp_path):
     told = hardware(products=Products(108, ((256, 128), (64, 64)), 88.0, 4.74), issue_seconds=1e-6, fused=True,
                     message_overhead_seconds=2e-6, stack="ours", flops_efficiencies={"float16": 0.8})
@@ -112,6 +134,8 @@ def test_a_file_has_all_of_it(tmp_path):
     (lambda: Reached(in_switch_bytes_per_second={"all_redcue": 1}), "did you mean 'all_reduce'"),
     (lambda: Reached(in_switch_from=1), "in_switch_from must be a whole number of at least 2"),
     (lambda: replace(WIRE, shape="memory", reached=REACHED), "reached is of links"),
+    (lambda: replace(WIRE, shape="ring", striped=True), "striped must be true or false, and is of a switch; got True"),
+    (lambda: replace(WIRE, striped=1), "striped must be true or false, and is of a switch; got 1 of a switch"),
     (lambda: replace(WIRE, reached=3), "reached must be a Reached; got 3"),
     (lambda: hardware(products=3), "products must be a Products; got 3"),
     (lambda: hardware(fused=1), "fused must be true or false; got 1"),

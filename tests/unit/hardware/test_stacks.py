@@ -15,7 +15,8 @@ def test_the_stacks_are_these():
 @pytest.mark.parametrize("name", stack_names())
 def test_every_number_of_a_stack_says_what_it_is(name):
     table = read_stack(name)
-    numbers = {field for field in table if field not in ("name", "title", "fitted_on", "sources")}
+    numbers = {field for field in table if field not in ("name", "title", "fitted_on", "sources", "reached")}
+    numbers |= {f"reached.{link}.{field}" for link, fields in table.get("reached", {}).items() for field in fields}
     assert table["name"] == name and {*table["sources"]} == numbers
     for source in table["sources"].values():
         assert source.split(":")[0] in MARKS
@@ -27,8 +28,10 @@ def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():
     plain, told = Hardware.preset("dgx-a100:4"), Hardware.preset("dgx-a100:4+megatron-a100")
     assert told == on_stack(plain, "megatron-a100") and told.devices == plain.devices
     assert (told.stack, told.fused, plain.stack, plain.fused) == ("megatron-a100", True, "", False)
-    assert (told.flops_per_second, told.links, told.memory_bytes) == (
-        plain.flops_per_second, plain.links, plain.memory_bytes)
+    assert (told.flops_per_second, told.links[1], told.memory_bytes) == (
+        plain.flops_per_second, plain.links[1], plain.memory_bytes)
+    assert told.links[0].bytes_per_second == plain.links[0].bytes_per_second
+    assert told.sources["links.nvlink.reached.base_seconds"].startswith("megatron-a100, fitted: on nccl-a100")
     assert told.sources["flops_efficiency"].startswith("megatron-a100, fitted: on korthikanti-2022")
     assert "megatron-a100" in str(told)
     assert sized_hardware("dgx-a100+megatron-a100", 20).devices == 24
