@@ -62,9 +62,9 @@ class Term(NamedTuple):
         return times * max(line.seconds(nbytes) for line in self.lines)
 
 
-Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, int, int], ...]]
+Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, int, int, int], ...]]
 """For messages of equal parts, by the groups, and the sources and targets: each level that they use, the most hops that
-one makes there, and the most of them that come together on a channel."""
+one makes there, the most of them that come together on a channel, and over how many channels these spread."""
 
 
 @lru_cache(maxsize=8)
@@ -88,7 +88,7 @@ def terms(
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
     patterns = patterns_of(
-        tuple((link.shape, link.extents, link.ports) for link in hardware.links), tuple(hardware.placement or ()))
+        tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links), tuple(hardware.placement or ()))
     for rule in rules:
         alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
         for term, times in alike if alike is not None else (
