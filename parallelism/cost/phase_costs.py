@@ -87,8 +87,8 @@ def terms(
         rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
-    patterns = patterns_of(
-        tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links), tuple(hardware.placement or ()))
+    shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
+    patterns = patterns_of(shapes, tuple(hardware.placement or ()))
     for rule in rules:
         alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
         for term, times in alike if alike is not None else (

@@ -285,7 +285,7 @@ class DeviceProgram:
         if not flops and not nbytes:
             return None
         product = next(filter(product_shape, ops), None)        # what follows a product ends its kernel
-        shape = product and product_shape(product)
+        shape = None if product is None else product_shape(product)
         dtypes = [value.type.dtype for op in ((product,) if product else reversed(ops))
                   for value in (*op.outputs, *op.inputs)]
         dtype = next(filter(is_floating, dtypes), dtypes[0])

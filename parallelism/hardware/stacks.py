@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import fields as checked
 from parallelism.hardware.rates import Products, Reached
+from parallelism.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from parallelism.hardware.hardware import Hardware
@@ -39,7 +40,7 @@ def stack_names() -> tuple[str, ...]:
 def read_stack(name: str) -> dict[str, Any]:
     """The table of a stack.  ``ValueError`` for a name that is none."""
     if name not in stack_names():
-        close = checked.did_you_mean(name, stack_names()) or f"; there is {', '.join(stack_names())}"
+        close = did_you_mean(name, stack_names()) or f"; there is {', '.join(stack_names())}"
         raise ValueError(f"no stack {checked.shown(name)}{close}")
     return tomllib.loads(files("parallelism.hardware").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8"))
 

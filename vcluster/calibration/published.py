@@ -246,7 +246,7 @@ def _values(table: Table) -> dict[str, float]:
 
 def _with(hardware: Hardware, parameters: Mapping[str, float]) -> Hardware:
     link = hardware.links[0]
-    of_link = {name: value for name, value in parameters.items() if hasattr(link.reached, name)}
+    of_link: dict[str, Any] = {name: value for name, value in parameters.items() if hasattr(link.reached, name)}
     if of_link and link.reached is not None:
         link = replace(link, reached=replace(link.reached, **of_link))
     others: dict[str, Any] = {name: value for name, value in parameters.items() if name not in of_link}
