@@ -15,6 +15,7 @@ from parallelism.mesh import Mesh
 from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
 from vcluster.processes import start_early
+from vcluster.runs import notebook
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
@@ -117,6 +118,8 @@ class VirtualCluster:
 
         self._backend = backend
         self._transport = transport
+        priced_as = None if pricing is None else pricing.hardware
+        self._hardware = "this machine, where messages take no time" if priced_as is None else priced_as.name
         self._new_body = partial(
             Body, self.mesh, backend, transport, start_method, channel_capacity, seed, deadline_seconds, pricing)
         self._running = threading.Lock()
@@ -148,6 +151,15 @@ class VirtualCluster:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._backend} backend, {self._transport}"
         return f"<VirtualCluster of {self.mesh!r}, {state}>"
+
+    def _repr_html_(self) -> str:
+        pids = [] if self.closed or self._backend == "thread" else self.pids()
+        return notebook.html_of(self, pids, self._hardware)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """IPython asks for this wherever it shows a cluster, in a terminal, too."""
+        notebook.let_go_after_the_cell(self)
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cluster cannot be sent to another process: a kernel cannot call run() of its own cluster")
