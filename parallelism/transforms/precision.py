@@ -50,6 +50,9 @@ class MixedPrecision:
         if parts.update is None:
             raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
                              "step of it")
+        if any(value.name.startswith(MAIN) for value in parts.state):
+            raise ValueError(f"{self}: @{function.name} has main copies of its weights already; a transform is applied "
+                             "once")
         laid = [value for op in parts.forward.ops if op.kind != "reshard" for value in op.outputs if value.layout]
         laid += [value for value in (*parts.gradients, *parts.state) if value.layout]
         laid += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]

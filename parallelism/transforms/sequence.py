@@ -59,7 +59,7 @@ class SequenceParallel:
                 layouts[value.name] = layout(dims)
         if not between:
             raise ValueError(f"{self}: no activation of @{function.name} is left to be split over {self.axis!r}: what "
-                             "enters or leaves its products is input, or has a layout")
+                             "enters or leaves its products is input, or has a layout already")
         return parts.laid(layouts).joined()
 
     def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int]]]:
