@@ -98,9 +98,13 @@ class PipelinedProgram(PipelinedOperation):
                 f"@{stages.function.name} needs those of %{', %'.join(waiting[0][1])} from the next one; LocalLayers "
                 "gives regions losses of their own, and stages must begin where these do")
         self.sums = dict(sums or {})
-        self.stages = laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
+        self.stages = self.laid_out(stages)
         self._programs: dict[Any, StagePrograms] = {}
         self.fused = fused
+
+    def laid_out(self, stages: Stages) -> Stages:
+        """The stages with a layout on every value, if a stage is on several devices."""
+        return laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the programs of stages: each device computes its own."""
@@ -124,12 +128,12 @@ class PipelinedProgram(PipelinedOperation):
             data = {
                 name: tuple(
                     self._shard(rows_of(arrays[name], values[name].type.specialize(numbers), batch, *part),
-                                values[name].layout, mesh, rank)
+                                values[name].layout, position, self.place(mesh, rank))
                     for part in parts[replica])
                 for name in dict.fromkeys(name for stage in mine for name in stage.data)
             }
             weights = {
-                name: self._shard(arrays[name], values[name].layout, mesh, rank)
+                name: self._shard(arrays[name], values[name].layout, position, self.place(mesh, rank))
                 for name in dict.fromkeys(name for stage in mine for name in stage.weights)
             }
             shares.append((Share(numbers, rows, parts[replica], data, weights),))
@@ -152,10 +156,12 @@ class PipelinedProgram(PipelinedOperation):
         run_stages: Callable[[Device, Mapping[int, Any]], None] | None = None,
     ) -> dict[str, Array]:
         """`__call__` with another class of stages, and another `run_stages`."""
+        mesh, rank = device.mesh, device.rank
+        device = self.part(device)
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops costs nothing
             stages = {
                 number: make_stage(
-                    device, number, self.programs(number, share.numbers, share.rows, device.mesh, device.rank),
+                    device, number, self.programs(number, share.numbers, share.rows, mesh, rank),
                     share.parts, share.data, share.weights, last=number == len(self.stages) - 1)
                 for number in self.stages_on(self.position(device))
             }
@@ -186,11 +192,12 @@ class PipelinedProgram(PipelinedOperation):
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
         functions, place = self.stages.functions[number], self.place(mesh, rank)
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
-        key = tuple(own.items()), rows, place, tuple(map(self.sums.get, functions.trained))
+        inside = self.mesh_at(self.pipeline.schedule.placement[number])
+        key = tuple(own.items()), rows, place, tuple(map(self.sums.get, functions.trained)), inside
         if (number, key) not in self._programs:
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first, self.sums,
+                functions.specialize(**own), self.stages.batch, rows, inside, place, first, self.sums,
                 self.fused)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
@@ -230,7 +237,7 @@ class PipelinedProgram(PipelinedOperation):
                 same = [name for name in names if sums[name].dtype == dtype]
                 mine = np.concatenate([sums[name].ravel() for name in same])
                 parts = [
-                    mine if other == here else device.sendrecv(mine, other, other, tag=tag, axes=axis)
+                    mine if other == here else self.exchanged(device, mine, same, other, tag, axis)
                     for other in positions
                 ]
                 total, start = reduce(np.add, parts), 0
@@ -239,6 +246,13 @@ class PipelinedProgram(PipelinedOperation):
                     sums[name], start = total[start:end].reshape(sums[name].shape), end
                 tag += 1
         return sums
+
+    def exchanged(
+        self, device: Device, mine: Array, names: Sequence[str], other: int, tag: int, axis: str | None
+    ) -> Array:
+        """The sums of another position for weights that both have, as one array, in exchange for those of this one."""
+        received: Array = device.sendrecv(mine, other, other, tag=tag, axes=axis)
+        return received
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> LossAndGradients:
         """The whole gradients: for each weight that of the first replica of a stage that has it; all are equal."""
@@ -255,6 +269,14 @@ class PipelinedProgram(PipelinedOperation):
 
     # -- the axes inside a stage ---------------------------------------------------------------------------------------
 
+    def mesh_at(self, position: int) -> Mesh | None:
+        """The mesh inside the stages at a position; None if each is on one device."""
+        return self.mesh_inside
+
+    def part(self, device: Device) -> Device:
+        """The device on which the functions of stages run."""
+        return device
+
     def place(self, mesh: Mesh, rank: int) -> int:
         """The rank on the mesh inside its stage."""
         if self.mesh_inside is None:
@@ -262,10 +284,9 @@ class PipelinedProgram(PipelinedOperation):
         index = mesh.index(rank)
         return self.mesh_inside.rank(**{axis: index[axis] for axis in self.mesh_inside.axes})
 
-    def _shard(self, array: Array, layout: TensorSharding | None, mesh: Mesh, rank: int) -> Array:
-        if layout is None or self.mesh_inside is None:
-            return array
-        return layout.shard(array, self.mesh_inside)[self.place(mesh, rank)]
+    def _shard(self, array: Array, layout: TensorSharding | None, position: int, place: int) -> Array:
+        inside = self.mesh_at(position)
+        return array if layout is None or inside is None else layout.shard(array, inside)[place]
 
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:

@@ -21,6 +21,7 @@ from parallelism.layouts.stages import GRADIENT
 from parallelism.layouts.stages.batches import checked
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.pipelining import Pipeline
 from parallelism.transforms.fusion import Fused
 from parallelism.transforms.parts import NEXT
 from parallelism.transforms.pipelines import Step
@@ -43,22 +44,27 @@ class TrainedPipeline(PipelinedProgram):
     """
 
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
-        pipeline = step.pipeline.on(mesh)
+        self.step, self.mesh, pipeline = step, mesh, step.pipeline.on(mesh)
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
-        inside = {axis: n for axis, n in mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
+        inside = self._inside(pipeline, replicas)
         sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}
         super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums,
                          fused=fused or Fused.of(step.function) is not None)
-        self.step, self.mesh = step, mesh
-        around = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
-        self.mesh_of_update = Mesh(**around or {"one": 1})
-        """The axes over which parameters and state are split in the update of a stage."""
         self.stages_summed = pipeline.ranks if step.sums_over_stages else 1
         """The positions of the pipeline over which the updates sum numbers of all stages."""
         self._updates: dict[int, _Update] = {}
-        self._first: dict[Form, _Update] = {}
+        self._first: dict[tuple[Form, Mesh], _Update] = {}
         """The first update of each form; others of the form are this one with other names."""
         self._places: dict[tuple[Mesh, int], int] = {}
+
+    def _inside(self, pipeline: Pipeline, replicas: Sequence[str]) -> dict[str, int]:
+        """The axes inside a stage."""
+        return {axis: n for axis, n in self.mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
+
+    def mesh_of_update(self, position: int) -> Mesh:
+        """The axes over which parameters and state are split in the update of the stages at a position."""
+        around = {axis: n for axis, n in self.mesh.shape.items() if axis != self.pipeline.axis}
+        return Mesh(**around or {"one": 1})
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the programs, which each device computes."""
@@ -76,10 +82,11 @@ class TrainedPipeline(PipelinedProgram):
             counted = [name for name in names if position == min(placement[number] for number in holders[name])]
             function = self.step.update(
                 names, laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
-            first = self._first.get(form := Form([function]))
+            inside = self.mesh_of_update(position)
+            first = self._first.get(form := (Form([function]), inside))
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
             self._updates[position] = _Update(
-                localize(function, Mesh(**over | dict(self.mesh_of_update.shape))), function,
+                localize(function, Mesh(**over | dict(inside.shape))), function,
                 categories(self.step.function), self.fused) if first is None else replace(first, function=function)
             self._first.setdefault(form, self._updates[position])
         return self._updates[position]
@@ -88,10 +95,8 @@ class TrainedPipeline(PipelinedProgram):
         """The rank on `mesh_of_update`."""
         key = mesh, rank
         if key not in self._places:
-            index = mesh.index(rank)
-            axes = self.mesh_of_update.axes
-            self._places[key] = self.mesh_of_update.rank(
-                **{axis: index[axis] if axis in mesh.axes else 0 for axis in axes})
+            index, inside = mesh.index(rank), self.mesh_of_update(0)
+            self._places[key] = inside.rank(**{axis: index[axis] if axis in mesh.axes else 0 for axis in inside.axes})
         return self._places[key]
 
     def program_of_update(self, mesh: Mesh, rank: int, position: int) -> DeviceProgram:
@@ -104,7 +109,8 @@ class TrainedPipeline(PipelinedProgram):
 
     def rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
-        return position % self.stages_summed * self.mesh_of_update.size + self.place_of_update(mesh, rank)
+        first = position % self.stages_summed * self.mesh_of_update(position).size
+        return first + self.place_of_update(mesh, rank)
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
         """The types of a rank's parts of the state, by name."""
@@ -135,9 +141,10 @@ class TrainedPipeline(PipelinedProgram):
         shares = []
         for rank, (share,) in enumerate(super().inputs(mesh, forward)):
             position = self.places(mesh)[rank][0]
-            update, place = self.update(position), self.place_of_update(mesh, rank)
+            update, inside = self.update(position), self.mesh_of_update(position)
+            place = self.place_of_update(mesh, rank)
             mine = {
-                value.name: layout.shard(state[value.name], self.mesh_of_update)[place]
+                value.name: layout.shard(state[value.name], inside)[place]
                 for value, layout in zip(update.function.inputs, update.localized.inputs, strict=True)
                 if value.name in self._state}
             shares.append((replace(share, state=mine),))
@@ -162,10 +169,10 @@ class TrainedPipeline(PipelinedProgram):
         for position in range(self.pipeline.ranks):
             ranks = [rank for rank, place in enumerate(self.places(mesh)) if place[0] == position]
             by_place = {self.place_of_update(mesh, rank): outputs[rank] for rank in ranks}
-            update = self.update(position)
+            update, inside = self.update(position), self.mesh_of_update(position)
             for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
-                parts = [by_place[place][value.name] for place in range(self.mesh_of_update.size)]
-                whole.setdefault(value.name, layout.unshard(parts, self.mesh_of_update))
+                parts = [by_place[place][value.name] for place in range(inside.size)]
+                whole.setdefault(value.name, layout.unshard(parts, inside))
         loss = next(each[""] for each in outputs if "" in each)
         return tuple(whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs)
 

@@ -24,9 +24,12 @@ LayoutByName = dict[str, TensorSharding]
 
 
 def laid_out_stages(
-    stages: Stages, mesh: Mesh | Mapping[str, Extent], sums: Mapping[str, np.dtype[Any]] | None = None
+    stages: Stages, mesh: Mesh | Mapping[str, Extent], sums: Mapping[str, np.dtype[Any]] | None = None,
+    meshes: Sequence[Mesh] | None = None,
 ) -> Stages:
     """The stages with a layout on every value of every function.  ``mesh`` has the axes inside a stage.
+
+    With ``meshes`` each stage has its own, with the axes of ``mesh``.  No sum is then pending in what stages send.
 
     Layouts are propagated through the program as a whole, so that a value has one layout on both sides of a stage
     boundary; then through each backward.  A gradient that passes a boundary, and the gradient of a weight, has the
@@ -37,18 +40,21 @@ def laid_out_stages(
     """
     whole = propagate(stages.function, mesh)
     layouts = _of(whole)
+    if meshes is not None:
+        layouts |= {name: gradient_layout(layouts[name]) for stage in stages.functions for name in stage.sent}
     first: dict[Any, tuple[StageFunctions, StageFunctions]] = {}
     laid = []
-    for stage in stages.functions:
+    for number, stage in enumerate(stages.functions):
+        inside = mesh if meshes is None else meshes[number]
         own = {value.name: layouts[value.name] for value in stage.forward.values}
         dtypes = [(sums or {}).get(name) for name in stage.trained]
-        key = stage.form, tuple(own.values()), tuple(dtypes)
+        key = stage.form, tuple(own.values()), tuple(dtypes), None if meshes is None else inside
         if key in first:
             before, after = first[key]
             with suppress(ValueError):
                 laid.append(after.renamed(Renaming.between(before.functions, stage.functions), stage.name))
                 continue
-        laid.append(_stage(stage, own, mesh, dtypes))
+        laid.append(_stage(stage, own, inside, dtypes))
         first.setdefault(key, (stage, laid[-1]))
     return replace(stages, function=whole, functions=tuple(laid))
 
