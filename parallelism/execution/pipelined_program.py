@@ -72,6 +72,8 @@ class PipelinedProgram(PipelinedOperation):
     """
 
     declares_all = True
+    apart = False
+    """Whether each device has groups of its own, which lie along no axes of the whole mesh."""
 
     def __init__(
         self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
@@ -231,20 +233,20 @@ class PipelinedProgram(PipelinedOperation):
             sums.update(("", np.reshape(part, ())) for part in loss)
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
                 sums[name] = sums[name] + gradient if name in sums else gradient
-        here, tag = self.position(device), free_tag(self.pipeline)
+        here, first = self.position(device), free_tag(self.pipeline)
+        tags = {name: first + i for i, name in enumerate(name for _, names in self.shared for name in names)}
         for positions, names in (shared for shared in self.shared if here in shared[0]):
             for dtype in dict.fromkeys(sums[name].dtype for name in names):
                 same = [name for name in names if sums[name].dtype == dtype]
                 mine = np.concatenate([sums[name].ravel() for name in same])
                 parts = [
-                    mine if other == here else self.exchanged(device, mine, same, other, tag, axis)
+                    mine if other == here else self.exchanged(device, mine, same, other, tags[same[0]], axis)
                     for other in positions
                 ]
                 total, start = reduce(np.add, parts), 0
                 for name in same:
                     end = start + sums[name].size
                     sums[name], start = total[start:end].reshape(sums[name].shape), end
-                tag += 1
         return sums
 
     def exchanged(

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 from parallelism.execution.executable import Executable
+from parallelism.execution.meshed_pipeline import MeshedPipeline
 from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
@@ -26,7 +27,7 @@ def operation_on(program: Any, mesh: Mesh, *, fused: bool = False) -> Any:
 @lru_cache(maxsize=8)
 def _placed(program: Function | Step, mesh: Mesh, fused: bool) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
-        return TrainedPipeline(program, mesh, fused=fused)
+        return (MeshedPipeline if program.pipeline.meshes else TrainedPipeline)(program, mesh, fused=fused)
     if not any(value.name.startswith(NEXT) for value in program.outputs):
         return Executable(program, mesh, fused=fused)
     return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused)

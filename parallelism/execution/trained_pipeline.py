@@ -44,6 +44,8 @@ class TrainedPipeline(PipelinedProgram):
     """
 
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
+        if step.pipeline.meshes and not self.apart:
+            raise ValueError(f"{step.pipeline} has stages with meshes of their own: a MeshedPipeline runs it")
         self.step, self.mesh, pipeline = step, mesh, step.pipeline.on(mesh)
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         inside = self._inside(pipeline, replicas)

@@ -102,8 +102,13 @@ class TypedArray(NDArrayOperatorsMixin):
         """The bytes of a flat array as elements of another dtype."""
         return TypedArray((self.nbytes // as_dtype(dtype).itemsize,), dtype)
 
-    def __getitem__(self, part: slice) -> TypedArray:
-        return TypedArray((len(range(*part.indices(self.shape[0]))), *self.shape[1:]), self.dtype)
+    def __getitem__(self, part: slice | tuple[slice, ...]) -> TypedArray:
+        parts = part if isinstance(part, tuple) else (part,)
+        cut = [len(range(*each.indices(n))) for each, n in zip(parts, self.shape, strict=False)]
+        return TypedArray((*cut, *self.shape[len(cut):]), self.dtype)
+
+    def __setitem__(self, part: Any, value: Any) -> None:
+        """Nothing: it has no numbers that could be written."""
 
     def __repr__(self) -> str:
         return f"TypedArray({list(self.shape)}, {self.dtype})"

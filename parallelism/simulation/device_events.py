@@ -20,6 +20,8 @@ from parallelism.resharding import ReshardingStep
 from parallelism.resharding.execute import called
 
 MeshAxes = tuple[str, ...]
+GroupKey = MeshAxes | tuple[int, ...]
+"""What groups are known by: the mesh axes along which they lie; or the ranks of one group that lies along none."""
 
 FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
@@ -56,8 +58,8 @@ class CollectiveRow(NamedTuple):
 
     event: int
     """Its place among the events."""
-    axes: MeshAxes
-    """The mesh axes of the group that have more than one device."""
+    axes: GroupKey
+    """The mesh axes of the group that have more than one device; or its ranks."""
     number: int
     """Its number among the collectives of the group."""
     call: Call
@@ -142,9 +144,13 @@ class DeviceEvents:
             microbatch, None, None, (), None))
 
     def add_collective(
-        self, axes: MeshAxes, group_axes: MeshAxes, call: Call, kind: str, dtype: str, work: int | None = None
+        self, axes: MeshAxes | None, group_axes: GroupKey, call: Call, kind: str, dtype: str | None,
+        work: int | None = None,
     ) -> None:
-        """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device."""
+        """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device.
+
+        Without axes, ``group_axes`` are the ranks of the group.
+        """
         number = self.counts[group_axes]
         self.counts[group_axes] = number + 1
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))

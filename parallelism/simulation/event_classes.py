@@ -17,7 +17,7 @@ from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_ali
 from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
 from parallelism.mesh import Mesh
-from parallelism.simulation.device_events import Call, DeviceEvents, MeshAxes, StepCall
+from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, StepCall
 
 Ints = npt.NDArray[np.int64]
 MOST_SOURCES = 1024
@@ -40,11 +40,12 @@ class Templates:
 
     def __init__(self, mesh: Mesh, classes: Sequence[DeviceEvents], class_of: Ints) -> None:
         self.mesh, self.classes, self.class_of = mesh, classes, class_of
-        self.axes: list[MeshAxes] = sorted({each.axes for part in classes for each in part.collectives})
-        """The axes of all collectives; each has a number from 0, its slot."""
+        self.axes: list[GroupKey] = sorted(
+            {each.axes for part in classes for each in part.collectives}, key=lambda key: tuple(map(str, key)))
+        """The axes of all collectives, or the ranks of groups without axes; each has a number from 0, its slot."""
         self.groups = [members(mesh, axes) for axes in self.axes]
         self.group_of = np.array([_group_of(mesh, axes) for axes in self.axes]).reshape(len(self.axes), mesh.size)
-        """``[slot, rank]``: the number of the group that the rank is in."""
+        """``[slot, rank]``: the number of the group that the rank is in; -1 if it is in none."""
         self.priced_alike: dict[int, Ints] = {}
         """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
         self.starts = np.cumsum([0, *map(len, classes)])
@@ -54,7 +55,7 @@ class Templates:
         """The slot of each event; -1 if it is no collective."""
         self.peer_axis = np.concatenate([np.zeros(0, np.int64), *(part.peer_axis(mesh) for part in classes)])
         """The number of the mesh axis of each message along an axis, whose ``peer`` is a position; else -1."""
-        self._calls: list[dict[tuple[MeshAxes, int], Call]] = [
+        self._calls: list[dict[tuple[GroupKey, int], Call]] = [
             {(each.axes, each.number): each.call for each in part.collectives} for part in classes]
         self._uneven: dict[int, dict[int, Moved]] = {}
         self._even: dict[int, Moved] = {}
@@ -96,21 +97,21 @@ class Templates:
                 met[which] |= classes
         return [tuple(first[other] for other in sorted(classes)) for classes in met]
 
-    def _alike(self, call: Call, axes: MeshAxes, number: int, ranks: Sequence[int]) -> Moved | None:
+    def _alike(self, call: Call, axes: GroupKey, number: int, ranks: Sequence[int]) -> Moved | None:
         """The traffic of a group, or None if members may call different things; ``ranks``: one of each class."""
         if isinstance(call, StepCall) or any(
             self._calls[int(self.class_of[rank])].get((axes, number)) != call
             for rank in (ranks if len(ranks) > 1 else ())
         ):
             return None
-        return moved_alike(call, prod(self.mesh.shape[axis] for axis in axes))
+        return moved_alike(call, members(self.mesh, axes).shape[1])
 
-    def _call(self, rank: int, axes: MeshAxes, number: int, mine: Call) -> MemberCall:
+    def _call(self, rank: int, axes: GroupKey, number: int, mine: Call) -> MemberCall:
         """The call of a rank in a group in which another member makes the call ``mine``."""
         other = self._calls[int(self.class_of[rank])].get((axes, number))
         if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
             raise ValueError(
-                f"collective {number} over {', '.join(axes)} is {mine.kind} to some of a group, and "
+                f"collective {number} over {', '.join(map(str, axes))} is {mine.kind} to some of a group, and "
                 f"{'nothing' if other is None else other.kind} to rank {rank}")
         return other if isinstance(other, MemberCall) else other.of_rank(rank)
 
@@ -228,18 +229,25 @@ class Templates:
 
 
 @lru_cache(maxsize=64)
-def members(mesh: Mesh, axes: MeshAxes) -> Ints:
-    """The groups along axes, ``[group, position]``: `Mesh.groups`, as an array."""
+def members(mesh: Mesh, axes: GroupKey) -> Ints:
+    """The groups along axes, ``[group, position]``: `Mesh.groups`, as an array; or one group, of the given ranks."""
+    names = [axis for axis in axes if isinstance(axis, str)]
+    if len(names) < len(axes):
+        return np.array([axes])
     ranks = np.arange(mesh.size).reshape([*mesh.shape.values()] or [1])
-    places = [mesh.axes.index(axis) for axis in axes]
+    places = [mesh.axes.index(axis) for axis in names]
     rest = [i for i in range(len(mesh.axes)) if i not in places]
-    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in axes))
+    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in names))
 
 
 @lru_cache(maxsize=64)
-def _group_of(mesh: Mesh, axes: MeshAxes) -> Ints:
-    """The number of the group along axes that each rank is in."""
+def _group_of(mesh: Mesh, axes: GroupKey) -> Ints:
+    """The number of the group along axes that each rank is in; -1 if it is in none."""
     groups = members(mesh, axes)
+    if groups.size < mesh.size:
+        own = np.full(mesh.size, -1)
+        own[groups[0]] = 0
+        return own
     return np.asarray(np.argsort(groups, axis=None) // groups.shape[1], np.int64)
 
 

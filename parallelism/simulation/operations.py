@@ -99,6 +99,8 @@ class PipelinedStep:
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
+        if self.program.apart:
+            return tuple(range(self.mesh.size)), np.arange(self.mesh.size)
         even = list(map(self._even_inside, range(self.program.pipeline.ranks)))
         first: dict[Any, int] = {}
         of = [
@@ -140,9 +142,16 @@ class PipelinedStep:
         def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
 
+        apart = self.program.apart      # then an action has groups of one device alone, and several messages
         self.program.run(
+<<<<<<< HEAD
             device.device, self._share(rank), partial(RepeatingStage, price=price, known=self.actions),
             None if self._has_messages(position) else run_stages)
+=======
+            device.device, self._share(rank),
+            partial(RepeatingStage, price=None if apart else price, known={} if apart else self._actions),
+            None if apart or self._has_messages(position) else run_stages)
+>>>>>>> c88fae8 (Stages of a pipeline may have meshes of their own: messages go by the overlaps of blocks, on devices and in simulations)
         return device.events
 
     def _has_messages(self, position: int) -> bool:

@@ -20,7 +20,7 @@ from parallelism.events import HOST, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.simulation.device_events import DeviceEvents, MeshAxes
+from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
@@ -164,8 +164,8 @@ class _Pieces:
 
     def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
         self.mesh, self.pricing = mesh, pricing
-        self._alike: dict[tuple[MeshAxes, bytes], int | None] = {}
-        self._seconds: dict[tuple[int, tuple[tuple[MeshAxes, int], ...]], tuple[DeviceEvents, float]] = {}
+        self._alike: dict[tuple[GroupKey, bytes], int | None] = {}
+        self._seconds: dict[tuple[int, tuple[tuple[GroupKey, int], ...]], tuple[DeviceEvents, float]] = {}
         """By events, of which the value keeps a reference, and the groups along the axes of their collectives."""
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
@@ -179,7 +179,7 @@ class _Pieces:
         ):
             return None
         groups = []
-        for axes in sorted({each.axes for each in events.collectives}):
+        for axes in sorted({each.axes for each in events.collectives}, key=str):
             alike = self._alike_for_all(axes, ranks)
             if alike is None:
                 return None
@@ -201,7 +201,7 @@ class _Pieces:
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
         return columns.with_columns(duration_seconds=seconds)
 
-    def _alike_for_all(self, axes: MeshAxes, ranks: Ints) -> int | None:
+    def _alike_for_all(self, axes: GroupKey, ranks: Ints) -> int | None:
         """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if
         the groups have other members, too."""
         key = axes, ranks.tobytes()
@@ -213,7 +213,7 @@ class _Pieces:
         return self._alike[key]
 
     @memoized
-    def _numbers(self, axes: MeshAxes) -> Ints:
+    def _numbers(self, axes: GroupKey) -> Ints:
         """A number for each group along the axes; equal numbers for groups in which all collectives cost the same."""
         groups, hardware = members(self.mesh, axes), self.pricing.hardware
         if hardware is None or groups.shape[1] < 2:

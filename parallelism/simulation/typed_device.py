@@ -24,7 +24,7 @@ from parallelism.ir import Op
 from parallelism.layouts import step_of
 from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
 from parallelism.operation import Device, ReduceOp
-from parallelism.simulation.device_events import DeviceEvents, MeshAxes, StepCall
+from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, MeshAxes, StepCall
 
 _BLOCK: AbstractContextManager[None] = nullcontext()
 
@@ -62,7 +62,7 @@ class TypedDevice:
         self._append = self.events.rows.append
         self.works = 0
         """The number of asynchronous operations so far."""
-        self._group_axes: dict[Axes, tuple[MeshAxes, MeshAxes]] = {}
+        self._group_axes: dict[Axes, tuple[MeshAxes, GroupKey]] = {}
 
     @property
     def device(self) -> Device:
@@ -81,6 +81,12 @@ class TypedDevice:
     def position(self, axes: Axes = None) -> int:
         """The device's place in its group."""
         return self.group(axes).index(self.rank)
+
+    def as_part(self, mesh: Mesh, ranks: Sequence[int], together: tuple[str, Sequence[int]] | None) -> Device:
+        """This device on a mesh of its own, with the same events."""
+        from parallelism.simulation.typed_part import TypedPart
+
+        return TypedPart(self, mesh, ranks, together).device
 
     # -- compute and memory --------------------------------------------------------------------------------------------
 
@@ -134,7 +140,8 @@ class TypedDevice:
         elif op.kind == "relayout" and communicates(op):
             call = StepCall(step_of(op, self.mesh), inputs[0].dtype)
             axes, group_axes = self._axes_of(call.step.axes)
-            self.events.add_collective(axes, group_axes, call, call.of_rank(self.rank).kind, inputs[0].dtype_name)
+            self.events.add_collective(
+                axes, group_axes, self._step_call(call), call.of_rank(self.rank).kind, inputs[0].dtype_name)
         elif op.kind == "group_collective":
             groups = list(map(list, op["groups"]))
             raise ValueError(f"{op['collective']} over the groups {groups}, which lie along no axes of {self.mesh!r}, "
@@ -178,7 +185,7 @@ class TypedDevice:
     ) -> Any:
         """Records a collective, and gives its ``result``, or the work that gives it."""
         names, group_axes = self._axes_of(axes)
-        factors, shape = tuple(self.mesh.shape[axis] for axis in names), tuple(map(int, x.shape))
+        factors, shape = self._factors(axes), tuple(map(int, x.shape))
         sizes = split_sizes(shape[dim], factors) if kind_of(kind).cuts else ()
         call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
         if not async_op:
@@ -188,7 +195,15 @@ class TypedDevice:
         self.events.add_collective(names, group_axes, call, kind, x.dtype_name, self.works)
         return TypedWork(self.events, kind, self.works, result)
 
-    def _axes_of(self, axes: Axes) -> tuple[MeshAxes, MeshAxes]:
+    def _factors(self, axes: Axes) -> tuple[int, ...]:
+        """The numbers of devices by which a dim is split over a group, axis by axis."""
+        return tuple(self.mesh.shape[axis] for axis in self.mesh.axes_of(axes))
+
+    def _step_call(self, call: StepCall) -> Call:
+        """The call of a step of a resharding plan, as it stands among the events."""
+        return call
+
+    def _axes_of(self, axes: Axes) -> tuple[MeshAxes | None, GroupKey]:
         """The names of the axes, and of those with more than one device."""
         if axes not in self._group_axes:
             names = self.mesh.axes_of(axes)
@@ -211,10 +226,14 @@ class TypedDevice:
         self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self.works)
         return TypedWork(self.events, "send", self.works)
 
-    def irecv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
-        """`recv` that is waited for later."""
+    def irecv(
+        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        axes: str | None = None,
+    ) -> TypedWork:
+        """`recv` that is waited for later; with ``shape`` and ``dtype`` the result is of this type."""
         self.works += 1
-        return TypedWork(self.events, "recv", self.works, self._receive(src, tag, axes, self.works))
+        x = None if shape is None or dtype is None else TypedArray(shape, dtype)
+        return TypedWork(self.events, "recv", self.works, self._receive(src, tag, axes, self.works, x))
 
     def sendrecv(self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
         """Records the exchange of two arrays of one type: an asynchronous send, a recv, and the wait for the send."""
@@ -223,9 +242,12 @@ class TypedDevice:
         sent.wait()
         return x
 
-    def _receive(self, src: int, tag: int, axis: str | None, work: int | None) -> TypedArray:
-        if self.incoming is None:
-            raise ValueError(f"a device without messages received one from {src} with tag {tag}")
-        x = self.incoming(tag)
+    def _receive(
+        self, src: int, tag: int, axis: str | None, work: int | None, x: TypedArray | None = None
+    ) -> TypedArray:
+        if x is None:
+            if self.incoming is None:
+                raise ValueError(f"a device without messages received one from {src} with tag {tag}")
+            x = self.incoming(tag)
         self.events.add_message("recv", src, tag, x.nbytes, None, axis, work)
         return x

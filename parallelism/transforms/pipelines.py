@@ -36,6 +36,11 @@ class Pipeline:
     With ``recompute`` a stage keeps only its inputs; regions run again by a `Recompute` in the same `Strategy`.  The
     result is a `Step`, so a pipeline is the last transform.
 
+    ``meshes`` are those inside the stages, one for each rank of the axis, if they differ: ``[Mesh(dp=2, tp=2),
+    Mesh(dp=3)]`` has stages on 4 and on 3 devices.  The step then runs on a mesh of 7 devices, whatever its axes; an
+    axis that a mesh lacks has one device there.  Values that go from stage to stage are sent by the overlaps of their
+    blocks.  All axes are inside: the gradients of each microbatch are summed in its backward.
+
     Gradients are summed over replicas after the last backward, by the update of each stage: Zero(1) and Zero(2) then
     reduce-scatter them once, whatever the number of microbatches.  With Zero(3) the axis is inside the stages: for
     each microbatch the parameters are gathered in the forward and again in the backward, and the gradients are
@@ -53,11 +58,17 @@ class Pipeline:
     begin: tuple[str, ...] = ()
     batch: str = "B"
     recompute: bool = False
+    meshes: tuple[Mesh, ...] = ()
     phase: ClassVar[int] = 90
 
     def __post_init__(self) -> None:
         checked_axis(self)
         object.__setattr__(self, "begin", tuple(self.begin))
+        object.__setattr__(self, "meshes", tuple(self.meshes))
+        for mesh in self.meshes:
+            if not isinstance(mesh, Mesh) or self.axis in mesh.axes:
+                raise ValueError(f"the meshes of a pipeline are those inside its stages, without {self.axis!r}; got "
+                                 f"{mesh!r}")
         ranks = (len(self.begin) + 1) // self.chunks if self.begin else 2
         scheduled = Scheduled(self.chunks * ranks, self.microbatches, self.schedule, self.chunks, self.axis)
         object.__setattr__(self, "schedule", scheduled.schedule.name)
@@ -69,6 +80,8 @@ class Pipeline:
 
     def on(self, mesh: Mesh) -> Scheduled:
         """The stages and their schedule on a mesh.  ``ValueError`` if it lacks the axis."""
+        if self.meshes:
+            return self._on_own(mesh)
         if self.axis not in mesh.shape:
             raise ValueError(f"{self} needs an axis {self.axis!r}; the axes of {mesh!r} are "
                              f"{', '.join(map(repr, mesh.axes))}")
@@ -78,8 +91,20 @@ class Pipeline:
                              f"{', '.join(self.begin)}; {mesh!r} has place for {stages}")
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
+    def _on_own(self, mesh: Mesh) -> Scheduled:
+        """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""
+        stages, size = len(self.meshes) * self.chunks, sum(each.size for each in self.meshes)
+        if mesh.size != size:
+            raise ValueError(f"{self} needs {size} devices, {' + '.join(str(each.size) for each in self.meshes)}; "
+                             f"{mesh!r} has {mesh.size}")
+        if self.begin and len(self.begin) + 1 != stages:
+            raise ValueError(f"{self}: {len(self.begin) + 1} stages begin at the start and at "
+                             f"{', '.join(self.begin)}; its meshes have place for {stages}")
+        return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
+
     def __str__(self) -> str:
-        schedule = ScheduleWord(self.schedule, self.microbatches, self.chunks, self.recompute, self.batch)
+        meshes = "|".join(".".join(f"{axis}={n}" for axis, n in mesh.shape.items()) for mesh in self.meshes)
+        schedule = ScheduleWord(self.schedule, self.microbatches, self.chunks, self.recompute, self.batch, meshes)
         return f"{word('pp', self.axis, self.begin)} {schedule}"
 
 
@@ -144,8 +169,10 @@ class Step:
         """The axes over which the rows are dealt to replicas of the pipeline, outermost first.
 
         They are those that split rows and no parameter.  (An axis that splits parameters, as with Zero(3), is inside a
-        stage.)  If no axis splits rows, it is ``dp``.
+        stage.)  If no axis splits rows, it is ``dp``.  Stages with meshes of their own have none.
         """
+        if self.pipeline.meshes:
+            return ()
         parts = self.parts
         parameters = {*parts.parameters}
         rows = dict.fromkeys(

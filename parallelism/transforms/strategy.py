@@ -159,8 +159,17 @@ def _axis_of(transform: Transform) -> str | None:
 
 def _pipeline(word: Word) -> Pipeline:
     assert word.schedule is not None, word
-    name, microbatches, chunks, recompute, batch = word.schedule
-    return Pipeline(word.axis or "", microbatches, name, chunks, word.regions, batch, recompute)
+    name, microbatches, chunks, recompute, batch, meshes = word.schedule
+    return Pipeline(word.axis or "", microbatches, name, chunks, word.regions, batch, recompute,
+                    tuple(map(_mesh, meshes.split("|"))) if meshes else ())
+
+
+def _mesh(text: str) -> Mesh:
+    """The mesh of a text such as ``dp=2.tp=3``."""
+    pairs = [each.split("=") for each in text.split(".")]
+    if not all(len(pair) == 2 and pair[1].isdecimal() for pair in pairs):
+        raise ValueError(f"the mesh of a stage is written as its axes and their sizes, such as dp=2.tp=3; got {text!r}")
+    return Mesh(**{axis: int(size) for axis, size in pairs})
 
 
 def _precision(dtype: str, *gradients: str) -> MixedPrecision:

@@ -13,7 +13,7 @@ _WORD = re.compile(r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(
 
 
 _SCHEDULE = re.compile(r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]{1,18})(x(?P<chunks>[0-9]{1,18}))?"
-                       r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?")
+                       r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?(,meshes=(?P<meshes>[A-Za-z0-9_=.|]+))?")
 
 
 class ScheduleWord(NamedTuple):
@@ -25,11 +25,14 @@ class ScheduleWord(NamedTuple):
     """The stages on a rank."""
     recompute: bool = False
     batch: str = "B"
+    meshes: str = ""
+    """Those of the stages, if they have their own: ``dp=2.tp=2|dp=3``."""
 
     def __str__(self) -> str:
         chunks = f"x{self.chunks}" if self.chunks > 1 else ""
         batch = f",batch={self.batch}" if self.batch != "B" else ""
-        return f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}"
+        return f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}" + (
+            f",meshes={self.meshes}" if self.meshes else "")
 
 
 class Word(NamedTuple):
@@ -74,7 +77,7 @@ def read_all(text: str) -> list[Word]:
                          f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}")
     for found in schedules:
         schedule = ScheduleWord(found["name"], int(found["microbatches"]), int(found["chunks"] or 1),
-                                found["recompute"] is not None, found["batch"] or "B")
+                                found["recompute"] is not None, found["batch"] or "B", found["meshes"] or "")
         words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
     return words
 
