@@ -144,14 +144,9 @@ class PipelinedStep:
 
         apart = self.program.apart      # then an action has groups of one device alone, and several messages
         self.program.run(
-<<<<<<< HEAD
-            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self.actions),
-            None if self._has_messages(position) else run_stages)
-=======
             device.device, self._share(rank),
-            partial(RepeatingStage, price=None if apart else price, known={} if apart else self._actions),
+            partial(RepeatingStage, price=None if apart else price, known={} if apart else self.actions),
             None if apart or self._has_messages(position) else run_stages)
->>>>>>> c88fae8 (Stages of a pipeline may have meshes of their own: messages go by the overlaps of blocks, on devices and in simulations)
         return device.events
 
     def _has_messages(self, position: int) -> bool:
