@@ -66,6 +66,9 @@ docs/strategies.md. Its words may stand in any order:
                             3: parameters, too
     precision=bf16          narrow weights, whose main copies stay as they are
     recompute=block.*       these regions run again in the backward
+    local=block.*           these regions learn from losses of their own
+    overlap                 devices compute while collectives go on
+    fused                   chains of elementwise ops run as one kernel
     pp=2 1f1b:8             two stages, eight microbatches by a schedule; the
                             rows are a symbol, and --size B=64 their number
 """

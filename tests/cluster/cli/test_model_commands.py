@@ -223,7 +223,7 @@ def test_help_teaches(command, name):
     taught = [found[1] for found in (re.match("    (.{20}\\S*)    *\\S", line) for line in lines) if found]
     words = [text.strip() for text in taught if text.strip()]
     assert [text.split("=")[0] for text in words] == [
-        "dp", "dp:outer", "tp@block.*,head", "sp", "zero", "precision", "recompute", "pp"]
+        "dp", "dp:outer", "tp@block.*,head", "sp", "zero", "precision", "recompute", "local", "overlap", "fused", "pp"]
     for text in words:
         Strategy.parse_on_mesh(text if "tp" in text else f"dp=2 tp=2 {text}")
     for example in re.findall("--strategy '(.*)'", out):

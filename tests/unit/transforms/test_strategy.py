@@ -16,7 +16,10 @@ from parallelism.transforms import (
     ContextParallel,
     DataParallel,
     ExpertParallel,
+    Fused,
+    LocalLayers,
     MixedPrecision,
+    Overlap,
     Pipeline,
     Recompute,
     SequenceParallel,
@@ -34,6 +37,7 @@ TRANSFORMS = [
     MixedPrecision(), MixedPrecision("float16", "float16"), Recompute("block.*"),
     Recompute(["block.*", "head"], keep="block.?.attention.core"),
     Pipeline("pp", 4, "interleaved_1f1b", 2, ("a", "b.0", "c"), "N"), Pipeline("x", 8, "ZB_H1", recompute=True),
+    LocalLayers(["block.*", "layer.0"]), Overlap(), Overlap(3 * 2**10, 0), Fused(),
 ]
 
 
