@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,7 +205,7 @@ class PipelinedProgram(PipelinedOperation):
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]
 
-    @property
+    @cached_property
     def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
         """The weights that several positions of the pipeline have: these positions, and the weights' names."""
         placement, found = self.pipeline.schedule.placement, dict[tuple[int, ...], list[str]]()

@@ -162,9 +162,9 @@ class PipelinedStep:
         for stage in self.program.stages_on(position):
             programs = self.programs(stage, rank)
             functions = programs.functions
-            by_part = [programs.data(programs.alike(part)) for part in parts]
-            for name, *types in zip(functions.data, *by_part, strict=True):
-                data[name] = tuple(map(TypedArray.of, types))
+            alike = list(map(programs.alike, parts))
+            arrays = {part: list(map(TypedArray.of, programs.data(part))) for part in dict.fromkeys(alike)}
+            data |= {name: tuple([arrays[part][place] for part in alike]) for place, name in enumerate(functions.data)}
             types_of_weights = programs.types(functions.forward.inputs, functions.weights)
             weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
         types_of_state = self.program.state_types(self.mesh, rank, position)

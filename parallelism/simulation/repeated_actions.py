@@ -39,7 +39,10 @@ def run_repeated(
         return
     kinds = _Kinds(device, pipeline, axis, stages)
     moves = passed(pipeline, actions)
-    looks = [kinds.of(action, move) for action, move in zip(actions, moves, strict=True)]
+    known, alike = kinds.known, kinds.alike
+    looks = [
+        known.get((action[0], action[1], alike[action[0]][action[2]])) or kinds.run(action, move)
+        for action, move in zip(actions, moves, strict=True)]
     _add(device, actions, moves, kinds, looks, listed=pipeline.schedule.lists_messages)
 
 
@@ -74,8 +77,9 @@ class _Kinds:
         self.wait_of_recv, self.wait_of_send = 0, 1
         self.part_of: dict[int, str] = {}
         """The parts of actions, by the place of their compute event, whose name has the number of the microbatch."""
-        self._alike = {number: list(map(stage.programs.alike, stage.parts)) for number, stage in stages.items()}
-        self._known: dict[tuple[int, str, Part], _Look] = {}
+        self.alike = {number: list(map(stage.programs.alike, stage.parts)) for number, stage in stages.items()}
+        self.known: dict[tuple[int, str, Part], _Look] = {}
+        """The events of actions by stage, kind and part."""
         self._results: dict[Result, Any] = {}
         self._sent: dict[Result, int] = {}
         self._received: dict[Result, tuple[Any, int]] = {}
@@ -84,18 +88,11 @@ class _Kinds:
         self._run_for: dict[tuple[int, int], set[str]] = {}
         """The kinds of actions that ran on a stage for a microbatch."""
 
-    def of(self, action: Action, move: Passed) -> _Look:
-        """The events of an action, which runs if none of its kind did before."""
+    def run(self, action: Action, move: Passed) -> _Look:
+        """The events of an action, the first of its kind, which runs.  If need be, those before it on the stage for its
+        microbatch run again."""
         number, kind, microbatch = action
-        key = number, kind, self._alike[number][microbatch]
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._run(action, move, key[2])
-        return found
-
-    def _run(self, action: Action, move: Passed, part: Part) -> _Look:
-        """Runs the action.  The actions of its microbatch that come before it run again if need be."""
-        number, kind, _ = action
+        part = self.alike[number][microbatch]
         result, x, received = (number, kind[-1] == "F", part), None, -1
         if move.source != NOBODY:
             x, received = self._receive(result, move)
@@ -103,7 +100,9 @@ class _Kinds:
         if kind not in MESSAGES:
             self._add_action(action, x, result)
         end = len(self.events.rows)
-        return _Look(start, end, received, -1 if move.target == NOBODY else self._send(result, move))
+        look = _Look(start, end, received, -1 if move.target == NOBODY else self._send(result, move))
+        self.known[number, kind, part] = look
+        return look
 
     def _send(self, result: Result, move: Passed) -> int:
         """The place of the event that sends such a result; -1 if there is no result."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from typing import Any, TypeVar
 
+from parallelism.ir.core.extents import Extent
 from parallelism.ir.core.function import Function, Op, Source, Value
 from parallelism.ir.core.table import Attributes
 from parallelism.sharding import TensorSharding
@@ -45,6 +46,18 @@ def with_values(
 def derived_later(name: str, source: Source, attributes: Attributes = ()) -> Function:
     """The function of this name that ``source.derived()`` returns, which is called at the first use of an op."""
     return _built(Function, name=name, source=source, attributes=attributes)
+
+
+def specialized_ops(ops: Iterable[Op], numbers: Mapping[str, Extent]) -> tuple[Op, ...]:
+    """Each of the ops by itself with symbols replaced, as `Function.specialize` does; their values get other names."""
+    inputs: list[Value] = []
+    alone: list[Op] = []
+    for place, op in enumerate(ops):
+        own = {value.name: renamed_value(value, f"{place}.{i}") for i, value in enumerate((*op.inputs, *op.outputs))}
+        inputs += dict.fromkeys(own[value.name] for value in op.inputs)
+        alone.append(repeated_op(op, (own[value.name] for value in op.inputs), (own[v.name] for v in op.outputs)))
+    function = Function("ops", tuple(inputs), tuple(alone), ())
+    return function.specialize(**{name: numbers[name] for name in function.symbols & numbers.keys()}).ops
 
 
 def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:

@@ -1,26 +1,44 @@
 """Cuts of a chain of ops into stages: before named ops, or so that the largest stage costs least."""
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import sub
 
 
 def balanced(costs: Sequence[float], stages: int, sent: Sequence[float]) -> tuple[int, ...]:
     """The ``stages - 1`` positions at which a new stage begins.  Every stage has at least one op.
 
     ``costs`` are the costs of the ops, at least 0; ``sent[i]`` is the cost of a cut before op ``i``.  The cuts minimize
-    the cost of the largest stage; among such cuts they minimize the sum of ``sent``.  Both minima are exact, by two
-    dynamic programs over the order of the ops, in O(stages * ops).  ``ValueError`` for more stages than ops.
+    the cost of the largest stage; among such cuts they minimize the sum of ``sent``.  Both minima are exact.
+    ``ValueError`` for more stages than ops.
     """
     count = len(costs)
     if not 1 <= stages <= count:
         raise ValueError(f"{count} ops can be cut into 1 to {count} stages, got {stages}")
     total = [0, *accumulate(costs)]
-    return _least_sent(total, stages, [0, *sent[1:]], _least_largest(total, stages))
+    whole = all(isinstance(each, int) for each in total)
+    most = _least_whole(total, stages) if whole else _least_largest(total, stages)
+    return _least_sent(total, stages, [0, *sent[1:]], most)
+
+
+def _least_whole(total: Sequence[float], stages: int) -> int:
+    """`_least_largest` of integers: the least number with which greedy stages come to the end, by halving."""
+    low, high = int(max(map(sub, total[1:], total))), int(total[-1])
+    while low < high:
+        most, end = (low + high) // 2, 0
+        for _ in range(stages):
+            end = bisect_right(total, total[end] + most) - 1
+        low, high = (low, most) if end == len(total) - 1 else (most + 1, high)
+    return low
 
 
 def _least_largest(total: Sequence[float], stages: int) -> float:
-    """The minimal cost of the largest stage.  ``total[i]`` is the cost of the first ``i`` ops."""
+    """The minimal cost of the largest stage, by a dynamic program in O(stages * ops).
+
+    ``total[i]`` is the cost of the first ``i`` ops.
+    """
     count = len(total) - 1
     best = list(total)                  # best[i]: the minimum for the first i ops in one stage, then in two, ...
     for stage in range(1, stages):
@@ -39,15 +57,25 @@ def _least_largest(total: Sequence[float], stages: int) -> float:
 
 
 def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most: float) -> tuple[int, ...]:
-    """The cuts that send least, among those whose stages all cost at most ``most``."""
+    """The cuts that send least, among those whose stages all cost at most ``most``.
+
+    A dynamic program over the places at which each stage can end.  Where all stages must cost nearly as much, these are
+    about as many as the ops of two stages.
+    """
     count = len(total) - 1
+    places, begins = range(count + 1), [count]      # the first places at which the last stages can begin, or all end
+    for _ in range(stages):
+        begins.append(bisect_left(places, True, key=lambda place: total[begins[-1]] - total[place] <= most))
+    begins, last = begins[::-1], 0                  # the last place at which the stages so far can end
     never = float("inf")
     best = [0.0] + [never] * count      # best[i]: the least sum of sent for the first i ops in ``stage`` stages
     before: list[list[int]] = []
     for stage in range(stages):
         following, cut = [never] * (count + 1), [0] * (count + 1)
         window: deque[int] = deque()    # possible starts of the last stage, by increasing sum of sent
-        for end in range(stage + 1, count + 1):
+        before_last = last
+        last = bisect_left(places, True, key=lambda place: total[place] - total[before_last] > most) - 1
+        for end in range(max(stage, begins[stage]) + 1, last + 1):
             start = end - 1
             while window and best[window[-1]] + sent[window[-1]] >= best[start] + sent[start]:
                 window.pop()

@@ -9,6 +9,7 @@ from typing import Any
 
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.core.derived import specialized_ops
 from parallelism.ir.passes import Form, Renaming
 from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
@@ -118,19 +119,27 @@ class _Program:
 
     def balanced_cuts(self, stages: int, cost: Cost, sizes: Mapping[str, int]) -> tuple[int, ...]:
         needed = {name: sizes[name] for name in self.function.symbols & sizes.keys()}
-        priced = self.function.specialize(**needed) if needed else self.function
-        if priced.symbols:
-            raise ValueError(f"the costs of the ops of @{priced.name} can be compared only with numbers: give sizes "
-                             f"for {', '.join(sorted(priced.symbols))}")
-        chain = set(self.chain)
-        ops = [op for op, plain in zip(priced.ops, self.function.ops, strict=True) if plain in chain]
+        if missing := self.function.symbols - needed.keys():
+            raise ValueError(f"the costs of the ops of @{self.function.name} can be compared only with numbers: give "
+                             f"sizes for {', '.join(sorted(missing))}")
+        sizes_of = {type: int(type.specialize(needed).nbytes) for type in {value.type for value in self.defined}}
         changes = [0] * (len(self.chain) + 2)
-        for was, value in zip(self.function.values, priced.values, strict=True):
-            if was in self.defined:
-                nbytes = int(value.type.nbytes) * (1 + (was in self.learning))
-                changes[self.defined[was] + 1] += nbytes
-                changes[self.used.get(was, self.defined[was]) + 1] -= nbytes
-        return balanced([cost(op) for op in ops], stages, [*accumulate(changes)][:len(self.chain)])
+        for value, defined in self.defined.items():
+            nbytes = sizes_of[value.type] * (1 + (value in self.learning))
+            changes[defined + 1] += nbytes
+            changes[self.used.get(value, defined) + 1] -= nbytes
+        return balanced(self._costs(cost, needed), stages, [*accumulate(changes)][:len(self.chain)])
+
+    def _costs(self, cost: Cost, numbers: Mapping[str, int]) -> list[Any]:
+        """The costs of the ops of the chain.  Flops are counted once for ops that differ in names alone."""
+        if cost is not flops:
+            priced = self.function.specialize(**numbers) if numbers else self.function
+            return [cost(priced.ops[place]) for place in self.places]
+        keys = [(op.kind, op.types, op.attributes) for op in self.chain]
+        different = dict(zip(reversed(keys), reversed(self.chain), strict=True))
+        alone = specialized_ops(different.values(), numbers)
+        costs = {key: cost(op) for key, op in zip(different, alone, strict=True)}
+        return [costs[key] for key in keys]
 
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
         """The functions of the ops of the chain from ``start`` to ``end``."""

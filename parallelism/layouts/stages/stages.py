@@ -136,7 +136,7 @@ class StageFunctions:
         names = {field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}
         changes: dict[str, Any] = {**functions, **names}
         made = replace(self, **changes)
-        made.__dict__["form"] = self.form
+        made.__dict__.update(form=self.form, symbols=self.symbols, symbols_of_work=self.symbols_of_work)
         return made
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -496,3 +497,24 @@ def test_a_gradient_may_be_of_some_outputs_by_name():
     assert_array_equal(ir.interpret(passed, inputs).outputs[3], [5, 6, 7])
     with pytest.raises(ValueError, match="@both returns no floating-point w"):
         ir.gradient(function, of=["w"])
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=14), st.data())
+def test_costs_that_are_integers_are_cut_as_equal_ones_that_are_not(costs, data):
+    stages = data.draw(st.integers(1, len(costs)))
+    sent = data.draw(st.lists(st.integers(0, 5), min_size=len(costs), max_size=len(costs)))
+    assert balanced(costs, stages, sent) == balanced(list(map(float, costs)), stages, sent)
+
+
+def test_the_flops_of_equal_ops_are_counted_once(monkeypatch):
+    counted = []
+    module = import_module("parallelism.layouts.stages.partition")
+    alone = module.specialized_ops
+    monkeypatch.setattr(module, "specialized_ops", lambda ops, numbers: counted.append(len(ops)) or alone(
+        ops, numbers))
+    for layers in (4, 12):
+        loss = models.gpt(vocabulary=12, width=8, heads=2, layers=layers, sequence=4, batch=ir.symbol("B"))
+        cut = partition(loss, 4)
+        plain = partition(loss, 4, cost=lambda op: op.flops)
+        assert cut == plain and len(cut) == 4
+    assert counted[0] == counted[1] < 40
