@@ -113,7 +113,7 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
     monkeypatch.setattr(simulator._Pieces, "priced", counted)
     pricing = Pricing.of(hardware, "modelled")
     shared = step.templates(simulator._Pieces(step.mesh, pricing))
-    stages, forms = 6, len({id(programs.first) for programs in (step._programs(i, 2 * i) for i in range(6))})
+    stages, forms = 6, len({id(programs.first) for programs in (step.programs(i, 2 * i) for i in range(6))})
     assert forms < stages and len(asked) == 2 * (forms if alike else stages)
     alone = step.templates(lambda ranks, events: simulator._Pieces(step.mesh, pricing)(ranks, events))
     assert shared.looks == alone.looks
