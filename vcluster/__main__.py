@@ -27,6 +27,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} simulate gpt ...  the same of a training step, by its flags
   {PROGRAM} plan gpt ...      the best split of a training step
   {PROGRAM} run M.mlir        run it on devices here, and compare
+  {PROGRAM} convert A B       a program as StableHLO, ONNX or our text
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
@@ -216,6 +217,13 @@ def _of_models(name: str, words: Sequence[str]) -> int:
     return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
 
 
+def convert(words: Sequence[str]) -> int:
+    """Write a program in another format."""
+    from vcluster.cli import elsewhere
+
+    return elsewhere.convert(PROGRAM, words)
+
+
 def plan(words: Sequence[str]) -> int:
     """Find the best split of a training step."""
     from vcluster.cli.plan import planned
@@ -227,6 +235,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
     "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
     "hardware": hardware, "calibrate": calibrate, "plan": plan,
+    "convert": convert,
 }
 """The commands, by name."""
 

@@ -1,4 +1,6 @@
 from .errors import InteropError as InteropError, UnsupportedError as UnsupportedError
 from .onnx_models.programs import from_onnx as from_onnx
+from .onnx_models.writing import to_onnx as to_onnx
 from .partitioned import Partitioned as Partitioned
+from .stablehlo.exporting import to_stablehlo as to_stablehlo
 from .stablehlo.programs import from_jax as from_jax, from_stablehlo as from_stablehlo, mesh_of as mesh_of

@@ -1,6 +1,7 @@
 """Programs as commands take them: a file, the sizes of symbols, an optimizer, a strategy, and the mesh."""
 
 import argparse
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -175,10 +176,26 @@ def _mesh(arguments: argparse.Namespace, most: int | None) -> tuple[Strategy | N
     return strategy, mesh
 
 
+OURS, STABLEHLO, ONNX = "our text", "StableHLO", "ONNX"
+_STABLEHLO = re.compile(rb"(\s|//[^\n]*\n)*(#loc|module\b|\"builtin\.module|func\.func\b)")
+
+
+def format_of(content: bytes) -> str:
+    """The format of a file, by its content."""
+    if content[:4] == b"ML\xefR" or _STABLEHLO.match(content):
+        return STABLEHLO
+    return ONNX if content[:1] == b"\x08" else OURS    # the field of the version, with which a model begins
+
+
 def program_in(path: Path) -> ir.Function | Step:
     """The program in a file.  `WrongWords` if there is none."""
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
+    if (kind := format_of(content)) != OURS:
+        from vcluster.cli.elsewhere import program_elsewhere  # which needs what is above, and other libraries
+
+        elsewhere: ir.Function = program_elsewhere(path, kind)
+        return elsewhere
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:

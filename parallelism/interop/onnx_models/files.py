@@ -343,3 +343,34 @@ def _checked(error: Exception) -> InteropError:
         r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text)
     name = f"{node[1]} {(node[2] or '')!r}" if node else ""
     return InteropError(f"onnx refuses the model: {text[:600]}", name)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The code that ONNX has for a dtype."""
+    return _code(_onnx(), dtype)
+
+
+def tensor_proto(array: np.ndarray[Any, Any], name: str) -> Any:
+    """A tensor of a model."""
+    return _onnx().numpy_helper.from_array(array, name)
+
+
+def node_proto(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, attributes: dict[str, Any]) -> Any:
+    """A node of a model."""
+    return _onnx().helper.make_node(kind, list(inputs), list(outputs), name=name, **attributes)
+
+
+def written(
+    name: str, nodes: list[Any], tensors: list[Any], inputs: Sequence[Any], outputs: Sequence[Any], opset: int
+) -> Any:
+    """The model of these nodes, checked."""
+    onnx = _onnx()
+    sides = [[onnx.helper.make_tensor_value_info(value.name, _code(onnx, value.type.dtype), list(value.type.shape))
+              for value in side] for side in (inputs, outputs)]
+    graph = onnx.helper.make_graph(nodes, name, *sides, tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model

@@ -37,6 +37,11 @@ def _libraries() -> Any:
     return jax, mlir, ir, stablehlo
 
 
+def jax_library() -> Any:
+    """JAX itself."""
+    return _libraries()[0]
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 

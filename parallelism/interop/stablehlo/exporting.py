@@ -1,0 +1,219 @@
+"""StableHLO from programs: each op is a call of ``jax.numpy`` or ``jax.lax``, and JAX writes the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.errors import UnsupportedError
+from parallelism.interop.partitioned import Partitioned
+from parallelism.interop.stablehlo import bindings
+from parallelism.ir.core import Function, Op, TensorType, Value
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+Call = Callable[[Any, Op, list[Any]], Any]
+"""``(jax, op, arrays)`` gives the output, or a tuple of them."""
+
+_ELEMENTWISE = [
+    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "floor_divide", "remainder", "fmod",
+    "negative", "absolute", "square", "sqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sin", "cos",
+    "log2", "log10", "exp2", "cbrt", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh",
+    "arccosh", "arctanh", "hypot", "arctan2", "logaddexp", "sign", "floor", "ceil", "rint", "trunc", "equal",
+    "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
+    "logical_not", "isfinite", "isnan", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+    "right_shift", "where", "matmul",
+]
+_REDUCTIONS = ["sum", "prod", "max", "min", "any", "all"]
+
+
+def _place(jax: Any, x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
+    n = x.shape[axis]
+    last = extent - begin - ((n - 1) * step + 1 if n else 0)
+    pads = [(begin, last, step - 1) if d == axis else (0, 0, 0) for d in range(x.ndim)]
+    return jax.lax.pad(x, np.zeros((), x.dtype), pads)
+
+
+def _slice(x: Any, axis: int, begin: int, end: int, step: int) -> Any:
+    return x[(slice(None),) * axis + (slice(begin, end, step),)]
+
+
+def _iota(jax: Any, dim: int, shape: Sequence[int], starts: Sequence[int], dtype: Any) -> Any:
+    return jax.lax.broadcasted_iota(dtype, tuple(shape), dim) + np.asarray(starts[dim], dtype)
+
+
+def _split(jax: Any, x: Any, axis: int, sizes: Sequence[int]) -> Any:
+    pieces = jax.numpy.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
+    return tuple(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _windows(jax: Any, x: Any, axis: int, size: int, step: int) -> Any:
+    count = (x.shape[axis] - size) // step + 1
+    places = np.arange(count)[:, None] * step + np.arange(size)
+    return jax.numpy.moveaxis(jax.numpy.take(x, places, axis), axis + 1, -1)
+
+
+def _scatter(jax: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
+    key = (slice(None),) * axis
+    at = x.at[(*key, jax.numpy.where(indices < 0, x.shape[axis], indices))]
+    how = {"sum": "add", "prod": "multiply", "max": "max", "min": "min", "set": "set"}[op]
+    return getattr(at, how)(updates, mode="drop")
+
+
+def _constant(jax: Any, value: Any, shape: Sequence[int], dtype: Any) -> Any:
+    return jax.numpy.asarray(np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(
+        shape, value, dtype))
+
+
+def _permute(jax: Any, x: Any, axes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> Any:
+    return jax.lax.ppermute(x, tuple(axes), [tuple(pair) for pair in pairs])
+
+
+def _all_reduce(jax: Any, x: Any, axes: Sequence[str], op: str) -> Any:
+    if op == "prod":
+        return jax.numpy.prod(jax.lax.all_gather(x, tuple(axes)), axis=0).astype(x.dtype)
+    if x.dtype == bool:
+        return {"sum": jax.lax.pmax, "max": jax.lax.pmax, "min": jax.lax.pmin}[op](x.astype("uint8"), tuple(axes)) > 0
+    return {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op](x, tuple(axes))
+
+
+def _own_part(jax: Any, x: Any, axes: Sequence[str], dim: int, extent: int) -> Any:
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(tuple(axes)) * extent, extent, dim)
+
+
+CALLS: dict[str, Call] = {
+    **dict.fromkeys(_ELEMENTWISE, lambda jax, op, x: getattr(jax.numpy, op.kind)(*x)),
+    **dict.fromkeys(_REDUCTIONS, lambda jax, op, x: getattr(jax.numpy, op.kind)(
+        x[0], op["axes"], keepdims=op["keepdims"])),
+    "einsum": lambda jax, op, x: jax.numpy.einsum(op["equation"], *x),
+    "convert": lambda jax, op, x: x[0].astype(op["dtype"]),
+    "bitcast": lambda jax, op, x: jax.lax.bitcast_convert_type(x[0], op["dtype"]),
+    "reshape": lambda jax, op, x: x[0].reshape(op["shape"]),
+    "transpose": lambda jax, op, x: x[0].transpose(op["permutation"]),
+    "broadcast_to": lambda jax, op, x: jax.numpy.broadcast_to(x[0], op["shape"]),
+    "flip": lambda jax, op, x: jax.numpy.flip(x[0], op["axis"]),
+    "concatenate": lambda jax, op, x: jax.numpy.concatenate(x, op["axis"]),
+    "split": lambda jax, op, x: _split(jax, x[0], **dict(op.attributes)),
+    "slice": lambda jax, op, x: _slice(x[0], **dict(op.attributes)),
+    "place": lambda jax, op, x: _place(jax, x[0], **dict(op.attributes)),
+    "windows": lambda jax, op, x: _windows(jax, x[0], **dict(op.attributes)),
+    "constant": lambda jax, op, x: _constant(jax, **dict(op.attributes)),
+    "iota": lambda jax, op, x: _iota(jax, **dict(op.attributes)),
+    "take": lambda jax, op, x: jax.numpy.take(x[0], x[1], op["axis"], mode="wrap"),
+    "take_along": lambda jax, op, x: jax.numpy.take_along_axis(x[0], x[1], op["axis"]),
+    "take_gradient": lambda jax, op, x: jax.vjp(lambda table: jax.numpy.take(table, x[1], op["axis"]), jax.numpy.zeros(
+        op.outputs[0].type.shape, x[0].dtype))[1](x[0])[0],
+    "scatter": lambda jax, op, x: _scatter(jax, *x, **dict(op.attributes)),
+    "one_hot": lambda jax, op, x: jax.nn.one_hot(x[0], op["extent"], dtype=op["dtype"]),
+    "sort": lambda jax, op, x: jax.numpy.sort(x[0], axis=op["axis"]),
+    "argsort": lambda jax, op, x: jax.numpy.argsort(x[0], axis=op["axis"], stable=True),
+    "argmax": lambda jax, op, x: jax.numpy.argmax(x[0], axis=op["axis"]),
+    "argmin": lambda jax, op, x: jax.numpy.argmin(x[0], axis=op["axis"]),
+    "cumsum": lambda jax, op, x: jax.numpy.cumsum(x[0], axis=op["axis"]),
+    "relu": lambda jax, op, x: jax.nn.relu(x[0]), "silu": lambda jax, op, x: jax.nn.silu(x[0]),
+    "gelu": lambda jax, op, x: jax.nn.gelu(x[0]), "sigmoid": lambda jax, op, x: jax.nn.sigmoid(x[0]),
+    "erf": lambda jax, op, x: jax.lax.erf(x[0]),
+    "gelu_gradient": lambda jax, op, x: jax.vjp(jax.nn.gelu, x[1])[1](x[0])[0],
+    "silu_gradient": lambda jax, op, x: jax.vjp(jax.nn.silu, x[1])[1](x[0])[0],
+    "swiglu": lambda jax, op, x: jax.nn.silu(x[0]) * x[1],
+    "softmax": lambda jax, op, x: jax.nn.softmax(x[0], op["axis"]),
+    "log_softmax": lambda jax, op, x: jax.nn.log_softmax(x[0], op["axis"]),
+    "accumulate": lambda jax, op, x: (x[0] + x[1]).astype(x[0].dtype),
+    "all_reduce": lambda jax, op, x: _all_reduce(jax, x[0], op["axes"], op["op"]),
+    "all_gather": lambda jax, op, x: jax.lax.all_gather(x[0], op["axes"], axis=op["dim"], tiled=True),
+    "reduce_scatter": lambda jax, op, x: jax.lax.psum_scatter(
+        x[0], op["axes"], scatter_dimension=op["dim"], tiled=True),
+    "all_to_all": lambda jax, op, x: jax.lax.all_to_all(
+        x[0], op["axes"], op["split_dim"], op["concat_dim"], tiled=True),
+    "permute": lambda jax, op, x: _permute(jax, x[0], op["axes"], op["pairs"]),
+    "all_slice": lambda jax, op, x: _own_part(jax, x[0], op["axes"], op["dim"], op["extent"]),
+}
+"""What the operators of the IR are in JAX."""
+
+
+def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> str:
+    """The StableHLO text of a program, parsed and verified by the MLIR bindings.
+
+    On a ``mesh``, layouts are written as Shardy's annotations.  A `Partitioned`, or an `Executable` of a laid out
+    program, is written as the program of one device, with its collectives, between the layouts of its inputs and
+    outputs.
+
+    `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices with different programs.
+    """
+    jax = bindings.jax_library()
+    whole, body, mesh, inputs, outputs = _parts(function, mesh)
+    if names := ", ".join(sorted(body.symbols)):
+        raise UnsupportedError(f"extents must be numbers; give values to {names} with specialize")
+    with jax.enable_x64(True):
+        given = [jax.ShapeDtypeStruct(tuple(map(int, value.type.shape)), value.type.dtype) for value in whole]
+        called = _callable(jax, body, mesh, inputs, outputs)
+        called.__name__ = function.name.lstrip("@").replace(".", "_")
+        low = jax.jit(called, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
+        return bindings.verified(low.as_text())
+
+
+def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, Function, Mesh | None, Any, Any]:
+    """The whole inputs, the function to write, the mesh, and layouts, if the function is that of one device."""
+    if isinstance(function, Function):
+        return function.inputs, function, mesh, None, None
+    programs = function.programs
+    if len(programs.classes) != 1 or any(
+            programs.program(rank) != programs.program(0) for rank in range(1, programs.mesh.size)):
+        raise UnsupportedError("devices with different programs cannot be written as one")
+    if programs.inputs is None:
+        raise UnsupportedError("a program of one device without layouts of its inputs cannot be written")
+    return programs.function.inputs, programs.program(0), programs.mesh, programs.inputs, programs.outputs
+
+
+def _callable(jax: Any, body: Function, mesh: Mesh | None, inputs: Any, outputs: Any) -> Any:
+    if mesh is None:
+        return lambda *arrays: _run(jax, body, arrays, lambda x, value: x)
+    axes = tuple(mesh.shape)
+    abstract = jax.sharding.AbstractMesh(tuple(mesh.shape.values()), axes, axis_types=(
+        jax.sharding.AxisType.Auto,) * len(axes))
+    spec = jax.sharding.PartitionSpec
+    if inputs is not None:
+        def specs(layouts: Sequence[TensorSharding]) -> Any:
+            return tuple(spec(*(dim.axes or None for dim in layout.dims)) for layout in layouts)
+
+        inner = jax.shard_map(lambda *arrays: _run(jax, body, arrays, lambda x, value: x), mesh=abstract,
+                              in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
+        return lambda *arrays: inner(*arrays)
+
+    def laid(x: Any, value: Value) -> Any:
+        layout = value.layout
+        if layout is None or layout.partial:
+            return x
+        placed = jax.sharding.NamedSharding(abstract, spec(*(dim.axes or None for dim in layout.dims)))
+        return jax.lax.with_sharding_constraint(x, placed)
+
+    return lambda *arrays: _run(jax, body, arrays, laid)
+
+
+def _run(jax: Any, function: Function, arrays: Sequence[Any], laid: Callable[[Any, Value], Any]) -> Any:
+    values: dict[str, Any] = {
+        value.name: laid(x, value) for value, x in zip(function.inputs, arrays, strict=True)}
+    for op in function.ops:
+        made = called(jax, op, [values[value.name] for value in op.inputs])
+        values.update((value.name, laid(x, value)) for value, x in zip(op.outputs, made, strict=True))
+    return tuple(values[value.name] for value in function.outputs)
+
+
+def called(jax: Any, op: Op, arrays: list[Any]) -> tuple[Any, ...]:
+    """The outputs of an op, in JAX, in their dtypes."""
+    if op.kind == "reshard":
+        return (arrays[0],)
+    if op.kind not in CALLS:
+        raise UnsupportedError("this operator has no counterpart in StableHLO here", op.kind, op.region or "")
+    narrow = any(_is_narrow(value.type) for value in op.inputs) and op.kind in _ELEMENTWISE + ["einsum"]
+    given = [x.astype("float32") if narrow and _is_narrow(value.type) else x
+             for x, value in zip(arrays, op.inputs, strict=True)]
+    result = CALLS[op.kind](jax, op, given)
+    results = result if isinstance(result, tuple) else (result,)
+    return tuple(x.astype(value.type.dtype) for x, value in zip(results, op.outputs, strict=True))
+
+
+def _is_narrow(type: TensorType) -> bool:
+    return type.dtype.itemsize <= 2 and type.dtype.kind not in "iub"

@@ -1,0 +1,59 @@
+"""Programs of other formats in files, told apart by content: StableHLO as text or artifact, ONNX, and our own text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parallelism.interop import Partitioned, from_onnx, from_stablehlo, to_onnx, to_stablehlo
+from parallelism.ir import Function
+from vcluster.cli.placed import ONNX, program_in, right
+from vcluster.demo import Parser, WrongWords
+from vcluster.demo.command_line import accessing, writable
+
+
+def program_elsewhere(path: Path, kind: str) -> Any:
+    """The program of a file in another format."""
+    try:
+        found = right(from_onnx, path).program if kind == ONNX else right(from_stablehlo, path)
+    except ImportError as error:
+        raise WrongWords(str(error)) from None
+    except WrongWords as error:
+        raise WrongWords(f"{path}: {error}") from None
+    if isinstance(found, Partitioned):
+        raise WrongWords(f"{path} is the program of one of {found.mesh.size} devices already, with its collectives; it "
+                         "runs in Python, by cluster.run(from_stablehlo(path), inputs)")
+    return found
+
+
+def convert(program: str, words: Sequence[str]) -> int:
+    """Write a program in another format, which the ending of the second file names."""
+    arguments = Parser({
+        "a": {"type": Path, "metavar": "A", "help": "a program: our text, StableHLO or ONNX, told apart by content"},
+        "b": {"type": Path, "metavar": "B", "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text"},
+    }, prog=f"{program} convert", description="Writes a program in another format.").parse(words)
+    found = program_in(arguments.a)
+    if not isinstance(found, Function):
+        raise WrongWords(f"{arguments.a} is a step in stages, which has no other format")
+    target: Path = writable(arguments.b)
+    made: Any
+    if target.suffix == ".onnx":
+        made = _made(to_onnx, found).SerializeToString()
+    elif target.suffix == ".stablehlo":
+        made = _made(to_stablehlo, found).encode()
+    elif target.suffix == ".mlir":
+        made = str(found).encode()
+    else:
+        raise WrongWords(f"{target} must end in .onnx, .stablehlo or .mlir")
+    with accessing(target):
+        target.write_bytes(made)
+    print(f"{target}: {len(found.ops)} ops")
+    return 0
+
+
+def _made(make: Any, found: Any) -> Any:
+    try:
+        return right(make, found)
+    except ImportError as error:
+        raise WrongWords(str(error)) from None
