@@ -23,7 +23,7 @@ from parallelism.cost import Costs
 from parallelism.display import in_columns
 from parallelism.hardware import Hardware, fitted_on, on_stack, sized_hardware
 from parallelism.simulation import simulate
-from parallelism.training import MegatronFlags, TrainingRun
+from parallelism.training import MegatronFlags, TrainingRun, figures
 from vcluster.calibration.fitting import fitted
 
 FORWARD, BACKWARD, STEP, MEMORY, ALL_REDUCE = (
@@ -55,8 +55,9 @@ class Measured:
         if self.part in (FORWARD, BACKWARD):
             return layer_seconds(self.flags, self.devices, hardware)[self.part == BACKWARD]
         run = _run(self.flags, self.devices)
-        trace = simulate(run.step, hardware, mesh=run.mesh, batch=run.batch, fold=True)
-        return float(max(trace.peaks().values())) if self.part == MEMORY else trace.makespan_seconds
+        if self.part == MEMORY:
+            return _memory(figures(run, hardware).memory)
+        return simulate(run.step, hardware, mesh=run.mesh, batch=run.batch, fold=True).makespan_seconds
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Report:
             row, other = line.row, without.get(line.row) or best.get(line.row)
             cells.append((
                 row.part, _named(row), _shown(row, row.measured), _shown(row, line.predicted), f"{line.error:+.1%}",
-                "held out" if line.held_out else "fitted", "" if other is None else f"{other.error:+.1%}"))
+                "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted", "" if other is None else f"{other.error:+.1%}"))
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
             mean = f"{part}: mean error {self.mean(part):.1%}"
@@ -280,6 +281,12 @@ def _shown(row: Measured, number: float) -> str:
     if number >= 1:
         return f"{number:.2f} s"
     return f"{number * 1e3:.2f} ms" if number >= 1e-3 else f"{number * 1e6:.0f} us"
+
+
+def _memory(stages: Sequence[Mapping[str, int]]) -> float:
+    """As papers tell it: weights, gradients and state of a device in the mean, and the most activations of any."""
+    state = [sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer")) for held in stages]
+    return float(np.mean(state)) + max(sum(held.values()) - kept for held, kept in zip(stages, state, strict=True))
 
 
 @lru_cache(maxsize=32)
