@@ -157,9 +157,10 @@ class Report:
                   or "best of this form" * bool(best))]
         for line in self.lines:
             row, other = line.row, without.get(line.row) or best.get(line.row)
+            told_as = "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted"
             cells.append((
                 row.part, _named(row), _shown(row, row.measured), _shown(row, line.predicted), f"{line.error:+.1%}",
-                "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted", "" if other is None else f"{other.error:+.1%}"))
+                told_as, "" if other is None else f"{other.error:+.1%}"))
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
             mean = f"{part}: mean error {self.mean(part):.1%}"
