@@ -18,9 +18,9 @@ from vcluster.cli.megatron_words import flags_of, is_model, named_model, trainin
 from vcluster.cli.placed import program_in
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
-from vcluster.cli.verified import verified
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import Arguments, accessing, whole, writable
+from vcluster.runs.verified import verified
 
 ORDER = "pp dp cp tp"
 _FIXED = {

@@ -11,8 +11,8 @@ from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
 from parallelism.trace import Trace
 from vcluster.cli.training import gigabytes
-from vcluster.cli.verified import verified_text
 from vcluster.report import plan_html
+from vcluster.runs.verified import verified_text
 
 NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
          "communication": "comm"}

@@ -1,4 +1,4 @@
-"""`plan --verify`: the first plan scaled down, run on real processes, and compared with its simulation."""
+"""A training run on real processes, compared with its simulation and with one process."""
 
 import warnings
 from collections import Counter
@@ -20,7 +20,7 @@ from parallelism.trace import HOST, Trace, UndeclaredComputeWarning
 from parallelism.training import TrainingRun
 from parallelism.training.training_run import ROWS
 from parallelism.transforms import Parts, first_state
-from vcluster.runs import VirtualCluster
+from vcluster.runs.cluster import VirtualCluster
 
 TOLERANCES = {2: 3e-2, 4: 1e-4, 8: 1e-10}
 """How far numbers may be apart, as a part of the largest, by the bytes of the narrowest float."""
