@@ -20,7 +20,7 @@ import numpy.typing as npt
 from parallelism.collectives import moved_alike
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import FIELDS, DeviceEvents, StepCall
-from parallelism.simulation.step_pieces import DevicePieces
+from parallelism.simulation.step_pieces import EndPieces, StagePieces
 
 Floats = npt.NDArray[np.float64]
 Exact = npt.NDArray[np.longdouble]
@@ -85,16 +85,17 @@ class Sheet:
         return next((int(row[0]) for kind, row in zip(kinds, numbers, strict=True) if kind.name == name), 0)
 
 
-def sections_of(label: Any, device: DevicePieces, mesh: Mesh) -> Iterator[tuple[Any, Any]]:
-    """The sections of the only stage of a device: ``(label, action)``, and ``(label, what)`` for what is no action."""
-    stage, = device.stages.values()
-    for kind, action in stage.actions.items():
+def sections_of(label: Any, pieces: StagePieces | EndPieces, mesh: Mesh) -> Iterator[tuple[Any, Any]]:
+    """The sections of a stage or of an end: ``(label, action)``, and ``(label, what)`` for what is no action."""
+    if isinstance(pieces, EndPieces):
+        yield (label, "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in pieces.held.items()]
+        yield (label, "end"), events_rows(pieces.events, mesh)
+        return
+    for kind, action in pieces.actions.items():
         yield (label, kind), events_rows(action.events, mesh)
         yield (label, kind, "kept"), [(Kind(SIZE, "kept"), [action.kept_more])]
     yield (label, "received"), [
-        (Kind(MESSAGE, kind, message.dtype), [message.nbytes]) for kind, message in stage.received.items()]
-    yield (label, "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in device.held.items()]
-    yield (label, "end"), events_rows(device.end, mesh)
+        (Kind(MESSAGE, kind, message.dtype), [message.nbytes]) for kind, message in pieces.received.items()]
 
 
 def events_rows(events: DeviceEvents, mesh: Mesh) -> list[tuple[Kind, Sequence[float]]]:

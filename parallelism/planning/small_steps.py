@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from parallelism.execution import TrainedPipeline
 from parallelism.ir import Function
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -14,8 +13,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.planning.sheets import Interpolated, Sheet, Unpriceable, divided, sections_of, whole
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.simulation import PipelinedStep
-from parallelism.simulation.step_pieces import step_pieces
+from parallelism.simulation.step_pieces import EndPieces, StagePieces, action_pieces, end_pieces
 from parallelism.transforms import (
     ContextParallel,
     DataParallel,
@@ -41,7 +39,7 @@ class Pattern(NamedTuple):
     cp: int
     recompute: str
     zero: int
-    """For the pieces of actions 0 or 1: they are the same for stages 1 and 2."""
+    """For actions 0 or 1, because those of stages 1 and 2 are the same, as are all without sequence parallelism."""
 
 
 class SmallSteps:
@@ -54,48 +52,48 @@ class SmallSteps:
             raise Unpriceable("the pieces of a program are not known")
         self.model, self.weights, self.fused = model, model.model.weights, fused
         self.tensor = _ends([n for n in tensor if n > 1])
-        most = max(tensor, default=1)
+        most = self.tensor[1] if self.tensor else max(tensor, default=1)
         self.replicas = _ends([n for n in replicas if n > 1 and self._is_even(most * n)])
         self._programs: dict[Any, Function] = {}
         self._sheets: dict[Any, Interpolated] = {}
 
     def actions(self, pattern: Pattern, rows: int, tp: int) -> Sheet:
-        """The actions of stages, with what a device without replicas holds and does at the end."""
+        """The actions of stages."""
         if pattern not in self._sheets:
             self._sheets[pattern] = Interpolated(
-                partial(self._measure, pattern, 2 if pattern.zero else 1), [(1, 2, whole), _line(self.tensor)])
+                partial(self._measure, pattern, action_pieces, 1), [(1, 2, whole), _line(self.tensor)])
         return self._sheets[pattern].at(rows, tp)
 
     def ends(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
-        """The same of a device with replicas: what it holds, and what it does at the end."""
-        even = self._is_even(tp * dp)
-        key: Any = pattern, even
+        """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row."""
+        lines = self._is_even(tp * dp) and [_line(self.tensor), _line(self.replicas) if dp > 1 else None]
+        key: Any = pattern, bool(lines), dp > 1
         if key not in self._sheets:
-            lines = [_line(self.tensor), _line(self.replicas)] if even else [None, None]
-            self._sheets[key] = Interpolated(partial(self._replicated, pattern), lines)
+            self._sheets[key] = Interpolated(partial(self._measured_end, pattern), lines or [None, None])
         return self._sheets[key].at(tp, dp)
 
     def _is_even(self, devices: int) -> bool:
         """Whether every dim that ZeRO may split is divided evenly."""
-        shapes = self.weights.values()
-        return all(extent % devices == 0 for shape in shapes for extent in shape)
+        return all(extent % devices == 0 for shape in self.weights.values() for extent in shape)
 
-    def _replicated(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
-        return self._measure(pattern, dp, 1, tp)
+    def _measured_end(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
+        return self._measure(pattern, end_pieces, dp, 1, tp)
 
-    def _measure(self, pattern: Pattern, dp: int, rows: int, tp: int) -> Sheet:
+    def _measure(
+        self, pattern: Pattern, pieces: Callable[..., Sequence[StagePieces | EndPieces]], dp: int, rows: int, tp: int
+    ) -> Sheet:
         places = (FIRST, MIDDLE, LAST) if pattern.in_stages else (ONLY,)
         sections: list[Any] = []
         axes: Mapping[str, int] = {"pp": len(places), "dp": dp, "cp": pattern.cp, "tp": tp}
         mesh = Mesh(**{axis: n for axis, n in axes.items() if n > 1 or axis == "pp"})
         for blocks in (1, 2):
-            step = self._step(pattern, len(places), blocks, replicated=dp > 1)
+            step = self._step(pattern, len(places), blocks, replicated=dp > 1 or pattern.zero > 0)
             try:
-                devices = step_pieces(PipelinedStep(TrainedPipeline(step, mesh, fused=self.fused), mesh, rows * dp))
+                found = pieces(step, mesh, rows * dp, fused=self.fused)
             except ValueError as error:
                 raise Unpriceable(str(error)) from error
-            for place, device in zip(places, devices, strict=True):
-                sections += sections_of((place, blocks), device, mesh)
+            for place, each in zip(places, found, strict=True):
+                sections += sections_of((place, blocks), each, mesh)
         return Sheet.of(sections)
 
     def _step(self, pattern: Pattern, stages: int, blocks: int, *, replicated: bool) -> Step:
@@ -122,9 +120,9 @@ class SmallSteps:
 
 
 def _ends(values: Sequence[int]) -> tuple[int, int] | None:
-    """The least and the largest value; None if there are no two."""
+    """The two least values; None if there are no two."""
     different = sorted(set(values))
-    return (different[0], different[-1]) if len(different) > 1 else None
+    return (different[0], different[1]) if len(different) > 1 else None
 
 
 def _line(ends: tuple[int, int] | None) -> Any:

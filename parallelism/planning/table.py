@@ -78,7 +78,7 @@ class PlanTable:
         if s["zero"] == 3 or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
         pattern = Pattern(shape.stages > 1, kind in "IW", s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
-                          min(s["zero"], 1))
+                          min(s["zero"], 1) if s["sp"] else 0)
         key = "actions", pattern, s["microbatch"], s["tp"]
         if key not in self._sheets:
             self._sheets[key] = SheetCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]), self.forms)
@@ -90,9 +90,7 @@ class PlanTable:
         pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", s["zero"])
         key = "ends", pattern, s["tp"], s["dp"]
         if key not in self._sheets:
-            sheet = self.steps.ends(pattern, s["tp"], s["dp"]) if s["dp"] > 1 else self.steps.actions(
-                pattern, 1, s["tp"])
-            self._sheets[key] = SheetCosts(sheet, self.forms)
+            self._sheets[key] = SheetCosts(self.steps.ends(pattern, s["tp"], s["dp"]), self.forms)
         return self._sheets[key]
 
     def _devices(self, row: int) -> list[tuple[SheetCosts, int, int]]:
