@@ -16,6 +16,7 @@ from benchmarks.suites import (
     loops,
     messages,
     peers,
+    planning,
     products,
     run,
     simulate,
@@ -50,6 +51,7 @@ SUITES = {
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
     "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
     "simulate": Suite("programs simulated, op by op and folded", simulate.measure, simulate.report),
+    "plan": Suite("the best split of a training step found", planning.measure, planning.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

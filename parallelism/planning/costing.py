@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 from typing import NamedTuple
 
 import numpy as np
@@ -27,14 +27,14 @@ class Costed(NamedTuple):
     """The bytes of the fullest device."""
     timed: int
     setup_seconds: float
-    """Before the first plan was timed."""
+    """CPU seconds before the first plan was timed."""
     timing_seconds: float
-    """While plans were timed."""
+    """CPU seconds in which plans were timed from their pieces."""
 
 
 def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     """The costs of all plans; those that need more memory than ``limit`` are not timed."""
-    start = perf_counter()
+    start = process_time()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     left = list(range(len(possible)))
     groups: dict[Shape, list[int]] = {}
@@ -49,12 +49,12 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
         for shape in list(groups):
             groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
         left += table.price(groups)
-    setup = perf_counter() - start
+    setup = process_time() - start
     timed = sum(map(len, groups.values()))
     for shape, rows in groups.items():
         if table is not None and rows:
             seconds[rows] = table.seconds(shape, rows)
-    timing = perf_counter() - start - setup
+    timing = process_time() - start - setup
     for done, row in enumerate(left):
         told("simulated", done, len(left))
         trace = task.simulate(possible.settings(row), link_sharing=False)

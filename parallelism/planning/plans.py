@@ -49,9 +49,9 @@ class Plans(Sequence[Plan]):
     timed: int
     elapsed_seconds: float
     setup_seconds: float
-    """Of ``elapsed_seconds``, those before the first plan was timed."""
+    """CPU seconds before the first plan was timed: pieces are measured and priced, and memory is compared."""
     timing_seconds: float
-    """Of ``elapsed_seconds``, those in which plans were timed, before any was simulated."""
+    """CPU seconds in which plans were timed from their pieces."""
     gap: float
     """By which part of its time the first plan may be slower than the best at most; 0 if it is proved to be best."""
     tightest: Plan | None = field(default=None, repr=False)

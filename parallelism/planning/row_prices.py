@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,20 @@ class Layout:
 
     def along(self, axes: Sequence[str]) -> Along:
         """How the groups along these axes lie."""
-        stride, strides = 1, {}
+        return tuple(self._axes[axis] for axis in axes)
+
+    @cached_property
+    def inside(self) -> Along:
+        """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""
+        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", "tp"))
+
+    @cached_property
+    def _axes(self) -> dict[str, tuple[int, int]]:
+        stride, found = 1, {}
         for axis, extent in reversed([*self.mesh.shape.items()]):
-            strides[axis] = stride
+            found[axis] = extent, stride
             stride *= extent
-        return tuple((self.mesh.shape[axis], strides[axis]) for axis in axes)
+        return found
 
 
 class RowPrices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from parallelism.ir import Function
@@ -40,6 +40,12 @@ class Pattern(NamedTuple):
     recompute: str
     zero: int
     """For actions 0 or 1, because those of stages 1 and 2 are the same, as are all without sequence parallelism."""
+
+
+@lru_cache(maxsize=2)
+def small_steps(model: TrainedModel, tensor: tuple[int, ...], replicas: tuple[int, ...], *, fused: bool) -> SmallSteps:
+    """`SmallSteps` with these arguments; those of another search for the same model are used again."""
+    return SmallSteps(model, tensor, replicas, fused=fused)
 
 
 class SmallSteps:

@@ -143,7 +143,7 @@ def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str,
     sizes = _divisors(devices)
     table.cross(tp=given.get("tp") or sizes)
     table.refuse("tp does not divide the devices", devices % table["tp"] != 0)
-    for what, size in model.split_by_tp.items():
+    for what, size in model.split_by_tp:
         table.refuse(f"tp does not divide {what}", size % table["tp"] != 0)
     table.cross(cp=given.get("cp") or [1])
     if model.sequence is not None:
@@ -161,7 +161,7 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
     chunks = given.get("chunks")
     found: list[tuple[int, int]] = []
     for number, name in enumerate(table.words["schedule"]):
-        of_blocks = _divisors(model.blocks)[1:] if model.blocks else [2, 4]
+        of_blocks = (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
         own = list(chunks or of_blocks) if name in CHUNKED else [2] if name in V_SHAPED else [1]
         found += [(number, each) for each in own if chunks is None or each in chunks]
     if not found:

@@ -17,7 +17,7 @@ from parallelism.planning.orders import FIRST, KINDS, LAST, MIDDLE, ONLY, Order,
 from parallelism.planning.plan import Task
 from parallelism.planning.row_prices import Layout, RowPrices
 from parallelism.planning.sheets import Unpriceable
-from parallelism.planning.small_steps import Pattern, SmallSteps
+from parallelism.planning.small_steps import Pattern, small_steps
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import Forms, SheetCosts, SheetSeconds
 from parallelism.timeline import Pricing
@@ -39,13 +39,23 @@ class Shape(NamedTuple):
         return self.ranks * self.chunks
 
 
+class _Ends(NamedTuple):
+    """What devices do after the last action: seconds by rank, and of messages between the first and the last rank."""
+
+    before: Floats
+    there: float
+    back: float
+    """Minus infinite where the two exchange nothing."""
+    after: Floats
+
+
 class PlanTable:
     """Seconds and memory of the plans of a task."""
 
     def __init__(self, task: Task, possible: Choices) -> None:
         self.task, self.possible = task, possible
-        self.steps = SmallSteps(task.model, np.unique(possible["tp"]).tolist(),
-                                np.unique(possible["dp"]).tolist(), fused=task.hardware.fused)
+        tensor, replicas = (tuple(np.unique(possible[axis]).tolist()) for axis in ("tp", "dp"))
+        self.steps = small_steps(task.model, tensor, replicas, fused=task.hardware.fused)
         self.prices = RowPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         if task.hardware.message_overhead_seconds:
             raise Unpriceable("messages hold their ends")
@@ -53,7 +63,9 @@ class PlanTable:
         self._sheets: dict[Any, SheetCosts] = {}
         self._seconds: dict[Any, SheetSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._columns: dict[Any, tuple[Floats, Floats]] = {}
+        self._ends: dict[Any, _Ends] = {}
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -103,8 +115,7 @@ class PlanTable:
         return [(several, place_of(rank, shape.ranks), blocks) for rank in range(shape.ranks)]
 
     def _seconds_of(self, costs: SheetCosts, layout: Layout) -> SheetSeconds:
-        mesh = layout.mesh
-        key = id(costs), tuple((axis, layout.along([axis])) for axis in mesh.axes if axis != "pp")
+        key = id(costs), layout.inside
         if key not in self._seconds:
             self._seconds[key] = costs.seconds(self.prices, layout)
         return self._seconds[key]
@@ -140,18 +151,15 @@ class PlanTable:
         for source, target, kind in order.messages:
             self.prices.message(self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind), source, target,
                                 layout)
-        devices = self._devices(row)
-        for end in {each[0] for each in devices}:
-            self._seconds_of(end, layout)
-        if len(devices) > 1 and (nbytes := devices[0][0].exchanged(devices[0][1])):
-            self.prices.message(nbytes, 0, len(devices) - 1, layout)
-            self.prices.message(nbytes, len(devices) - 1, 0, layout)
+        self._end(shape, row)
 
     def layout(self, row: int) -> Layout:
         """The mesh of a plan."""
-        if row not in self._layouts:
-            self._layouts[row] = Layout(self.task.mesh(self.settings(row)))
-        return self._layouts[row]
+        s = self.settings(row)
+        key = tuple(s[name] for name in ("pp", "dp", "cp", "tp", "order"))
+        if key not in self._layouts:
+            self._layouts[key] = Layout(self.task.mesh(s))
+        return self._layouts[key]
 
     # -- a plan --------------------------------------------------------------------------------------------------------
 
@@ -185,37 +193,47 @@ class PlanTable:
 
     def seconds(self, shape: Shape, rows: Sequence[int]) -> Floats:
         """The seconds of a step of each plan, without shared links."""
-        order, blocks = self._order(shape), self.blocks(shape)
-        durations, messages = np.zeros((16, len(rows))), np.zeros((len(order.messages) + 1, len(rows)))
-        layouts = list(map(self.layout, rows))
-        for i, row in enumerate(rows):
-            for place, kind in order.works:
-                seconds = self._seconds_of(self.actions(row, kind), layouts[i])
-                durations[4 * place + KINDS.index(kind), i] = seconds.action(place, kind, blocks)
-            for j, (source, target, kind) in enumerate(order.messages):
-                nbytes = self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind)
-                messages[j, i] = self.prices.message(nbytes, source, target, layouts[i])
+        order = self._order(shape)
+        columns, ends = [self._column(order, shape, row) for row in rows], [self._end(shape, row) for row in rows]
+        durations, messages = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
         times = order.ends(durations, messages)
-        for i, row in enumerate(rows):
-            self._add_ends(times[:, i], row, layouts[i])
-        result: Floats = times.max(axis=0)
+        times += np.stack([end.before for end in ends], axis=1)
+        if shape.ranks > 1:
+            there, back = (np.array([getattr(end, way) for end in ends]) for way in ("there", "back"))
+            first, last = times[0].copy(), times[-1].copy()
+            times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
+        result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
         return result
 
-    def _add_ends(self, times: Floats, row: int, layout: Layout) -> None:
-        devices, ranks = self._devices(row), len(times)
-        after = np.zeros(ranks)
-        known: dict[tuple[int, int], tuple[float, float]] = {}
-        for rank, (end, place, blocks) in enumerate(devices):
-            if (id(end), place) not in known:
-                known[id(end), place] = self._seconds_of(end, layout).end(place, blocks)
-            before, after[rank] = known[id(end), place]
-            times[rank] += before
-        (end, place, _), last = devices[0], ranks - 1
-        if last and (nbytes := end.exchanged(place)):
-            there = self.prices.message(nbytes, 0, last, layout)
-            back = self.prices.message(nbytes, last, 0, layout)
-            times[0], times[last] = max(times[0], times[last] + back), max(times[last], times[0] + there)
-        times += after
+    def _column(self, order: Order, shape: Shape, row: int) -> tuple[Floats, Floats]:
+        """The durations of a plan's actions and messages, as `Order.ends` takes them."""
+        s, layout, blocks = self.settings(row), self.layout(row), self.blocks(shape)
+        key = (order.works, order.messages, shape.stages, layout, s["sp"], s["recompute"], s["microbatch"],
+               s["sp"] and min(s["zero"], 1))
+        if key not in self._columns:
+            durations, messages = np.zeros(16), np.zeros(len(order.messages) + 1)
+            for place, kind in order.works:
+                seconds = self._seconds_of(self.actions(row, kind), layout)
+                durations[4 * place + KINDS.index(kind)] = seconds.action(place, kind, blocks)
+            for j, (source, target, kind) in enumerate(order.messages):
+                nbytes = self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind)
+                messages[j] = self.prices.message(nbytes, source, target, layout)
+            self._columns[key] = durations, messages
+        return self._columns[key]
+
+    def _end(self, shape: Shape, row: int) -> _Ends:
+        """The end of a plan's step."""
+        s, layout = self.settings(row), self.layout(row)
+        key = shape.schedule in V_SHAPED, shape.ranks, shape.chunks, layout, s["sp"], s["zero"]
+        if key not in self._ends:
+            devices, last = self._devices(row), shape.ranks - 1
+            pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
+            before, after = np.array(pairs).T
+            there = back = -np.inf
+            if last and (nbytes := devices[0][0].exchanged(devices[0][1])):
+                there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
+            self._ends[key] = _Ends(before, there, back, after)
+        return self._ends[key]
 
     def _order(self, shape: Shape) -> Order:
         return order_of(*shape)

@@ -30,8 +30,8 @@ class TrainedModel:
     """The region whose numbered parts are the blocks of the model, such as ``block``; empty if there is none."""
     blocks: int
     """The number of these blocks."""
-    split_by_tp: Mapping[str, int]
-    """The sizes that the number of tensor-parallel devices must divide, by what they are."""
+    split_by_tp: tuple[tuple[str, int], ...]
+    """What tensor parallelism splits, and the size that the number of devices must divide."""
     sequence: int | None
     """The length that sequence and context parallelism must divide; None: they are not known to fit."""
     precision: MixedPrecision | None
@@ -58,7 +58,7 @@ class TrainedModel:
             raise ValueError(f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                              f"has {has}")
         prefix, blocks = _blocks(model)
-        return cls(model, frozenset(model.regions), prefix, blocks, {}, None, None, optimizer)
+        return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
     def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam) -> TrainedModel:
@@ -69,8 +69,8 @@ class TrainedModel:
         regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
             wide, regions, "block", spec.layers,
-            {"heads": spec.heads, "heads of keys and values": spec.groups, "the feed-forward width": spec.hidden,
-             "the vocabulary": spec.vocabulary, "the width": spec.width},
+            (("heads", spec.heads), ("heads of keys and values", spec.groups), ("the feed-forward width", spec.hidden),
+             ("the vocabulary", spec.vocabulary), ("the width", spec.width)),
             spec.sequence, MixedPrecision(dtype.name) if narrow else None, optimizer)
 
     def of_layers(self, layers: int) -> TrainedModel | None:
