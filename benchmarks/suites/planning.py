@@ -11,7 +11,7 @@ High-Level Codesign of Systems and Large Language Models*, 2023), on one core of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.cases import WrongAnswerError
 from benchmarks.plan import Plan
@@ -46,7 +46,8 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
     for task in TASKS[:1] if plan.quick else TASKS:
         spec = models.TransformerSpec(layers=task.layers, width=task.width, heads=task.heads, vocabulary=51200,
                                       sequence=2048, dtype="bfloat16")
-        fixed = {"tp": 8, "sp": True, "recompute": "none", "zero": 1, "order": "pp dp cp tp"} if plan.quick else {}
+        few = {"tp": 8, "sp": True, "recompute": "none", "zero": 1, "order": "pp dp cp tp"}
+        fixed: dict[str, Any] = few if plan.quick else {}
         figures: dict[str, list[float]] = {}
         for number in range(plan.passes):
             say(f"{NAME}: {task.name}, pass {number + 1}/{plan.passes}")
