@@ -24,7 +24,7 @@ from parallelism.planning import find_plan
 from parallelism.planning.small_steps import small_steps
 
 NAME = "plan"
-TEXTS = {"set-up": "{}, set-up", "timed": "{}, a plan timed (Calculon: 2.1 ms)"}
+TEXTS = {"set-up": "{}, set-up", "timed": "{}, a plan (Calculon 2.1 ms)"}
 
 
 class Task(NamedTuple):
