@@ -141,6 +141,9 @@ class DeviceProgram:
     donated: Donated = field(default_factory=dict)
     calls: tuple[tuple[int, ...], ...] = ()
     chains: tuple[int, ...] = ()
+    left: frozenset[str] = frozenset()
+    """The names of outputs that need not be waited for: `run` may return each as `Later`, which `run` of another
+    program takes for an array."""
 
     def __post_init__(self) -> None:
         if symbols := ", ".join(sorted(self.function.symbols)):
@@ -156,7 +159,7 @@ class DeviceProgram:
         """The ops in their order."""
         function, donated = self.function, self.donated
         if self.calls:
-            steps = in_steps(function, self.calls, donated)
+            steps = in_steps(function, self.calls, donated, self.left)
         else:
             memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
             steps = [Run(*each) for each in zip(function.ops, *memory, strict=True)]
@@ -204,12 +207,14 @@ class DeviceProgram:
 
         **Communication**: that of its collectives and messages.
         """
-        values = {value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
+        values: dict[str, Any] = {
+            value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         arrays_of = array_maker(device)
         run_op, compute, hold = arrays_of.run_op, device.compute, device.hold
         again = {**marks, "phase": RECOMPUTED}
-        under_way: dict[int, Any] = {}
+        under_way: dict[int, UnderWay] = {}
+        awaited = {name for name, array in values.items() if isinstance(array, Later)}
 
         def run_one(op: Op, names: Sequence[str | None]) -> None:
             into = [name and values[name] for name in names] if names else ()
@@ -217,19 +222,24 @@ class DeviceProgram:
             values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
 
         for step in self.steps:
+            if awaited:
+                ops = (*(each for each, _ in step.before), step.op) if isinstance(step, ProgramStep) else step.ops
+                for late in awaited.intersection(value.name for op in ops for value in op.inputs):
+                    values[late] = values[late].wait()
+                    awaited.remove(late)
             if not isinstance(step, ProgramStep):
                 for category, nbytes in step.held:
                     hold(category, nbytes, **places)
                 if isinstance(step, StartStep):
                     inputs = [values[op.inputs[0].name] for op in step.ops]
-                    under_way[step.number] = arrays_of.start(step.call, step.ops, inputs)
+                    under_way[step.number] = UnderWay(
+                        arrays_of, arrays_of.start(step.call, step.ops, inputs), step.ops)
                 else:
-                    places_of = [name and values[name] for name in step.into]
-                    outputs = arrays_of.wait(under_way.pop(step.number), places_of)
-                    values.update((op.outputs[0].name, array) for op, array in zip(step.ops, outputs, strict=True))
+                    found = under_way.pop(step.number).wait([values[name] if name else None for name in step.into])
+                    values.update((op.outputs[0].name, array) for op, array in zip(step.ops, found, strict=True))
                     for name in step.unread:
                         del values[name]
-                    del outputs, places_of
+                    del found
                 for category, nbytes in step.freed:
                     hold(category, -nbytes, **places)
                 continue
@@ -253,6 +263,8 @@ class DeviceProgram:
                 del values[name]
             for category, nbytes in freed:
                 hold(category, -nbytes, **places)
+        for call in under_way.values():
+            values.update((op.outputs[0].name, Later(call, place)) for place, op in enumerate(call.ops))
         return tuple(values[value.name] for value in self.function.outputs)
 
     def _cost(self, op: Op) -> DeclaredCost | None:
@@ -321,10 +333,47 @@ def communicates(op: Op) -> bool:
 
 def contiguous(x: Any, *, writeable: bool = False) -> Any:
     """An array with contiguous elements: ``x`` itself or a copy; a scalar becomes an array of no dims."""
-    if isinstance(x, TypedArray):
+    if isinstance(x, TypedArray | Later):
         return x
     array = np.asarray(x)
     return own_array(array, own=writeable and not array.flags.writeable)
+
+
+# -- results that are waited for later ---------------------------------------------------------------------------------
+
+
+@dataclass
+class UnderWay:
+    """Collectives that were started as one call."""
+
+    arrays: ArrayMaker
+    work: Any
+    ops: tuple[Op, ...]
+    found: Sequence[Array] | None = None
+
+    def wait(self, into: Sequence[Array | None] = ()) -> Sequence[Array]:
+        """Their outputs; waits for them once."""
+        if self.found is None:
+            self.found = self.arrays.wait(self.work, into)
+        return self.found
+
+
+@dataclass(frozen=True)
+class Later:
+    """An output of collectives that are under way."""
+
+    call: UnderWay
+    place: int
+    """Its place among the outputs of the call."""
+
+    def wait(self) -> Array:
+        """The array."""
+        return self.call.wait()[self.place]
+
+
+def waited_for(x: Array | Later) -> Array:
+    """The array, also if it is there later."""
+    return x.wait() if isinstance(x, Later) else x
 
 
 # -- what makes the arrays ---------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import DeviceProgram, runs_again
-from parallelism.execution.overlapping import Order, overlapped
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.overlapping import Order, arranged, overlapped_on_all
 from parallelism.ir import OPERATORS, Function, Op, Operator
-from parallelism.ir.passes import Kinds, chained, checked_arrays, donations, inputs_named
+from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
 from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -94,18 +94,10 @@ class Executable(Operation):
 
     def _overlapped(self) -> Order | None:
         overlap = Overlap.of(self.programs.function)
-        if overlap is None:
-            return None
-        return overlapped([self.programs.program(rank) for rank, _ in self.programs.classes], overlap)
+        return None if overlap is None else overlapped_on_all(self.programs, overlap)
 
     def _device_program(self, function: Function) -> DeviceProgram:
-        function, calls = (self.order.of(function), self.order.calls) if self.order else (function, ())
-        chains: tuple[int, ...] = ()
-        if self.fused:
-            before = function.ops
-            function, chains = chained(function, runs_again)
-            places = {op.outputs: place for place, op in enumerate(function.ops)}
-            calls = tuple(tuple(places[before[number].outputs] for number in call) for call in calls)
+        function, calls, chains = arranged(function, self.order, fused=self.fused)
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
         return DeviceProgram(function, self.categories, self.seconds, donated, calls, chains)
 

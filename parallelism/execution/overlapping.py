@@ -6,14 +6,17 @@ do not matter.  Where a device waits for a collective follows from the order (`p
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from parallelism.execution.device_calls import ASYNCHRONOUS, joins
+from parallelism.execution.device_program import runs_again
 from parallelism.ir import Function, Op
 from parallelism.ir.core.regions import inside
+from parallelism.ir.passes import chained
+from parallelism.layouts.localization import Localized
 from parallelism.transforms.overlap import Overlap
 from parallelism.transforms.parts import UPDATE
 
@@ -31,15 +34,48 @@ class Order(NamedTuple):
         return replace(function, ops=tuple(function.ops[number] for number in self.ops))
 
 
-def overlapped(programs: Sequence[Function], overlap: Overlap) -> Order:
-    """The order for the programs of the different classes of devices, whose ops differ in shapes and places only."""
-    return _Ordering(programs, overlap).order()
+def overlapped(program: Function, overlap: Overlap, apart: Collection[str] = ()) -> Order:
+    """The order for the programs of all devices, by the ``program`` of one of them.
+
+    The ops of all programs differ in shapes and places only.  ``apart`` has the outputs of collectives that are calls
+    of their own, because on some device their arrays cannot be cut evenly (`uneven`).
+    """
+    return _Ordering(program, overlap, apart).order()
+
+
+def overlapped_on_all(localized: Localized, overlap: Overlap) -> Order:
+    """The order for a program that was localized."""
+    programs = [localized.program(each.rank) for each in localized.classes]
+    return overlapped(programs[0], overlap, {name for program in programs for name in uneven(program)})
+
+
+def arranged(
+    function: Function, order: Order | None, *, fused: bool = False
+) -> tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The function in an order, with the calls of its collectives, and the chains of its elementwise ops if ``fused``:
+    what a `DeviceProgram` takes."""
+    if order is not None:
+        function = order.of(function)
+    calls, chains = order.calls if order else (), tuple[int, ...]()
+    if fused:
+        before = function.ops
+        function, chains = chained(function, runs_again)
+        places = {op.outputs: place for place, op in enumerate(function.ops)}
+        calls = tuple(tuple(places[before[number].outputs] for number in call) for call in calls)
+    return function, calls, chains
+
+
+def uneven(program: Function) -> Iterator[str]:
+    """The outputs of the sums whose arrays cannot be cut evenly."""
+    for op in program.ops:
+        if op.kind == "reduce_scatter" and not joins(op):
+            yield op.outputs[0].name
 
 
 class _Ordering:
-    def __init__(self, programs: Sequence[Function], overlap: Overlap) -> None:
-        self.programs, self.overlap = programs, overlap
-        self.ops, self.count = programs[0].ops, len(programs[0].ops)
+    def __init__(self, program: Function, overlap: Overlap, apart: Collection[str]) -> None:
+        self.overlap, self.apart = overlap, apart
+        self.ops, self.count = program.ops, len(program.ops)
         self.made = {value.name: number for number, op in enumerate(self.ops) for value in op.outputs}
         """The number of the op that makes a value; an input is not in it."""
         self.readers: dict[str, list[int]] = defaultdict(list)
@@ -165,7 +201,7 @@ class _Ordering:
                         if (made := self.made.get(value.name, -1)) < self.update), default=-1)
 
     def _joins(self, number: int) -> bool:
-        return all(joins(program.ops[number]) for program in self.programs)
+        return joins(self.ops[number]) and self.ops[number].outputs[0].name not in self.apart
 
     # -- gathers -------------------------------------------------------------------------------------------------------
 

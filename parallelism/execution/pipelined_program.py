@@ -1,16 +1,22 @@
 """A program cut into stages, run on a pipeline: the loss of a batch, and its gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.execution.device_program import DeviceProgram, waited_for
+from parallelism.execution.last_backward import LastBackward, Sums, with_sums
+from parallelism.execution.overlapping import arranged, overlapped, uneven
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
-from parallelism.ir import TensorType
+from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -18,6 +24,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag
 from parallelism.sharding import TensorSharding
+from parallelism.transforms import Overlap
 
 
 class LossAndGradients(NamedTuple):
@@ -50,6 +57,18 @@ MakeStage = Callable[..., ProgramStage]
 """Makes a stage: `ProgramStage`, or a class with the same arguments."""
 
 
+class Place(NamedTuple):
+    """A stage on a rank, in a step with a batch."""
+
+    mesh: Mesh
+    rank: int
+    number: int
+    """That of the stage."""
+    numbers: tuple[tuple[str, int], ...]
+    """The numbers of the symbols, except those of the batch."""
+    rows: int
+
+
 class PipelinedProgram(PipelinedOperation):
     """The loss of a batch and its gradients, computed by stages that run a schedule; equal to `gradient` of the whole.
 
@@ -65,6 +84,9 @@ class PipelinedProgram(PipelinedOperation):
     stage by stage, an all_reduce over the replicas sums the gradients of each dtype, as one array, and the loss of the
     last stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
     others, as one array for each dtype and set of devices, and sums them in the order of the pipeline.
+
+    If the function of ``stages`` is overlapped (`parallelism.transforms.Overlap`), the gradients that one stage has
+    alone are summed over the replicas in its last backward, in buckets.
 
     ``ValueError`` if the number of stages is not that of the pipeline, for a schedule without a backward, or without
     the messages of gradients that the stages need (`parallelism.transforms.LocalLayers` makes stages that need none),
@@ -101,7 +123,10 @@ class PipelinedProgram(PipelinedOperation):
                 "gives regions losses of their own, and stages must begin where these do")
         self.sums = dict(sums or {})
         self.stages = self.laid_out(stages)
+        self.overlap = Overlap.of(stages.function)
+        """How collectives overlap with compute; None: they do not."""
         self._programs: dict[Any, StagePrograms] = {}
+        self._last: dict[Any, DeviceProgram] = {}
         self.fused = fused
 
     def laid_out(self, stages: Stages) -> Stages:
@@ -110,7 +135,7 @@ class PipelinedProgram(PipelinedOperation):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except the programs of stages: each device computes its own."""
-        return self.__dict__ | {"_programs": {}}
+        return self.__dict__ | {"_programs": {}, "_last": {}}
 
     @property
     def name(self) -> str:
@@ -164,7 +189,8 @@ class PipelinedProgram(PipelinedOperation):
             stages = {
                 number: make_stage(
                     device, number, self.programs(number, share.numbers, share.rows, mesh, rank),
-                    share.parts, share.data, share.weights, last=number == len(self.stages) - 1)
+                    share.parts, share.data, share.weights, last=number == len(self.stages) - 1,
+                    closing=self._closing(mesh, rank, number, share))
                 for number in self.stages_on(self.position(device))
             }
             for category, nbytes in (
@@ -180,7 +206,8 @@ class PipelinedProgram(PipelinedOperation):
 
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
         """What a device returns after the last action of its ``stages``."""
-        return self.added_up(device, stages)
+        sums = self.added_up(device, stages)
+        return sums | {name: loss_of(sums[name]) for name in ("",) if name in sums}
 
     def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """Devices at a position of one class do the same in `finish`."""
@@ -200,10 +227,78 @@ class PipelinedProgram(PipelinedOperation):
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
                 functions.specialize(**own), self.stages.batch, rows, inside, place, first, self.sums,
-                self.fused)
+                self.fused, self.overlap)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]
+
+    # -- the last backward of a stage ----------------------------------------------------------------------------------
+
+    def sums_over_replicas(self, place: Place) -> Sums:
+        """The ops that sum the gradients of a stage over replicas, of those that no other stage has."""
+        replicas, programs = self.axes(place.mesh)[1], self._programs_at(place)
+        if not replicas:
+            return {}
+        group = prod(place.mesh.shape[axis] for axis in replicas)
+        given = (("axes", replicas), ("group", group), ("op", "sum"))
+        return {
+            name: (Op("all_reduce", (Value(name, type),), given, (Value(f"summed.{name}", type),)),)
+            for name, type in zip(programs.functions.trained, programs.sum_types, strict=True) if name in self.alone}
+
+    @cached_property
+    def alone(self) -> frozenset[str]:
+        """The weights that one stage has alone."""
+        return frozenset(name for name, holders in self.stages.holders.items() if len(holders) == 1)
+
+    def _closing(self, mesh: Mesh, rank: int, number: int, share: Share) -> LastBackward | None:
+        """The last backward of a stage on a device; None if it sums nothing over replicas."""
+        place = Place(mesh, rank, number, tuple(share.numbers.items()), share.rows)
+        sums = self.sums_over_replicas(place) if self.overlap else {}
+        if not sums:
+            return None
+        last = next(each for each in reversed(self.pipeline.schedule.works[self.places(mesh)[rank][0]])
+                    if each.stage == number and each.kind in ("B", "W"))
+        return LastBackward(last.microbatch, frozenset(sums), partial(self._last_program, place))
+
+    def _last_program(self, place: Place, kind: str, part: Part) -> DeviceProgram:
+        key = place, kind, part
+        if key not in self._last:
+            assert self.overlap is not None
+            # One order for all devices of the position: that of the first of them.
+            first = place._replace(rank=next(
+                rank for rank, (position, _) in enumerate(self.places(place.mesh))
+                if place.number in self.stages_on(position)))
+            order = overlapped(self._summing(first, kind, part)[0], self.overlap, self.calls_apart(first, kind, part))
+            function, categories = self._summing(place, kind, part)
+            left = {value.name for value in function.outputs if value.name not in categories}
+            function, calls, chains = arranged(function, order, fused=self.fused)
+            self._last[key] = DeviceProgram(
+                function, dict(categories) | dict.fromkeys(left, GRADIENTS), calls=calls, chains=chains,
+                left=frozenset(left))
+        return self._last[key]
+
+    def _summing(self, place: Place, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
+        """The function of a last backward, and the categories of its values without the sums over replicas."""
+        programs = self._programs_at(place)
+        function, categories = programs.local_function(kind, part)
+        known = dict(categories) | {
+            value.name: GRADIENTS for value in function.outputs[programs.first_gradient(kind):]}
+        return with_sums(
+            function, programs.first_gradient(kind), programs.functions.trained,
+            self.sums_over_replicas(place)), known
+
+    def calls_apart(self, place: Place, kind: str, part: Part) -> frozenset[str]:
+        """The outputs of collectives of a last backward that are calls of their own."""
+        inside = self._programs_at(place).apart(kind, part)
+        around = [place._replace(rank=rank) for rank in self.ranks_summing(place)]
+        return inside.union(*(uneven(self._summing(each, kind, part)[0]) for each in around))
+
+    def ranks_summing(self, place: Place) -> Sequence[int]:
+        """A rank of each class of devices whose sums over replicas have arrays of other shapes."""
+        return ()       # an all_reduce takes any shape
+
+    def _programs_at(self, place: Place) -> StagePrograms:
+        return self.programs(place.number, dict(place.numbers), place.rows, place.mesh, place.rank)
 
     @cached_property
     def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -217,21 +312,26 @@ class PipelinedProgram(PipelinedOperation):
 
     def added_up(
         self, device: Device, stages: Mapping[int, ProgramStage], *, over_replicas: bool = True
-    ) -> dict[str, Array]:
+    ) -> dict[str, Any]:
         """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss.
 
-        Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.
+        Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.  With overlap the
+        loss is the `Work` that sums it.
         """
         axis, replicas = self.axes(device.mesh)
-        sums: dict[str, Array] = {}
+        sums: dict[str, Any] = {}
         for stage in stages.values():
             loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
             if replicas:
-                for flat in stage.gradients.flat.values() if over_replicas else ():
-                    device.all_reduce(flat, replicas, out=flat)
-                loss = [device.all_reduce(part, replicas) for part in loss]
-            sums.update(("", np.reshape(part, ())) for part in loss)
+                if over_replicas:
+                    for terms in stage.unsummed:
+                        device.all_reduce(terms, replicas, out=terms)
+                later: dict[str, Any] = {"async_op": True} if self.overlap else {}
+                loss = [device.all_reduce(part, replicas, **later) for part in loss]
+            sums.update(("", part) for part in loss)
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
+                if over_replicas and name in stage.summed:
+                    gradient = waited_for(stage.summed[name])
                 sums[name] = sums[name] + gradient if name in sums else gradient
         here, first = self.position(device), free_tag(self.pipeline)
         tags = {name: first + i for i, name in enumerate(name for _, names in self.shared for name in names)}
@@ -295,3 +395,8 @@ class PipelinedProgram(PipelinedOperation):
             return parts[0]
         return np.asarray(gradient_layout(layout).unshard(
             [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))
+
+
+def loss_of(found: Any) -> Array:
+    """The loss as an array without dims, from what `PipelinedProgram.added_up` gives."""
+    return np.reshape(found.wait() if hasattr(found, "wait") else found, ())

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held, runs_again
+from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
+from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
-from parallelism.ir.passes.fusion import chained
 from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.layouts.stages.sums import added_into_buffers
 from parallelism.mesh import Mesh
+from parallelism.transforms import Overlap
 
 GRADIENTS = "gradients"
 _SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
@@ -57,15 +58,15 @@ class StagePrograms:
     cached, because a schedule asks once for each microbatch, and most of these are of one size.  ``like`` are the
     programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
     dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
-    of elementwise ops run as one.
+    of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says.
     """
 
     def __init__(
         self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
         like: StagePrograms | None = None, sums: Mapping[str, np.dtype[Any]] | None = None,
-        fused: bool = False,
+        fused: bool = False, overlap: Overlap | None = None,
     ) -> None:
-        self.like, self.sums, self.fused = like, sums or {}, fused
+        self.like, self.sums, self.fused, self.overlap = like, sums or {}, fused, overlap
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._counts_places = f"{batch}_first" in functions.symbols_of_work
         self._counts_values = f"{batch}_first" in functions.symbols
@@ -101,17 +102,38 @@ class StagePrograms:
 
         B and W take one more input for each trained weight, the sum of its gradients so far, and add to it in place.
         """
+        function, categories = self.local_function(kind, part)
+        order: Order | None = None
+        if self.overlap is not None and self.inside is not None:
+            order = overlapped(function, self.overlap, self.apart(kind, part))
+        function, calls, chains = arranged(function, order, fused=self.fused)
+        return DeviceProgram(function, categories, calls=calls, chains=chains)
+
+    @cached
+    def local_function(self, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
+        """The function of `program`, and the categories of memory of its values."""
         function = self.function(kind, part)
         if self.inside is not None:
             function = localize(function, self.inside).program(self.place)
         categories = {value.name: ACTIVATIONS for value in function.outputs}
         if kind in ("B", "W"):
-            first = len(self.functions.returned) if kind == "B" else 0
+            first = self.first_gradient(kind)
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
             function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained],
                                           [type.dtype for type in self.sum_types])
-        function, chains = chained(function, runs_again) if self.fused else (function, ())
-        return DeviceProgram(function, categories, chains=chains)
+        return function, categories
+
+    def first_gradient(self, kind: str) -> int:
+        """The number of the first output of a B or W that is the gradient of a weight."""
+        return len(self.functions.returned) if kind == "B" else 0
+
+    @cached
+    def apart(self, kind: str, part: Part) -> frozenset[str]:
+        """The outputs of collectives inside the stage that are calls of their own."""
+        if self.inside is None:
+            return frozenset()
+        localized = localize(self.function(kind, part), self.inside)
+        return frozenset(name for each in localized.classes for name in uneven(localized.program(each.rank)))
 
     @cached_property
     def sum_types(self) -> tuple[TensorType, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.execution.device_program import ACTIVATIONS, array_maker, contiguous
+from parallelism.execution.last_backward import LastBackward
 from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.typed_arrays import ArrayMaker
 from parallelism.ir import TensorType
@@ -29,7 +30,12 @@ class ProgramStage(Stage):
     def __init__(
         self, device: Device, number: int, programs: StagePrograms, parts: Sequence[Part],
         data: Mapping[str, Sequence[Array]], weights: Mapping[str, Array], *, last: bool,
+        closing: LastBackward | None = None,
     ) -> None:
+        self.closing = closing
+        """The last backward, if it sums gradients over replicas."""
+        self.summed: dict[str, Any] = {}
+        """These sums, by the names of weights, each maybe as `Later`."""
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
         self.arrays = array_maker(device)
@@ -112,18 +118,36 @@ class ProgramStage(Stage):
     def _run(self, kind: str, microbatch: int, arrays: dict[str, Array]) -> Sequence[Array]:
         """The results of an action, which are also put among the ``arrays``, by name."""
         part = self.parts[microbatch]
-        function, program = self.programs.function(kind, part), self.programs.program(kind, part)
+        function, closing = self.programs.function(kind, part), self.closes(kind, microbatch)
+        program = closing.program(kind, part) if closing else self.programs.program(kind, part)
         inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
         if kind in ("B", "W"):
             inputs += self.gradients.arrays
         results = program.run(
             self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch, phase=kind)
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
+        if closing:
+            gradients = results[self.programs.first_gradient(kind):]
+            self.summed.update((name, gradient) for name, gradient in zip(
+                self.programs.functions.trained, gradients, strict=True) if name in closing.weights)
         received = sum(int(type.nbytes) for type in self.programs.message(kind, part, last=self.last))
         self._last[microbatch] = kind
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
             self._hold(category, -nbytes, microbatch)       # `run_actions` holds the bytes that are kept
         return results
+
+    @property
+    def unsummed(self) -> Sequence[Array]:
+        """The arrays of gradients that are not summed over replicas, those of one dtype in one if none is."""
+        if not self.summed:
+            return list(self.gradients.flat.values())
+        gradients = zip(self.programs.functions.trained, self.gradients.arrays, strict=True)
+        return [array for name, array in gradients if name not in self.summed]
+
+    def closes(self, kind: str, microbatch: int) -> LastBackward | None:
+        """`closing` for the action that it is."""
+        closing = self.closing
+        return closing if closing and kind in ("B", "W") and microbatch == closing.microbatch else None
 
     def _hold(self, category: str, nbytes: int, microbatch: int) -> None:
         if nbytes:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import Array, plain_array
-from parallelism.execution.device_program import DeviceProgram
-from parallelism.execution.pipelined_program import PipelinedProgram, Share
+from parallelism.execution.device_program import DeviceProgram, Later
+from parallelism.execution.last_backward import Sums, sums_behind, without_sums
+from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
+from parallelism.execution.pipelined_program import PipelinedProgram, Place, Share, loss_of
 from parallelism.execution.stage_runner import ProgramStage
-from parallelism.ir import Function, TensorType
-from parallelism.ir.passes import Form, Kinds, chained, donations
+from parallelism.ir import Function, Op, TensorType
+from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT
@@ -22,6 +24,7 @@ from parallelism.layouts.stages.batches import checked
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from parallelism.transforms import Overlap
 from parallelism.transforms.fusion import Fused
 from parallelism.transforms.parts import NEXT
 from parallelism.transforms.pipelines import Step
@@ -38,7 +41,8 @@ class TrainedPipeline(PipelinedProgram):
     **Communication**: that of `PipelinedProgram`, but each device sums its gradients over replicas in its update, each
     gradient for itself; with Zero by a reduce_scatter, and an all_gather of the new parameters.  Stages that share
     weights exchange their gradients before.  If the update needs the norm of all gradients, it has an all_reduce of
-    one number over the stages.
+    one number over the stages.  With `parallelism.transforms.Overlap` the gradients that one stage has alone are summed
+    in its last backward.
 
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
@@ -52,6 +56,9 @@ class TrainedPipeline(PipelinedProgram):
         sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}
         super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums,
                          fused=fused or Fused.of(step.function) is not None)
+        self.overlap = Overlap.of(step.function)
+        if self.overlap is not None and self.apart:
+            raise ValueError(f"{self.overlap}: stages with meshes of their own cannot overlap yet, {step.pipeline}")
         self.stages_summed = pipeline.ranks if step.sums_over_stages else 1
         """The positions of the pipeline over which the updates sum numbers of all stages."""
         self._updates: dict[int, _Update] = {}
@@ -84,14 +91,37 @@ class TrainedPipeline(PipelinedProgram):
             counted = [name for name in names if position == min(placement[number] for number in holders[name])]
             function = self.step.update(
                 names, laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
-            inside = self.mesh_of_update(position)
-            first = self._first.get(form := (Form([function]), inside))
+            inside, early = self.mesh_of_update(position), self._early(function)
+            first = self._first.get(form := (Form([function], more=early), inside))
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
             self._updates[position] = _Update(
                 localize(function, Mesh(**over | dict(inside.shape))), function,
-                categories(self.step.function), self.fused) if first is None else replace(first, function=function)
+                categories(self.step.function), self.fused, self.overlap, early,
+            ) if first is None else replace(first, function=function)
             self._first.setdefault(form, self._updates[position])
         return self._updates[position]
+
+    def _early(self, function: Function) -> tuple[int, ...]:
+        """The numbers of the inputs of an update that are gradients of one stage alone, summed over replicas."""
+        if self.overlap is None or not self.replicas:
+            return ()
+        return tuple(number for number, value in enumerate(function.inputs)
+                     if value.name.startswith(GRADIENT) and value.name.removeprefix(GRADIENT) in self.alone)
+
+    def sums_over_replicas(self, place: Place) -> Sums:
+        """The ops that the update of a stage begins with, for gradients that no other stage has."""
+        position = self.pipeline.schedule.placement[place.number]
+        update, own = self.update(position), {*self.stages.functions[place.number].trained}
+        chains = update.sums_before(self.rank_of_update(place.mesh, place.rank, position))
+        names = {number: update.function.inputs[number].name.removeprefix(GRADIENT) for number in chains}
+        return {name: chains[number] for number, name in names.items() if name in own}
+
+    def ranks_summing(self, place: Place) -> Sequence[int]:
+        """A rank of each class of devices of the update."""
+        position = self.pipeline.schedule.placement[place.number]
+        ranks = {self.class_of_update(place.mesh, rank, position): rank
+                 for rank, (other, _) in enumerate(self.places(place.mesh)) if other == position}
+        return list(ranks.values())
 
     def place_of_update(self, mesh: Mesh, rank: int) -> int:
         """The rank on `mesh_of_update`."""
@@ -157,13 +187,15 @@ class TrainedPipeline(PipelinedProgram):
         sums = self.added_up(device, stages, over_replicas=False)
         position = self.position(device)
         update, program = self.update(position), self.program_of_update(device.mesh, device.rank, position)
-        given = {**share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name}}
+        given: dict[str, Any] = {
+            **share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name},
+            **{f"grad.{name}": array for stage in stages.values() for name, array in stage.summed.items()}}
         arrays = [
-            np.reshape(given[value.name], own.type.shape)
+            given[value.name] if isinstance(given[value.name], Later) else np.reshape(given[value.name], own.type.shape)
             for value, own in zip(update.function.inputs, program.function.inputs, strict=True)]
         made = program.run(device, program.own(arrays))
         found = {value.name: array for value, array in zip(update.function.outputs, made, strict=True)}
-        return found | ({"": sums[""]} if "" in sums else {})
+        return found | ({"": loss_of(sums[""])} if "" in sums else {})
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
         """The outputs of the whole step, in order."""
@@ -189,17 +221,37 @@ class _Update:
     categories: Mapping[str, str]
     """The category of memory of each value of the step that has one."""
     fused: bool = False
+    overlap: Overlap | None = None
+    early: tuple[int, ...] = ()
+    """The numbers of the inputs that are summed over replicas before, where possible."""
     programs: dict[int, DeviceProgram] = field(default_factory=dict)
     """The programs by place; those of all positions of a form."""
 
     def program(self, place: int) -> DeviceProgram:
-        """The program of the device at a place of the mesh."""
+        """The program of the device at a place of the mesh, without the sums that come before it (`sums_before`)."""
         if place not in self.programs:
-            function = self.localized.program(place)
+            function, calls, chains = arranged(self._alone(place), self._order, fused=self.fused)
             known = {value.name for value in function.values}
-            function, chains = chained(function) if self.fused else (function, ())
             self.programs[place] = DeviceProgram(
                 function, {name: kind for name, kind in self.categories.items() if name in known},
                 donated=donations(function, carried(self.localized.function), Kinds.of(self.localized.function)),
-                chains=chains)
+                calls=calls, chains=chains)
         return self.programs[place]
+
+    def sums_before(self, place: int) -> dict[int, tuple[Op, ...]]:
+        """By the numbers of inputs: the ops that sum them, on the device at a place."""
+        function = self.localized.program(place)
+        found = {number: sums_behind(function, function.inputs[number]) for number in self.early}
+        return {number: ops for number, ops in found.items() if ops}
+
+    def _alone(self, place: int) -> Function:
+        function = self.localized.program(place)
+        return without_sums(function, {
+            function.inputs[number].name: ops for number, ops in self.sums_before(place).items()})
+
+    @cached_property
+    def _order(self) -> Order | None:
+        if self.overlap is None:
+            return None
+        programs = [self._alone(each.rank) for each in self.localized.classes]
+        return overlapped(programs[0], self.overlap, {name for program in programs for name in uneven(program)})

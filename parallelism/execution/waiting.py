@@ -52,10 +52,15 @@ class Wait(NamedTuple):
 Step = Run | Start | Wait
 
 
-def in_steps(function: Function, calls: Sequence[Sequence[int]], donated: Donated) -> list[Step]:
-    """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later."""
+def in_steps(
+    function: Function, calls: Sequence[Sequence[int]], donated: Donated, left: Collection[str] = ()
+) -> list[Step]:
+    """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later.
+
+    Calls whose outputs are all ``left``, by name, are under way at the end.
+    """
     owner = _owners(function, {number for call in calls for number in call}, donated)
-    steps = _with_waits(function, calls, owner)
+    steps = _with_waits(function, calls, owner, left)
     last: dict[Value, int] = {}
     """By owner: the last step that uses its memory."""
     last_read: dict[Value, int] = {}
@@ -77,7 +82,9 @@ def in_steps(function: Function, calls: Sequence[Sequence[int]], donated: Donate
     return found
 
 
-def _with_waits(function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value]) -> list[Step]:
+def _with_waits(
+    function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value], left: Collection[str]
+) -> list[Step]:
     call_of = {number: which for which, call in enumerate(calls) for number in call}
     steps: list[Step] = []
     under_way: dict[int, tuple[Op, ...]] = {}
@@ -108,8 +115,9 @@ def _with_waits(function: Function, calls: Sequence[Sequence[int]], owner: Mappi
                     wait(each)
             under_way[which] = ops
             steps.append(Start(which, ops))
-    for which in [*under_way]:
-        wait(which)
+    for which, ops in [*under_way.items()]:
+        if not all(value.name in left for op in ops for value in op.outputs):
+            wait(which)
     return steps
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ FIELDS = (
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work", "other_bytes",
     "shape",
 )
-SEQUENCE, STAGE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("stage"), FIELDS.index("microbatch")
+SEQUENCE, STAGE, MICROBATCH, WORK = map(FIELDS.index, ("sequence", "stage", "microbatch", "work"))
 
 EventRow = tuple[Any, ...]
 """The values of `FIELDS`, which are equal for all ranks of a class."""
@@ -106,6 +107,8 @@ class DeviceEvents:
     piece_end: int = -1
     """The place after the last event of the last piece (`parallelism.simulation.repeated_stages`).  The events of a
     piece contain all changes of memory by it."""
+    works: int = 0
+    """The largest number of an asynchronous operation so far."""
     bulk: Bulk | None = None
     bulk_start: int = 0
     """The number of rows before the bulk."""
@@ -190,11 +193,23 @@ class DeviceEvents:
         start, end = len(self.rows), MICROBATCH + 1
         self.rows += [
             row if row[MICROBATCH] is None else (*row[:STAGE], stage, microbatch, *row[end:]) for row in events.rows]
+        works: dict[int, int] = {}
+        for place in events.asynchronous:
+            row = self.rows[start + place]
+            if row[WORK] not in works:
+                self.works += 1
+                works[row[WORK]] = self.works
+            self.rows[start + place] = (*row[:WORK], works[row[WORK]], *row[WORK + 1:])
         for event, axes, _, call in events.collectives:
-            number, row = self.counts[axes], events.rows[event]
+            number, row = self.counts[axes], self.rows[start + event]
             self.counts[axes] = number + 1
             self.collectives.append(CollectiveRow(start + event, axes, number, call))
             self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1:])
+
+    @cached_property
+    def asynchronous(self) -> tuple[int, ...]:
+        """The places of asynchronous operations and of the waits for them, among events that do not change any more."""
+        return tuple(place for place, row in enumerate(self.rows) if row[WORK] is not None)
 
     def cut(self, start: int) -> None:
         """Removes the events from the place ``start`` on, among which there are no messages."""

@@ -8,6 +8,7 @@ of pieces.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ def parts_of(
     returns columns with the seconds of the events that a piece stands for.
     """
     columns, moved = trace.columns, moving(trace)
-    coarse = _Shares(part_of, columns, split(trace, moved), len(PARTS))
-    fine = _Shares(step_part_of, columns, step_split(trace, moved), len(STEP_PARTS))
+    coarse = _Shares(part_of, split, columns, split(trace, moved), len(PARTS))
+    fine = _Shares(step_part_of, step_split, columns, step_split(trace, moved), len(STEP_PARTS))
     whole = np.ones(len(columns), np.bool_)
     inside: list[tuple[int, int, Columns]] = []
     start = 0
@@ -87,7 +88,7 @@ def parts_of(
         for shares in (coarse, fine):
             shares.take(rank, at)
             for (key, _), times in count.items():
-                shares.give(rank, costs[key], times)
+                shares.give(rank, costs[key], times, trace)
         start += length
     totals = {rank: dict(each) for rank, each in totals_by_operation(columns.take(whole)).items()}
     for times, stage, cost in inside:
@@ -106,10 +107,10 @@ class _Shares:
     """The seconds of each part by rank, of which pieces are replaced by the events that they stand for."""
 
     def __init__(
-        self, part_of: Callable[[Columns], npt.NDArray[np.int8]], columns: Columns,
-        seconds: Mapping[int, Sequence[float]], count: int,
+        self, part_of: Callable[[Columns], npt.NDArray[np.int8]], split: Callable[[Trace], Mapping[int, Any]],
+        columns: Columns, seconds: Mapping[int, Sequence[float]], count: int,
     ) -> None:
-        self.part_of, self.count, self.parts = part_of, count, part_of(columns)
+        self.part_of, self.split, self.count, self.parts = part_of, split, count, part_of(columns)
         self.durations = columns.numbers("duration_seconds")
         self.seconds = {rank: np.array(each) for rank, each in seconds.items()}
 
@@ -117,9 +118,15 @@ class _Shares:
         """Takes the events at these places out of the parts of a rank."""
         self.seconds[rank] -= self._by_part(self.parts[at], self.durations[at])
 
-    def give(self, rank: int, columns: Columns, times: int) -> None:
-        """Adds events to the parts of a rank, so often."""
-        self.seconds[rank] += times * self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
+    def give(self, rank: int, columns: Columns, times: int, trace: Trace) -> None:
+        """Adds events of a rank of the ``trace`` to its parts, so often."""
+        if columns.isin("kind", {"wait"}).any():        # what is behind compute is in no part
+            alone = Trace(columns, trace.size, mesh_shape=trace.mesh_shape, hardware=trace.hardware, ranks=[rank],
+                          priced=trace.priced)
+            seconds = np.array(self.split(alone)[rank])
+        else:
+            seconds = self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
+        self.seconds[rank] += times * seconds
 
     def _by_part(self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The seconds of each part."""

@@ -22,7 +22,7 @@ from parallelism.layouts.stages import Part
 from parallelism.pipelining import MESSAGES, NOBODY, Action, Passed, Pipeline, event_name, parts_of, passed, run_action
 from parallelism.simulation.device_events import FIELDS, Bulk, CollectiveRow, DeviceEvents
 from parallelism.simulation.repeated_stages import RepeatingStage
-from parallelism.simulation.typed_device import TypedDevice
+from parallelism.simulation.typed_device import TypedDevice, TypedWork
 
 Ints = npt.NDArray[np.int64]
 
@@ -42,7 +42,8 @@ def run_repeated(
     known, alike = kinds.known, kinds.alike
     looks = [
         known.get((action[0], action[1], alike[action[0]][action[2]])) or kinds.run(action, move)
-        for action, move in zip(actions, moves, strict=True)]
+        for action, move in zip(actions, moves, strict=True)
+    ] if all(stage.closing is None for stage in stages.values()) else list(map(kinds.of, actions, moves))
     _add(device, actions, moves, kinds, looks, listed=pipeline.schedule.lists_messages)
 
 
@@ -78,6 +79,8 @@ class _Kinds:
         self.part_of: dict[int, str] = {}
         """The parts of actions, by the place of their compute event, whose name has the number of the microbatch."""
         self.alike = {number: list(map(stage.programs.alike, stage.parts)) for number, stage in stages.items()}
+        self.left: dict[TypedWork, Action] = {}
+        """The collectives that an action leaves under way."""
         self.known: dict[tuple[int, str, Part], _Look] = {}
         """The events of actions by stage, kind and part."""
         self._results: dict[Result, Any] = {}
@@ -87,6 +90,17 @@ class _Kinds:
         self._inputs: dict[tuple[int, Part, str], Any] = {}
         self._run_for: dict[tuple[int, int], set[str]] = {}
         """The kinds of actions that ran on a stage for a microbatch."""
+
+    def of(self, action: Action, move: Passed) -> _Look:
+        """The events of an action.  The last backward of a stage is an action of its own, and what comes after it on
+        the device has other prices."""
+        number, kind, microbatch = action
+        if kind not in MESSAGES and self.stages[number].closes(kind, microbatch):
+            look = self.run(action, move)
+            self.left.update(dict.fromkeys({*self.device.under_way.values()}.difference(self.left), action))
+            self.known.clear()
+            return look
+        return self.known.get((number, kind, self.alike[number][microbatch])) or self.run(action, move)
 
     def run(self, action: Action, move: Passed) -> _Look:
         """The events of an action, the first of its kind, which runs.  If need be, those before it on the stage for its
@@ -177,17 +191,25 @@ def _add(
     own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
     look[own] = (np.arange(total + ends) + (start - at - inner)[owner])[own]
 
-    work[np.sort(np.concatenate([at_post, at_send]))] = device.works + 1 + np.arange(len(at_post) + len(at_send))
-    device.works += len(at_post) + len(at_send)
+    work[np.sort(np.concatenate([at_post, at_send]))] = device.events.works + 1 + np.arange(len(at_post) + len(at_send))
+    device.events.works += len(at_post) + len(at_send)
     look[at_post], tag[at_post] = received[posted][posts], taken[posted][posts]
     look[at_send], tag[at_send] = sent[sends], given[sends]
     work[total:] = work[at_send]
+    # Asynchronous collectives of an action, and the waits for them, have a number for each action.
+    columns = Columns.of_rows(kinds.events.rows, FIELDS)
+    later = own & columns.present("work")[look]
+    if later.any():
+        span, base = 1 + int(columns.numbers("work").max()), device.events.works + 1
+        work[later] = (base + owner * span + columns.numbers("work")[look])[later]
+        device.events.works += span * (len(actions) + 1)
+        for left, action in kinds.left.items():
+            left.number += base + list(actions).index(action) * span
     post = _places_of(taken[takes], tag[at_post], at_post)
     waits = (post >= 0) & (post < at_take)
     look[at_take] = np.where(waits, kinds.wait_of_recv, received[takes])
     tag[at_take], work[at_take] = np.where(waits, ABSENT, taken[takes]), np.where(waits, work[post], ABSENT)
 
-    columns = Columns.of_rows(kinds.events.rows, FIELDS)
     rows = columns.take(look)
     events, first = device.events, len(device.events)
     sequence = rows.numbers("sequence").copy()

@@ -14,7 +14,7 @@ from parallelism.layouts.stages import Part
 from parallelism.simulation.device_events import DeviceEvents, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
 
-MESSAGES = ("send", "recv", "wait")
+MESSAGES = ("send", "recv")
 """The kinds of events that an action, to be repeated, must not have."""
 
 
@@ -62,11 +62,11 @@ class RepeatingStage(ProgramStage):
 
     def __init__(
         self, *arguments: Any, known: dict[Any, RepeatedEvents],
-        price: Callable[[DeviceEvents], float | None] | None = None, last: bool,
+        price: Callable[[DeviceEvents], float | None] | None = None, **options: Any,
     ) -> None:
-        super().__init__(*arguments, last=last)
+        super().__init__(*arguments, **options)
         self.price, self.known = price, known
-        self._actions: dict[tuple[str, Part], Piece | RepeatedEvents] = {}
+        self._actions: dict[tuple[str, Part, bool], Piece | RepeatedEvents] = {}
         self._held: dict[tuple[str | None, Part], int] = {}
         self._counted: dict[int, int] = {}
         """Kept bytes by microbatch that are in the memory events of pieces."""
@@ -74,9 +74,14 @@ class RepeatingStage(ProgramStage):
     @property
     def events(self) -> DeviceEvents:
         """The events of the device."""
+        return self.typed_device.events
+
+    @property
+    def typed_device(self) -> TypedDevice:
+        """The device."""
         device: Any = self.device
         assert isinstance(device, TypedDevice)
-        return device.events
+        return device
 
     def forward(self, microbatch: int, x: Any) -> Any:
         """As `ProgramStage.forward`."""
@@ -106,8 +111,12 @@ class RepeatingStage(ProgramStage):
         return self._held[key] - self._counted.get(microbatch, 0)
 
     def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
+        if self.closes(kind, microbatch):
+            return run(microbatch, *arguments)      # it is run once, and leaves collectives under way
         part = self.programs.alike(self.parts[microbatch])
-        action = self._actions.get((kind, part))
+        # What is under way delays the collectives of later actions: these are no pieces.
+        busy = bool(self.typed_device.under_way)
+        action = self._actions.get((kind, part, busy))
         if action is None:
             key = self.programs.first, kind, part, self.last
             known = self.known.get(key)
@@ -123,9 +132,9 @@ class RepeatingStage(ProgramStage):
                     None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result,
                     events)
                 self.events.cut(start)
-            seconds = self.price and self.price(known.events)
+            seconds = None if busy or self.price is None else self.price(known.events)
             own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))
-            action = self._actions[kind, part] = own if seconds is None else _as_piece(own, seconds)
+            action = self._actions[kind, part, busy] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
         if action.kept is None:
             self._kept.pop(microbatch, None)

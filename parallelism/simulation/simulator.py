@@ -186,12 +186,17 @@ class _Pieces:
             groups.append((axes, alike))
         key = id(events), tuple(groups)
         if key not in self._seconds:
-            seconds = self.priced(int(ranks[0]), events).numbers("duration_seconds").sum()
-            self._seconds[key] = events, float(seconds)
+            columns = self.priced(int(ranks[0]), events)
+            seconds = columns.numbers("duration_seconds")
+            lasts = (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
+            self._seconds[key] = events, float(lasts)
         return self._seconds[key][1]
 
     def priced(self, rank: int, events: DeviceEvents) -> Columns:
-        """The events on a rank, with the seconds that each takes where it waits for nothing."""
+        """The events on a rank, with the seconds that each takes where it waits for no other device.
+
+        If collectives overlap with compute, the events have their starts from the first of them on, too.
+        """
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
         columns, _, looks = templates.by_rank([rank])
         at = np.flatnonzero(columns.isin("kind", {"collective"}))
@@ -199,7 +204,13 @@ class _Pieces:
         own = _collective_prices(templates, self.pricing, looks[at], columns.numbers("rank")[at])
         seconds[at] = own.seconds
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
-        return columns.with_columns(duration_seconds=seconds)
+        if not events.asynchronous:
+            return columns.with_columns(duration_seconds=seconds)
+        lanes = Lanes(np.zeros(self.mesh.size, np.int64), np.array([rank]))     # all members call at the same time
+        nothing = np.zeros(len(columns), np.int64)
+        return replay_columns(
+            columns, [len(columns)], self.pricing, roles=_folded_roles(columns, templates.axes_of[looks], lanes),
+            prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing))
 
     def _alike_for_all(self, axes: GroupKey, ranks: Ints) -> int | None:
         """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if

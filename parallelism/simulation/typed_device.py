@@ -29,7 +29,7 @@ from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, M
 _BLOCK: AbstractContextManager[None] = nullcontext()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TypedWork:
     """An asynchronous operation; `wait` records the wait and returns what it gives."""
 
@@ -60,8 +60,8 @@ class TypedDevice:
         self.mesh, self.rank, self.size = mesh, rank, mesh.size
         self.events, self.incoming = DeviceEvents(), incoming
         self._append = self.events.rows.append
-        self.works = 0
-        """The number of asynchronous operations so far."""
+        self.under_way: dict[int, TypedWork] = {}
+        """The started collectives that were not waited for, by the numbers that they had first."""
         self._group_axes: dict[Axes, tuple[MeshAxes, GroupKey]] = {}
 
     @property
@@ -129,6 +129,7 @@ class TypedDevice:
 
     def wait(self, work: TypedWork, into: Sequence[Any] = ()) -> Any:
         """Arrays of the types that the program states for the outputs.  Records the wait."""
+        self.under_way.pop(work.number, None)
         return work.wait()
 
     def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
@@ -191,9 +192,10 @@ class TypedDevice:
         if not async_op:
             self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
             return result
-        self.works += 1
-        self.events.add_collective(names, group_axes, call, kind, x.dtype_name, self.works)
-        return TypedWork(self.events, kind, self.works, result)
+        self.events.works += 1
+        self.events.add_collective(names, group_axes, call, kind, x.dtype_name, self.events.works)
+        work = self.under_way[self.events.works] = TypedWork(self.events, kind, self.events.works, result)
+        return work
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:
         """The numbers of devices by which a dim is split over a group, axis by axis."""
@@ -222,18 +224,19 @@ class TypedDevice:
 
     def isend(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
         """`send` that is waited for later."""
-        self.works += 1
-        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self.works)
-        return TypedWork(self.events, "send", self.works)
+        self.events.works += 1
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self.events.works)
+        return TypedWork(self.events, "send", self.events.works)
 
     def irecv(
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: str | None = None,
     ) -> TypedWork:
         """`recv` that is waited for later; with ``shape`` and ``dtype`` the result is of this type."""
-        self.works += 1
+        self.events.works += 1
+        number = self.events.works
         x = None if shape is None or dtype is None else TypedArray(shape, dtype)
-        return TypedWork(self.events, "recv", self.works, self._receive(src, tag, axes, self.works, x))
+        return TypedWork(self.events, "recv", number, self._receive(src, tag, axes, number, x))
 
     def sendrecv(self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
         """Records the exchange of two arrays of one type: an asynchronous send, a recv, and the wait for the send."""

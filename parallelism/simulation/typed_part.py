@@ -22,7 +22,7 @@ class TypedPart(TypedDevice):
     ) -> None:
         self.of = Ranks(mesh, ranks, whole.rank, together)
         super().__init__(mesh, self.of.place, whole.incoming)
-        self.whole, self.works, self.events = whole, whole.works, whole.events
+        self.whole, self.events = whole, whole.events
         self._append = self.events.rows.append
 
     def all_reduce(self, x: TypedArray, axes: Axes = None, **options: Any) -> Any:

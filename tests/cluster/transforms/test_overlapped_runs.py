@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
 import pytest
 from drawn import up_to
 from hypothesis import given, strategies as st
-from simulated_runs import assert_simulated
-from transformed import MODELS, trained
+from overlapped import ON, check
+from transformed import MODELS
 
-from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy
 
-ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
     ("gpt", 5, "dp=2 tp=2 sp zero=1", Overlap(500)), ("mlp", 7, "dp=3 tp=2 zero=2", Overlap(100)),
     ("residual", 8, "dp=2 tp=2 sp zero=3", Overlap(200, 2)), ("llama", 4, "dp=2 tp=4 zero=3", Overlap(1)),
@@ -24,52 +19,40 @@ CASES = [
 ]
 
 
-def run(cluster, step):
-    """What two steps give, and the trace of the second."""
-    traces = []
-
-    def once(inputs):
-        done = cluster.run(step, inputs)
-        traces.append(done.trace)
-        return done.result
-
-    return trained(step, once, steps=2), traces[-1]
-
-
-def bits(results):
-    losses, state = results
-    return [np.asarray(x).tobytes() for x in losses], {name: np.asarray(x).tobytes() for name, x in state.items()}
-
-
-def moved(trace):
-    """Bytes by kind and axes of all collectives."""
-    found = Counter()
-    for event in trace:
-        if event.kind == "collective":
-            found[event.name, event.axes] += event.bytes_received
-    return found
-
-
-def check(cluster_of, backend, text, overlap, alone):
-    strategy, mesh = Strategy.parse_on_mesh(text)
-    cluster = cluster_of(mesh, backend, compute="modelled", **ON)
-    plain, before = run(cluster, strategy(alone))
-    step = Strategy(strategy, overlap)(alone)
-    overlapped, after = run(cluster, step)
-    assert bits(overlapped) == bits(plain)
-    assert moved(after) == moved(before)
-    assert_simulated(simulate(step, mesh=mesh, **ON), after)
-    folded = simulate(step, mesh=mesh, fold=True, **ON)
-    assert folded.makespan_seconds == pytest.approx(after.makespan_seconds, rel=1e-9)
-    return before, after
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize(("model", "rows", "text", "overlap"), CASES, ids=[f"{m}-{t}" for m, _, t, _ in CASES])
 def test_overlap_changes_no_bit_and_no_byte(cluster_of, model, rows, text, overlap, backend):
-    before, after = check(cluster_of, backend, text, overlap, train_step(MODELS[model](rows), AdamW(0.01), clip=1.0))
+    mesh = Strategy.parse_on_mesh(text)[1]
+    before, after = check(
+        cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, overlap, AdamW(0.01), 1.0)
     assert after.makespan_seconds < before.makespan_seconds
+
+
+PIPELINES = [
+    ("gpt", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("mlp", 7, "pp=3 gpipe:2 dp=2 zero=2", AdamW(0.01)),
+    ("llama", 8, "pp=2 zero_bubble_h1:4 dp=2 tp=2", SGD(0.1, 0.5)), ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", SGD(1)),
+    ("mlp", 8, "pp=2 interleaved_1f1b:4x2 dp=2 zero=1", Adam(0.01)), ("residual", 9, "pp=4 1f1b:3 dp=2", Adam(0.01)),
+    ("recurrent", 9, "pp=2 zero_bubble_v:4x2 dp=2 zero=2", SGD(0.1, 0.5)),
+    ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
+    ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)),
+]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize(("model", "rows", "text", "rule"), PIPELINES, ids=[f"{m}-{t}" for m, _, t, _ in PIPELINES])
+def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows, text, rule, backend):
+    mesh = Strategy.parse_on_mesh(text)[1]
+    before, after = check(
+        cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, Overlap(200), rule)
+    assert after.makespan_seconds < before.makespan_seconds
+    backwards = {}
+    for event in after:
+        if event.kind == "compute" and event.phase in ("B", "W"):
+            backwards[event.rank] = max(backwards.get(event.rank, 0), event.start_seconds)
+    assert any(event.kind == "collective" and event.axes == ("dp",) and event.start_seconds < backwards[event.rank]
+               for event in after)
 
 
 @st.composite
@@ -78,6 +61,25 @@ def texts(draw):
     dp, tp = draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 2), (4, 1), (2, 4), (1, 3), (5, 1), (8, 1), (1, 1)]))
     words = [f"dp={dp}", f"tp={tp}"] + ["sp"] * draw(st.booleans())
     return " ".join(words + draw(st.sampled_from([[], ["zero=1"], ["zero=2"], ["zero=3"]])))
+
+
+SCHEDULES = ["1f1b:3", "gpipe:2", "zero_bubble_h1:4", "interleaved_1f1b:4x2", "zero_bubble_v:4x2", "1f1b:1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@up_to(60)
+@given(
+    model=st.sampled_from(["gpt", "mlp", "llama", "mixture", "residual", "recurrent", "dropout", "plain_gpt"]),
+    rows=st.integers(8, 13), schedule=st.sampled_from(SCHEDULES), dp=st.sampled_from([1, 2]),
+    tp=st.sampled_from([1, 2]), sp=st.booleans(), zero=st.sampled_from(["", "zero=1", "zero=2 fused", "zero=3"]),
+    clip=st.sampled_from([None, 1.0]), rule=st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01)]), overlap=st.builds(
+        Overlap, st.sampled_from([1, 100, 300, 1000, 10**9]), st.integers(0, 2)))
+def test_any_overlapped_pipeline_changes_no_bit_and_no_byte(
+        cluster_of, backend, model, rows, schedule, dp, tp, sp, zero, clip, rule, overlap):
+    text = f"pp=2 {schedule} dp={dp} {zero} tp={tp} {'sp' if sp else ''}"
+    mesh = Strategy.parse_on_mesh(text)[1]
+    check(cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, overlap, rule, clip)
 
 
 @pytest.mark.slow
@@ -89,4 +91,5 @@ def texts(draw):
     overlap=st.builds(Overlap, st.sampled_from([1, 100, 300, 1000, 10**9]), st.integers(0, 3)))
 def test_any_overlapped_composition_changes_no_bit_and_no_byte(
         cluster_of, backend, model, rows, text, rule, clip, overlap):
-    check(cluster_of, backend, text, overlap, train_step(MODELS[model](rows), rule, clip=clip))
+    mesh = Strategy.parse_on_mesh(text)[1]
+    check(cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, overlap, rule, clip)

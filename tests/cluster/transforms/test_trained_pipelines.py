@@ -24,7 +24,7 @@ CASES = [
     ("mixture", 8, "pp=2 1f1b:2 dp=2 zero=1", SGD(0.1, 0.5)), ("residual", 9, "pp=4 1f1b:3 dp=2", Adam(0.01)),
     ("recurrent", 9, "pp=2 zero_bubble_v:4x2 dp=2 zero=2", SGD(0.1, 0.5)),
     ("factored", 8, "pp=2 1f1b:4 tp=2", SGD(0.1)), ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)),
-    ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", Adam(0.01)),
+    ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", Adam(0.01)), ("mlp", 4, "pp=2 1f1b:2 dp=1 zero=1", Adam(0.01)),
     ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
     ("llama", 6, "pp=2 1f1b:3 tp=2 sp recompute=block.*", SGD(0.1, 0.5)),
     ("gpt", 7, "pp=2 1f1b:2 dp=2 zero=3", Adam(0.01)),

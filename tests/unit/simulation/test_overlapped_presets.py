@@ -1,20 +1,26 @@
-"""What overlap hides on published models, simulated: all but the last bucket of data parallelism, and gathers."""
+"""What overlap hides, simulated: on published models all but the last bucket of data parallelism, and gathers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
+from transformed import MODELS
 
-from parallelism import models
-from parallelism.simulation import simulate
-from parallelism.trace import split
+from parallelism import ir, models
+from parallelism.simulation import simulate, step_parts
+from parallelism.trace import split, totals_by_operation
 from parallelism.transforms import Adam, Overlap, Strategy, train_step
 
 
 @cache
 def step_of(name, rows):
-    return train_step(models.transformer(name).function(rows), Adam(1e-4))
+    """The step of a published model; with @n in its name, of the first n blocks."""
+    name, _, layers = name.partition("@")
+    spec = models.transformer(name)
+    return train_step(replace(spec, layers=int(layers or spec.layers)).function(rows), Adam(1e-4))
 
 
 def simulated(name, rows, text, *more):
@@ -31,8 +37,9 @@ def collectives(trace):
 
 
 @pytest.mark.parametrize(("name", "rows", "text"), [
-    ("gpt2", 64, "dp=8 precision=bf16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("gpt2-xl", 64, "dp=8 precision=bf16"), ("gpt2-medium", 256, "dp=16 precision=bf16"),
+    ("gpt2@3", 64, "dp=8 precision=bf16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("gpt2", 64, "dp=8 precision=bf16"), ("gpt2-xl", 64, "dp=8 precision=bf16"),
+        ("gpt2-medium", 256, "dp=16 precision=bf16"),
         ("llama2-7b", 32, "dp=16 precision=bf16"), ("gpt3-13b", 32, "dp=8 tp=8 sp precision=bf16")])])
 def test_exposed_sums_of_data_parallelism_fall_to_the_cost_of_the_last_bucket(name, rows, text):
     trace, exposed = simulated(name, rows, text, Overlap())
@@ -56,3 +63,18 @@ def test_gathers_of_zero_3_are_hidden_but_for_the_first():
     trace, after = simulated("gpt2-xl", 64, "dp=8 zero=3 precision=bf16", Overlap())
     assert after < before / 5
     assert max(trace.peaks().values()) < 1.1 * max(plain.peaks().values())
+
+
+@pytest.mark.parametrize("text", [
+    "pp=1 1f1b:3 tp=2 sp overlap", "pp=2 1f1b:4 dp=2 tp=2 sp overlap=200B", "pp=2 1f1b:2 dp=2 zero=3 overlap"])
+def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(train_step(MODELS["gpt"](ir.symbol("B")), Adam(0.1)))
+    parts = step_parts(step, "dgx-h100", mesh=mesh, batch=16)
+    whole = simulate(step, "dgx-h100", mesh=mesh, batch=16, fold=True, op_by_op=True)
+    assert parts.trace.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)
+    assert len(parts.trace.columns) < len(whole.columns) or "pp=2" in text
+    for rank, expected in split(whole).items():
+        np.testing.assert_allclose(parts.split[rank], expected, rtol=1e-9, atol=1e-12)
+    for rank, totals in totals_by_operation(whole.columns).items():
+        assert totals.keys() == parts.by_operation[rank].keys()

@@ -1,0 +1,62 @@
+"""The last backward of a stage with overlap: it sums each gradient over the replicas as soon as it has added it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parallelism.execution.device_calls import ASYNCHRONOUS
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.ir import Function, Op, Value
+from parallelism.layouts.localization.local_program import free_name
+from parallelism.layouts.stages import Part
+from parallelism.transforms.parts import UPDATE
+
+Sums = Mapping[str, tuple[Op, ...]]
+"""By the name of a weight: the ops that sum its gradient, each of what the one before returns."""
+
+
+@dataclass(frozen=True)
+class LastBackward:
+    """The action of a stage that adds the last term to its gradients."""
+
+    microbatch: int
+    weights: Collection[str]
+    """The weights whose gradients it sums over replicas.  It leaves these sums under way."""
+    program: Callable[[str, Part], DeviceProgram]
+    """Its program, by the kind of the action (B or W) and the part of the batch."""
+
+
+def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums) -> Function:
+    """The function that sums its outputs from number ``first`` on, the gradients of these weights, as ``sums`` say."""
+    taken, ops, outputs = {value.name for value in function.values}, [*function.ops], [*function.outputs]
+    for place, name in enumerate(weights, first):
+        for op in sums.get(name, ()):
+            made = Value(free_name(op.outputs[0].name, taken), op.outputs[0].type)
+            ops.append(replace(op, inputs=(outputs[place],), outputs=(made,), region=UPDATE))
+            outputs[place] = made
+    return replace(function, ops=tuple(ops), outputs=tuple(outputs))
+
+
+def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
+    """The ops that an update begins with: they bring an input, a term of a sum, into the layout of the sum."""
+    readers: dict[str, list[Op]] = {}
+    for op in function.ops:
+        for each in op.inputs:
+            readers.setdefault(each.name, []).append(op)
+    ops: list[Op] = []
+    returned = {each.name for each in function.outputs}
+    while len(readers.get(value.name, ())) == 1 and value.name not in returned:
+        op, = readers[value.name]
+        if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
+            break
+        ops.append(op)
+        value, = op.outputs
+    return tuple(ops) if any(op.kind in ASYNCHRONOUS for op in ops) else ()
+
+
+def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:
+    """The update without these sums: it takes what they return in place of its inputs of these names."""
+    gone = {op.outputs for ops in chains.values() for op in ops}
+    inputs = [chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs]
+    return replace(function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone))
