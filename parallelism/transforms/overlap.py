@@ -12,7 +12,7 @@ from parallelism.transforms.words import word
 
 BUCKET_BYTES = 25 * 2**20
 """The default of PyTorch's DistributedDataParallel, ``bucket_cap_mb=25`` (Li et al., *PyTorch Distributed: Experiences
-on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2.3)."""
+on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2)."""
 AHEAD = 1
 _BYTES, _AHEAD = "overlap_bucket_bytes", "overlap_ahead"
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
