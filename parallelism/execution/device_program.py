@@ -34,6 +34,7 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inner_values, moved_values, name_of
 from parallelism.execution.device_calls import METHODS, StartedCall, one_call, started
+from parallelism.execution.later import Later, UnderWay
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.execution.waiting import Run, Start, Wait, in_steps
 from parallelism.ir import Function, Op, Value
@@ -337,43 +338,6 @@ def contiguous(x: Any, *, writeable: bool = False) -> Any:
         return x
     array = np.asarray(x)
     return own_array(array, own=writeable and not array.flags.writeable)
-
-
-# -- results that are waited for later ---------------------------------------------------------------------------------
-
-
-@dataclass
-class UnderWay:
-    """Collectives that were started as one call."""
-
-    arrays: ArrayMaker
-    work: Any
-    ops: tuple[Op, ...]
-    found: Sequence[Array] | None = None
-
-    def wait(self, into: Sequence[Array | None] = ()) -> Sequence[Array]:
-        """Their outputs; waits for them once."""
-        if self.found is None:
-            self.found = self.arrays.wait(self.work, into)
-        return self.found
-
-
-@dataclass(frozen=True)
-class Later:
-    """An output of collectives that are under way."""
-
-    call: UnderWay
-    place: int
-    """Its place among the outputs of the call."""
-
-    def wait(self) -> Array:
-        """The array."""
-        return self.call.wait()[self.place]
-
-
-def waited_for(x: Array | Later) -> Array:
-    """The array, also if it is there later."""
-    return x.wait() if isinstance(x, Later) else x
 
 
 # -- what makes the arrays ---------------------------------------------------------------------------------------------

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from parallelism.arrays import Array
 from parallelism.execution.device_calls import ASYNCHRONOUS
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir import Function, Op, Value
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.stages import Part
+from parallelism.mesh import Mesh
 from parallelism.transforms.parts import UPDATE
 
 Sums = Mapping[str, tuple[Op, ...]]
 """By the name of a weight: the ops that sum its gradient, each of what the one before returns."""
+
+
+class Place(NamedTuple):
+    """A stage on a rank, in a step with a batch."""
+
+    mesh: Mesh
+    rank: int
+    number: int
+    """That of the stage."""
+    numbers: tuple[tuple[str, int], ...]
+    """The numbers of the symbols, except those of the batch."""
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -60,3 +77,8 @@ def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Func
     gone = {op.outputs for ops in chains.values() for op in ops}
     inputs = [chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs]
     return replace(function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone))
+
+
+def loss_of(found: Any) -> Array:
+    """The loss as an array without dims, from what `parallelism.execution.PipelinedProgram.added_up` gives."""
+    return np.reshape(found.wait() if hasattr(found, "wait") else found, ())

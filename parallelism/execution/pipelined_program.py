@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import DeviceProgram, waited_for
-from parallelism.execution.last_backward import LastBackward, Sums, with_sums
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
+from parallelism.execution.later import waited_for
 from parallelism.execution.overlapping import arranged, overlapped, uneven
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
@@ -55,18 +56,6 @@ class Share:
 
 MakeStage = Callable[..., ProgramStage]
 """Makes a stage: `ProgramStage`, or a class with the same arguments."""
-
-
-class Place(NamedTuple):
-    """A stage on a rank, in a step with a batch."""
-
-    mesh: Mesh
-    rank: int
-    number: int
-    """That of the stage."""
-    numbers: tuple[tuple[str, int], ...]
-    """The numbers of the symbols, except those of the batch."""
-    rows: int
 
 
 class PipelinedProgram(PipelinedOperation):
@@ -395,8 +384,3 @@ class PipelinedProgram(PipelinedOperation):
             return parts[0]
         return np.asarray(gradient_layout(layout).unshard(
             [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))
-
-
-def loss_of(found: Any) -> Array:
-    """The loss as an array without dims, from what `PipelinedProgram.added_up` gives."""
-    return np.reshape(found.wait() if hasattr(found, "wait") else found, ())
