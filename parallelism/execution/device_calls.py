@@ -4,6 +4,8 @@ Several collectives of one kind over the same axes are one call if their arrays,
 cut evenly: of a reduce_scatter the buffer has, for each device, its parts of all arrays.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.execution.typed_arrays import ArrayMaker
 from parallelism.ir import Op
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
@@ -129,3 +132,40 @@ def _unpacked(ops: Sequence[Op], flat: Array) -> list[Array]:
 def _cut(x: Array, dim: int, group: int) -> Array:
     """The array as (what is before the dim, the parts of the dim, the rest)."""
     return x.reshape(prod(x.shape[:dim]), group, -1)
+
+
+# -- results that are waited for later ---------------------------------------------------------------------------------
+
+
+@dataclass
+class UnderWay:
+    """Collectives that were started as one call."""
+
+    arrays: ArrayMaker
+    work: Any
+    ops: tuple[Op, ...]
+    found: Sequence[Array] | None = None
+
+    def wait(self, into: Sequence[Array | None] = ()) -> Sequence[Array]:
+        """Their outputs; waits for them once."""
+        if self.found is None:
+            self.found = self.arrays.wait(self.work, into)
+        return self.found
+
+
+@dataclass(frozen=True)
+class Later:
+    """An output of collectives that are under way."""
+
+    call: UnderWay
+    place: int
+    """Its place among the outputs of the call."""
+
+    def wait(self) -> Array:
+        """The array."""
+        return self.call.wait()[self.place]
+
+
+def waited_for(x: Array | Later) -> Array:
+    """The array, also if it is there later."""
+    return x.wait() if isinstance(x, Later) else x

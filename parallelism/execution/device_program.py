@@ -33,8 +33,7 @@ import numpy.typing as npt
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inner_values, moved_values, name_of
-from parallelism.execution.device_calls import METHODS, StartedCall, one_call, started
-from parallelism.execution.later import Later, UnderWay
+from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.execution.waiting import Run, Start, Wait, in_steps
 from parallelism.ir import Function, Op, Value

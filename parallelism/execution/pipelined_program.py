@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.execution.device_calls import waited_for
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
-from parallelism.execution.later import waited_for
 from parallelism.execution.overlapping import arranged, overlapped, uneven
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms
 from parallelism.execution.stage_runner import ProgramStage

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import Array, plain_array
+from parallelism.execution.device_calls import Later
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.execution.last_backward import Place, Sums, loss_of, sums_behind, without_sums
-from parallelism.execution.later import Later
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
 from parallelism.execution.stage_runner import ProgramStage
