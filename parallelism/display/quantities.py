@@ -4,6 +4,7 @@ Measured numbers have three significant digits, all of them shown (``1.50 ms``);
 sheet, are as short as they can be (``1.5 us``).
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES = tuple((1024.0 ** power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
 _COUNTS = tuple((1000.0 ** power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)) + (
     (1.0, ""),)
+
+_GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
 
 def shortened(value: object, most: int = 200) -> str:
@@ -32,6 +35,21 @@ def seconds(value: float) -> str:
 def nbytes(value: float) -> str:
     """A number of bytes in powers of two: ``1.50 MiB``, exact below a KiB."""
     return _measured(value, _BYTES)
+
+
+def bytes_in(text: str) -> float:
+    """The number of bytes that a text gives: ``72GB`` in powers of ten, ``64GiB`` in powers of two, ``512`` as it is.
+
+    ``ValueError`` for any other text.
+
+    >>> bytes_in("72GB"), bytes_in("1.5 KiB"), bytes_in("512")
+    (72000000000.0, 1536.0, 512.0)
+    """
+    given = _GIVEN_BYTES.fullmatch(text)
+    if given is None:
+        raise ValueError(f"bytes must be a number with a unit, such as 72GB or 64GiB; got {shortened(text)}")
+    power = "bkmgt".index(given[2][:1].lower() or "b")
+    return float(given[1]) * (1024.0 if len(given[2]) == 3 else 1000.0) ** power
 
 
 def rate(bytes_per_second: float | None) -> str:

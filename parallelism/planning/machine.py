@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from os import PathLike
 
+from parallelism.display.quantities import bytes_in
 from parallelism.hardware import Hardware, sized_hardware
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) -> tuple[Hardware, int]:
@@ -28,10 +25,11 @@ def memory_of(memory: float | str | None, hardware: Hardware) -> float:
     if memory is None:
         return hardware.memory_bytes
     if isinstance(memory, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)\s*", memory)
-        if match is None or match[2].upper() not in _UNITS:
-            raise ValueError(f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {memory!r}")
-        memory = float(match[1]) * _UNITS[match[2].upper()]
+        try:
+            memory = bytes_in(memory)
+        except ValueError:
+            raise ValueError(
+                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {memory!r}") from None
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
         raise ValueError(f"memory must be above 0 bytes and finite; got {memory!r}")
     return memory

@@ -118,9 +118,12 @@ def events_rows(events: DeviceEvents, mesh: Mesh) -> list[tuple[Kind, Sequence[f
             _, axes, _, call = calls[place]
             if isinstance(call, StepCall):
                 raise Unpriceable(f"{name} has pieces of different sizes")
-            moved = moved_alike(call, prod(mesh.shape[axis] for axis in axes))
-            if axes:
-                rows.append((Kind(COLLECTIVE, name, dtype, axes, moved.pairs), [moved.payload_bytes]))
+            over = tuple(axis for axis in axes if isinstance(axis, str))
+            if len(over) < len(axes):
+                raise Unpriceable(f"{name} is over ranks that lie along no axis")
+            moved = moved_alike(call, prod(mesh.shape[axis] for axis in over))
+            if over:
+                rows.append((Kind(COLLECTIVE, name, dtype, over, moved.pairs), [moved.payload_bytes]))
         elif kind == "send":
             rows.append((Kind(MESSAGE, name, dtype), [row[SENT]]))
         elif kind not in ("recv", "wait"):

@@ -6,7 +6,6 @@ replicas, a schedule without a pipeline, orders of axes that are the same.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, V_SHAPED, WEIGHTS, spelt
 from parallelism.planning.trained import TrainedModel
+from parallelism.spelling import did_you_mean
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -25,10 +25,13 @@ SETTINGS = ("pp", "dp", "cp", "tp", "sp", "chunks", "schedule", "microbatch", "z
 """The settings of a plan: extents of mesh axes, sequence parallelism, stages on a rank, the schedule of the pipeline,
 rows of a microbatch, the stage of ZeRO, what is computed again, and the mesh axes, outermost first."""
 AXES = ("pp", "dp", "cp", "tp")
-SCHEDULES = ("1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1")
-"""The schedules that are tried, unless some are named."""
-ORDERS = ("pp dp cp tp", "dp pp cp tp", "pp cp tp dp")
-"""The orders of mesh axes on the hardware that are tried, unless some are named.  The first is that of Megatron-LM."""
+SCHEDULES = ("1f1b", "interleaved_1f1b")
+"""The schedules that are tried, unless some are named.  GPipe takes as long as 1F1B, and more memory."""
+ORDERS = ("pp dp cp tp",)
+"""The order of mesh axes on the hardware, outermost first, unless some are named: that of Megatron-LM."""
+STAGES_OF_ZERO = (0, 1, 2)
+"""The stages of ZeRO that are tried, unless some are named.  Each plan of stage 3 is simulated by itself, which takes
+seconds for a large model."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
     table.columns["count"] = batch // (table["dp"] * table["microbatch"])
     table.cross(recompute=range(len(words["recompute"])))
-    _optional(table, "zero", given.get("zero"), (0, 1, 2, 3), table["dp"] > 1, "ZeRO needs replicas, dp above 1")
+    _optional(table, "zero", given.get("zero"), STAGES_OF_ZERO, table["dp"] > 1, "ZeRO needs replicas, dp above 1")
     _optional(table, "sp", given.get("sp"), (0, 1), table["tp"] > 1, "sequence parallelism needs tp above 1")
     if model.sequence is not None:
         table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
@@ -209,8 +212,7 @@ def checked_settings(fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
     for name in fixed:
         if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; they are {', '.join(SETTINGS)}"
+            hint = did_you_mean(name, SETTINGS) or f"; they are {', '.join(SETTINGS)}"
             raise ValueError(f"a plan has no setting {name!r}{hint}")
     return {name: _values(name, value) for name, value in fixed.items() if value is not None}
 

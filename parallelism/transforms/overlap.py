@@ -15,7 +15,7 @@ BUCKET_BYTES = 25 * 2**20
 on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2)."""
 AHEAD = 1
 _BYTES, _AHEAD = "overlap_bucket_bytes", "overlap_ahead"
-_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_SIZES = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"([0-9]+)(B|KB|MB|GB)")
 
 
@@ -75,7 +75,7 @@ class Overlap:
         given: dict[str, int] = {}
         for part in value.split(",") if value else ():
             size = _SIZE.fullmatch(part)
-            name, number = ("bucket_bytes", int(size[1]) * _UNITS[size[2]]) if size else (
+            name, number = ("bucket_bytes", int(size[1]) * _SIZES[size[2]]) if size else (
                 "ahead", int(part[6:]) if part.startswith("ahead:") and part[6:].isdecimal() else -1)
             if number < 0 or name in given:
                 raise ValueError("overlap is followed by the bytes of a bucket and by ahead:, a number of layers, such "
@@ -85,7 +85,7 @@ class Overlap:
 
     def __str__(self) -> str:
         size = self.bucket_bytes
-        unit = next(unit for unit in reversed(_UNITS) if size % _UNITS[unit] == 0)
-        parts = [f"{size // _UNITS[unit]}{unit}"] if size != BUCKET_BYTES else []
+        unit = next(unit for unit in reversed(_SIZES) if size % _SIZES[unit] == 0)
+        parts = [f"{size // _SIZES[unit]}{unit}"] if size != BUCKET_BYTES else []
         parts += [f"ahead:{self.ahead}"] if self.ahead != AHEAD else []
         return word("overlap", value=",".join(parts) or None)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism import ir
+from parallelism.display import WIDTH
 from parallelism.dtypes import is_floating, limits_of
 from parallelism.execution import TrainedPipeline
 from parallelism.hardware import Hardware
@@ -34,7 +35,6 @@ from vcluster.runs import VirtualCluster
 TOLERANCE = 1e-10
 FOLDED_FROM = 65
 """Number of devices from which equal devices are folded by default."""
-WIDTH = 80
 
 LAYOUTS = """
 a file is written in Python, where layouts name axes of the mesh; docs/ir.md and

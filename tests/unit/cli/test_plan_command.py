@@ -122,7 +122,7 @@ def test_where_nothing_fits_the_need_is_told(capsys: pytest.CaptureFixture[str])
     status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "zero=0", "--fix", "tp=1", "--memory", "9KB")
     assert status == 1 and "none fits" in out and "memory" in out
     assert err.startswith("no plan fits: the smallest (dp=2 mb=1) needs ") and err.count("\n") == 1
-    for words in ("GB of 9e-06 on stage 0: ", "optimizer ", "weights ", "; with zero=3: "):
+    for words in ("GB of 9e-06 on stage 0: ", "optimizer ", "weights ", "; with zero=1: "):
         assert words in err, words
     status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "tp=3", "--json")
     assert status == 1 and json.loads(out)["plans"] == []

@@ -10,7 +10,7 @@ from hypothesis import given as drawn, strategies as st
 
 import parallelism
 from parallelism.display import WIDTH, given_seconds, in_columns
-from parallelism.display.quantities import count, fit, given, nbytes, plural, rate, seconds
+from parallelism.display.quantities import bytes_in, count, fit, given, nbytes, plural, rate, seconds
 
 
 @pytest.mark.parametrize(("written", "expected"), [
@@ -55,3 +55,17 @@ def test_the_width_of_a_terminal_and_units_are_written_nowhere_else():
                 assert not re.search(r"^ *(_PREFIXES|_UNITS)\b.* = ", text, re.MULTILINE), path
                 assert not re.search(r"^_?WIDTH = 80$", text, re.MULTILINE), path
                 assert '"KiB", "MiB"' not in text or package == "benchmarks", path
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [
+    ("72GB", 72e9), ("64GiB", 64 * 2.0**30), ("1.5 KiB", 1536), ("512", 512), ("512B", 512), (" 3 mb ", 3e6),
+    ("2TiB", 2.0**41),
+])
+def test_bytes_are_read_in_powers_of_ten_and_of_two(text, nbytes):
+    assert bytes_in(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1PB", "1Gi", "72 Gbit", "1e3", "nan", "1 GB/s"])
+def test_other_texts_of_bytes_are_refused(text):
+    with pytest.raises(ValueError, match="bytes must be a number with a unit, such as 72GB or 64GiB"):
+        bytes_in(text)

@@ -83,6 +83,6 @@ def test_parts_of_a_model_may_have_strategies_of_their_own():
     text = "dp=2 tp@block.0.feed_forward=2 tp:x@embedding,head=2 zero=1"
     check("gpt", 5, "adam", text)
     strategy, mesh = Strategy.parse_on_mesh(text)
-    assert mesh == Mesh(dp=2, tp=2, x=2)
+    assert mesh == Mesh(dp=2, x=2, tp=2)
     laid = {value.name: value.layout.short() for value in strategy(step_of("gpt", 5, "adam")).inputs if value.layout}
     assert laid["p.0.up"] == "[None, tp]" and laid["p.0.qkv"] == "[None, None]" and laid["p.tokens"] == "[x, None]"
