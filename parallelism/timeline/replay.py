@@ -87,7 +87,7 @@ def replay_columns(
         LaneEvents(np.diff(until, prepend=0).tolist(), roles.roles[steps].data, roles.keys[steps].data,
                    roles.sizes[steps].data, events.only("work").take(steps).values("work"), own.data,
                    own_starts.data, own_durations.data),
-        ordered=ordered, sharing=sharing, overhead=0 if pricing is None else pricing.message_overhead_seconds)
+        ordered=ordered, sharing=sharing, overhead=pricing.message_overhead_seconds if ordered and pricing else 0)
     while blocked := engine.run():
         engine.release(blocked)
     outside = np.flatnonzero(roles.roles == OUTSIDE)

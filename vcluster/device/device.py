@@ -269,6 +269,8 @@ class VirtualDevice:
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when all members have called it.  **Communication**: no bytes."""
+        if not options:     # a call with a dict of options takes three times as long
+            return self.collectives.run("barrier", None, axes)
         return self.collectives.run("barrier", None, axes, **checked_options("barrier", options))
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:

@@ -100,7 +100,7 @@ def test_float8_has_its_own_rate_and_bytes():
 
     (two, two_bytes, two_held), (one, one_bytes, one_held) = times("bf16"), times("f8e5m2")
     assert (two_bytes, two_held) == (2 * one_bytes, 2 * one_held) == (6 * 8192**2, 6 * 8192**2)
-    assert 1.8 < two / one <= 2.01
+    assert 1.6 < two / one <= 2.01      # of its higher peak float8 reaches a smaller share
     with pytest.raises(ValueError, match="dgx-a100 has no rate for float8; it has"):
         simulate(Executable(ir.record(lambda x: x @ x, ir.TensorType("f8e5m2", (8, 8))), Mesh(one=1)), "dgx-a100")
 
