@@ -129,9 +129,13 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     table.columns["count"] = batch // (table["dp"] * table["microbatch"])
     table.cross(recompute=range(len(words["recompute"])))
     _optional(table, "zero", given.get("zero"), STAGES_OF_ZERO, table["dp"] > 1, "ZeRO needs replicas, dp above 1")
-    _optional(table, "sp", given.get("sp"), (0, 1), table["tp"] > 1, "sequence parallelism needs tp above 1")
-    if model.sequence is not None:
-        table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
+    if "sp" in given:
+        _optional(table, "sp", given["sp"], (), table["tp"] > 1, "sequence parallelism needs tp above 1")
+        if model.sequence is not None:
+            table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
+    else:       # as people use Megatron-LM: it moves no more bytes, and saves memory
+        even = table["tp"] > 0 if model.sequence is None else model.sequence % table["tp"] == 0
+        table.columns["sp"] = ((table["tp"] > 1) & even).astype(np.int64)
     table.refuse("ZeRO-3 does not go with stages or with several microbatches", (table["zero"] == 3) & (
         table["pp"] * table["chunks"] * table["count"] > 1))
     grouped = np.isin(table["schedule"], [i for i, name in enumerate(words["schedule"]) if name in CHUNKED])
