@@ -45,7 +45,20 @@ def _scatter(x: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
 def _taken(g: Any, indices: Any, axis: int) -> Any:
     """The gradient at the indices; 0 for one that is out of range."""
     return apply("take_part", g, np.maximum(indices, 0), axis=axis, first=0, whole=2**62) \
-        * (indices >= 0).astype(g.dtype).reshape([-1 if d == axis else 1 for d in range(g.ndim)])
+        * (indices >= 0).astype(g.dtype).reshape(_along(axis, g.ndim))
+
+
+def _is_last(indices: Any, extent: Extent) -> Any:
+    """Whether no later index is the same: of several updates that are set at one place, the last one stays."""
+    places = apply("iota", dim=0, shape=indices.shape, starts=(0,), dtype=np.dtype(np.int64))
+    none = apply("constant", value=-1, shape=(extent,), dtype=np.dtype(np.int64))
+    stays = apply("scatter", none, indices, places, axis=0, op="set")
+    return apply("take_part", stays, np.maximum(indices, 0), axis=0, first=0, whole=2**62) == places
+
+
+def _along(axis: int, ndim: int) -> list[int]:
+    """A shape that puts the elements of one dim along ``axis``."""
+    return [-1 if d == axis else 1 for d in range(ndim)]
 
 
 def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -> list[Any]:
@@ -53,7 +66,8 @@ def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, o
         return [g, None, _taken(g, indices, axis)]
     if op == "set":
         none = apply("constant", value=0, shape=updates.shape, dtype=updates.dtype)
-        return [apply("scatter", g, indices, none, axis=axis, op="set"), None, _taken(g, indices, axis)]
+        last = _is_last(indices, x.shape[axis]).astype(g.dtype).reshape(_along(axis, g.ndim))
+        return [apply("scatter", g, indices, none, axis=axis, op="set"), None, _taken(g, indices, axis) * last]
     raise ValueError(f"scatter by {op} has no derivative")
 
 

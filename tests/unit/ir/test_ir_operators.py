@@ -16,6 +16,7 @@ from parallelism import Mesh, ir
 from parallelism.ir.core import DTYPES, OPERATORS
 from parallelism.ir.core.table import meaning
 from parallelism.ir.passes.interpreter import run
+from parallelism.ir.tracing import apply
 from parallelism.recorder import record
 
 MESSAGES = {"send", "recv"}
@@ -382,3 +383,13 @@ def test_an_operator_in_ten_lines(monkeypatch):
     check_gradient(example)
     assert ir.parse(str(example.function())) == example.function()
     assert example.op().flops == 24
+
+
+def test_of_updates_that_are_set_at_one_place_only_the_last_has_a_gradient():
+    types = [ir.TensorType("f64", (3,)), ir.TensorType("i64", (4,)), ir.TensorType("f64", (4,))]
+    function = ir.record(lambda x, i, u: apply("scatter", x, i, u, axis=0, op="set"), *types)
+    arrays = [np.zeros(3), np.array([1, 5, 1, 0]), np.arange(4.0)]
+    assert ir.interpret(function, arrays).outputs[0].tolist() == [3, 2, 0]
+    seed = np.array([10.0, 20, 30])
+    of_x, of_updates = ir.interpret(ir.gradient(function), [*arrays, seed]).outputs
+    assert of_x.tolist() == [0, 0, 30] and of_updates.tolist() == [0, 0, 20, 10]
