@@ -45,7 +45,9 @@ class _Shards:
         """The kind and the attributes of the op that computes the shards of the outputs of ``op``."""
         if "shape" not in op.operator.attributes and not _has_place(op):
             return op.kind, op.attributes
-        output = op.outputs[-1]     # of several, the last has the shape that an attribute gives
+        output = op.outputs[0]
+        if dict(op.attributes).get("shape") not in (None, output.type.shape):     # the shape is that of another output
+            output = op.outputs[-1]
         return of_a_part(op.kind, op.attributes, self.block(output.type.shape, layout_of(output)), self._indexed(op))
 
     def _indexed(self, op: Op) -> tuple[Span, Extent] | None:

@@ -39,7 +39,7 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
 def table() -> tuple[PlanTable, Choices]:
     spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
     task = Task(TrainedModel.of(spec, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
-    return table_of(task, schedule=SCHEDULES)
+    return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
 
 @pytest.mark.parametrize("settings", [
