@@ -37,6 +37,11 @@ def nbytes(value: float) -> str:
     return _measured(value, _BYTES)
 
 
+def decimal_bytes(value: float) -> str:
+    """A number of bytes in powers of ten, as the memory of devices is given: ``80 GB``, ``91.2 GB``."""
+    return f"{_measured(value, _COUNTS[2:])}B"
+
+
 def bytes_in(text: str) -> float:
     """The number of bytes that a text gives: ``72GB`` in powers of ten, ``64GiB`` in powers of two, ``512`` as it is.
 

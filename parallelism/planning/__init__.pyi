@@ -1,4 +1,4 @@
-from .plan import CATEGORIES as CATEGORIES, Plan as Plan
+from .plan import Plan as Plan
 from .plans import NoPlanFits as NoPlanFits, Plans as Plans
 from .search import find_plan as find_plan
 from .space import SETTINGS as SETTINGS, Refused as Refused

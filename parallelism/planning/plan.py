@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.planning.explanation import Account, Need, split_text
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.simulation import simulate
+from parallelism.simulation import CannotFold, simulate
 from parallelism.trace import Trace
-from parallelism.training import TrainingRun, scaled_down
+from parallelism.training import Figures, TrainingRun, figures, scaled_down
+from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     ContextParallel,
     DataParallel,
@@ -30,9 +33,6 @@ from parallelism.transforms import (
 
 if TYPE_CHECKING:
     from parallelism.planning.plans import Plans
-
-CATEGORIES = "weights", "gradients", "optimizer", "activations"
-"""The categories of memory of a training step; all others are together ``other``."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Task:
             parts.append(DataParallel("dp"))
         if settings["zero"]:
             parts.append(Zero(settings["zero"], "dp"))
+        if settings["overlap"]:
+            parts.append(overlap_of(settings["dp"]))
         if settings["recompute"] != "none":
             parts.append(Recompute(model.recomputed[settings["recompute"]]))
         if _is_pipelined(settings):
@@ -81,10 +83,14 @@ class Task:
         return TrainingRun(
             self.model.model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer)
 
-    def simulate(self, settings: Mapping[str, Any], *, fold: bool = True, link_sharing: bool = True) -> Trace:
-        """The trace of a step of a plan."""
+    def simulate(self, settings: Mapping[str, Any], *, fold: bool | None = None, link_sharing: bool = True) -> Trace:
+        """The trace of a step of a plan.  If ``fold`` is None, it is folded unless equal devices share links."""
         run = self.run(settings)
-        return simulate(run.step, self.hardware, fold=fold, link_sharing=link_sharing, **run.placed)
+        simulated = partial(simulate, run.step, self.hardware, link_sharing=link_sharing, **run.placed)
+        if fold is None:
+            with suppress(CannotFold):
+                return simulated(fold=True)
+        return simulated(fold=bool(fold))
 
 
 def _is_pipelined(settings: Mapping[str, Any]) -> bool:
@@ -124,6 +130,11 @@ class Plan:
         return self.task.mesh(self.settings)
 
     @property
+    def split(self) -> str:
+        """The settings in a few words: those that are not usual, and the microbatch."""
+        return split_text(self.settings)
+
+    @property
     def microbatch(self) -> int:
         """The rows of a microbatch."""
         return int(self.settings["microbatch"])
@@ -143,26 +154,33 @@ class Plan:
         """The distributed step: ``simulate(plan.step, hardware, mesh=plan.mesh, batch=batch)`` is `simulate`."""
         return self.run.step
 
-    def simulate(self, *, fold: bool = True, link_sharing: bool = True) -> Trace:
-        """The trace of a step; the arguments are those of `parallelism.simulation.simulate`."""
+    def simulate(self, *, fold: bool | None = None, link_sharing: bool = True) -> Trace:
+        """The trace of a step; the arguments are those of `parallelism.simulation.simulate`.
+
+        If ``fold`` is None, one device stands for all equal ones, unless equal devices share links.
+        """
         return self.task.simulate(self.settings, fold=fold, link_sharing=link_sharing)
 
     @cached_property
-    def memory(self) -> tuple[Mapping[str, int], ...]:
-        """By position in the pipeline: the most bytes of each of `CATEGORIES` and ``other`` on a device.
+    def figures(self) -> Figures:
+        """The time and the memory of a step by the full simulation: parts, use of the devices, links, categories."""
+        return figures(self.run, self.task.hardware)
 
-        The categories need not be largest at the same time.
-        """
-        trace = self.simulate(link_sharing=False)
-        found: dict[int, dict[str, int]] = {}
-        known = sorted({name for name in trace.filter(kind="memory").columns.values("name") if name})
-        for rank in trace.ranks:
-            position = self.mesh.index(rank)["pp"] if "pp" in self.mesh.axes else 0
-            mine = found.setdefault(position, dict.fromkeys((*CATEGORIES, "other"), 0))
-            for name in known:
-                key = name if name in CATEGORIES else "other"
-                mine[key] = max(mine[key], trace.peak_bytes(rank, name))
-        return tuple(found[position] for position in sorted(found))
+    @property
+    def memory(self) -> list[dict[str, int]]:
+        """By position in the pipeline: what the fullest device holds when it holds most, by category."""
+        return self.figures.memory
+
+    @property
+    def need(self) -> Need:
+        """The memory of the fullest device."""
+        stage = max(range(len(self.memory)), key=lambda i: sum(self.memory[i].values()))
+        return Need(self.split, stage, self.memory[stage])
+
+    @property
+    def account(self) -> Account:
+        """What is told of the plan where it is compared with another."""
+        return Account(self.split, self.figures.seconds, self.figures.parts, self.figures.links)
 
     def scaled_down(self) -> TrainingRun:
         """The same strategy of a small model on at most 16 devices, to be run: `parallelism.training.scaled_down`.
@@ -173,8 +191,19 @@ class Plan:
             raise ValueError("only a TransformerSpec can be scaled down; the sizes of a program are its own")
         return scaled_down(self.run)
 
+    def why(self) -> str:
+        """Why the first plan beats the second, or why any other is beaten by the first, in a sentence.
+
+        It says by how much, and in which parts of the step.
+        """
+        return self.plans.why(self)
+
     def why_not(self, **fixed: Any) -> str:
-        """Why the best plan with these settings was not chosen before this one, in a sentence."""
+        """Why the best plan with these settings was not chosen before this one, in a sentence.
+
+        It says what that plan costs more, part by part, and which links its collectives cross; of plans that do not fit
+        what memory the smallest needs; or why there can be none.  Settings that were not searched are searched now.
+        """
         return self.plans.why_not(self, **fixed)
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -12,11 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.display import quantities
+from parallelism.planning.explanation import (
+    Need,
+    more_text,
+    need_text,
+    refusals_text,
+    settings_text,
+    why,
+    why_not,
+)
 from parallelism.planning.plan import Plan, Task
-from parallelism.planning.space import SETTINGS, Choices, Refused, checked_settings, choices
+from parallelism.planning.space import Choices, Refused, checked_settings, choices
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+SAVING = ("recompute", "zero")
+"""The settings without which a search is made again where nothing fits."""
 
 
 class NoPlanFits(ValueError):
@@ -54,6 +65,10 @@ class Plans(Sequence[Plan]):
     """CPU seconds in which plans were timed from their pieces."""
     gap: float
     """By which part of its time the first plan may be slower than the best at most; 0 if it is proved to be best."""
+    fixed: Mapping[str, Any]
+    """The settings that restricted the search."""
+    again: Callable[..., Plans] = field(repr=False)
+    """Searches the same task with other settings: ``again(tp=8)``."""
     tightest: Plan | None = field(default=None, repr=False)
     """If no plan fits, the one that needs least memory."""
 
@@ -66,12 +81,14 @@ class Plans(Sequence[Plan]):
     def best(self) -> Plan:
         """The first plan.  `NoPlanFits` if there is none."""
         if not len(self):
-            least = self.tightest
-            why = "every combination of settings is refused" if least is None else (
-                f"the smallest plan, {least}, needs {quantities.nbytes(least.peak_bytes)} on its fullest device, which "
-                f"has {quantities.nbytes(self.memory)}")
-            raise NoPlanFits(f"no plan fits: {why}", self)
+            needs = self.needs()
+            raise NoPlanFits(f"no plan fits: {need_text(needs, self.memory)}" if needs else self.refusals, self)
         return self[0]
+
+    @property
+    def refusals(self) -> str:
+        """Why no plan is possible: the reasons, the most frequent first, with their counts."""
+        return refusals_text({reason: each.count for reason, each in self.refused.items()})
 
     @cached_property
     def front(self) -> tuple[Plan, ...]:
@@ -115,24 +132,68 @@ class Plans(Sequence[Plan]):
                 words.index(value) if value in words else -1 for value in values] if words else values)
         return map(self._at, np.flatnonzero(wanted).tolist())
 
-    def why_not(self, plan: Plan, **fixed: Any) -> str:
-        """Why the best plan with these settings comes after ``plan``, in a sentence."""
-        wanted = " ".join(f"{name}={value}" for name, value in fixed.items())
+    def with_settings(self, **fixed: Any) -> tuple[Plan | None, str]:
+        """The best plan with these settings; or None, and the reason in words.
+
+        Where no plan that was found has them, they are searched anew, beside the settings that were fixed before.
+        """
         other = next(self.where(**fixed), None)
         if other is not None:
-            if other.settings == plan.settings:
-                return f"this plan has {wanted}"
-            more = other.seconds / plan.seconds - 1
-            different = ", ".join(f"{name}={other.settings[name]}" for name in SETTINGS
-                                  if other.settings[name] != plan.settings[name])
-            return (f"the best plan with {wanted} takes {quantities.seconds(other.seconds)} instead of "
-                    f"{quantities.seconds(plan.seconds)}, {more:+.1%}; it has {different}")
-        task = self.task
-        possible = choices(task.model, task.devices, task.batch, fixed)
-        if len(possible):
-            return f"no plan with {wanted} fits in {quantities.nbytes(self.memory)}"
-        reasons = ", ".join(f"{reason} ({each.count})" for reason, each in possible.refused.items())
-        return f"no plan has {wanted}: {reasons}"
+            return other, ""
+        asked = settings_text(fixed)
+        both = {**self.fixed, **fixed}
+        possible = choices(self.task.model, self.task.devices, self.task.batch, both)
+        if not len(possible):
+            reasons = ", ".join(f"{reason} ({each.count})" for reason, each in possible.refused.items())
+            return None, f"no plan has {asked}: {reasons}"
+        found = self.again(simulations=1, **both)
+        if len(found):
+            return found[0], ""
+        return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
+
+    def why(self, plan: Plan) -> str:
+        """Why the first plan is before the second, or why ``plan`` is after the first, in a sentence."""
+        if plan.settings != self[0].settings:
+            return f"the first ({self[0].split}) takes {more_text(self[0].account, plan.account)}"
+        if len(self) == 1:
+            return "no other plan fits"
+        return why(plan.account, self[1].account)
+
+    def why_not(self, plan: Plan, **fixed: Any) -> str:
+        """Why the best plan with these settings comes after ``plan``, in a sentence."""
+        other, reason = self.with_settings(**fixed)
+        if other is None:
+            return reason
+        asked = settings_text(fixed)
+        if other.settings == plan.settings:
+            return f"this plan has {asked}"
+        return why_not(asked, other.account, plan.account)
+
+    def needs(self) -> list[Need]:
+        """If no plan fits, the memory that the smallest needs, and that of the smallest with what may need less.
+
+        That are other values of the settings that were fixed, and ZeRO-3, which is not tried unless it is asked for.
+        Each is searched anew.  Empty if every combination is refused.
+        """
+        if self.tightest is None:
+            return []
+        found = [self.tightest.need]
+        for name in (name for name in SAVING if name in self.fixed):
+            freed = self.again(simulations=0, **{key: value for key, value in self.fixed.items() if key != name}).least
+            if freed is not None:
+                found.append(freed.need._replace(setting={name: freed.settings[name]}))
+        if not {"zero", "pp", "schedule", "chunks"} & {*self.fixed}:
+            least = self.tightest.settings
+            sharded = {"zero": 3, "pp": 1, "tp": least["tp"], "recompute": least["recompute"]}
+            freed = self.again(simulations=0, **self.fixed | sharded).least
+            if freed is not None:
+                found.append(freed.need._replace(setting={"zero": 3}))
+        return found
+
+    @property
+    def least(self) -> Plan | None:
+        """The plan that needs least memory, whether it fits or not; None if every combination is refused."""
+        return self._at(int(self.peaks.argmin())) if len(self) else self.tightest
 
     def _at(self, place: int) -> Plan:
         return Plan(self.choices.settings(place), self.full.get(place, float(self.bounds[place])),
@@ -143,16 +204,7 @@ class Plans(Sequence[Plan]):
         lines = [f"{len(self)} plans fit of {self.considered} combinations; {self.timed} timed, {self.simulated} "
                  f"simulated in {self.elapsed_seconds:.1f} s; {proved}"]
         for plan in islice(self, 10):
-            lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.nbytes(plan.peak_bytes):>10}  "
-                         f"mb={plan.microbatch} {_short(plan)}")
+            lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
+                         f"{plan.split}")
         lines += [f"refused {each.count}: {reason}" for reason, each in self.refused.items()]
         return "\n".join(lines)
-
-
-def _short(plan: Plan) -> str:
-    s = plan.settings
-    words = [f"{axis}={s[axis]}" for axis in ("pp", "dp", "cp", "tp") if s[axis] > 1] or ["one device"]
-    words += ["sp"] * s["sp"] + [f"zero={s['zero']}"] * (s["zero"] > 0)
-    words += [s["schedule"] + (f"x{s['chunks']}" if s["chunks"] > 1 else "")] * (s["pp"] > 1)
-    words += [f"recompute={s['recompute']}"] * (s["recompute"] != "none")
-    return " ".join(words)

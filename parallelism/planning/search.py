@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from functools import partial
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,6 @@ from parallelism.planning.plan import Plan, Task
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import TrainedModel
-from parallelism.simulation import CannotFold
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
@@ -56,7 +55,8 @@ def find_plan(
         raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
-    task = Task(TrainedModel.of(model, ADAM_W if optimizer is None else optimizer), batch, found, count)
+    optimizer = ADAM_W if optimizer is None else optimizer
+    task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or _silent
     seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
@@ -75,7 +75,10 @@ def find_plan(
         task, possible.take(rows), seconds[rows], peaks[rows],
         {place: full[row] for place, row in enumerate(rows.tolist()) if row in full}, limit,
         sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
-        perf_counter() - start, setup, timing, gap)
+        perf_counter() - start, setup, timing, gap,
+        {name: value for name, value in fixed.items() if value is not None},
+        partial(find_plan, model, hardware=found, devices=count, batch=batch, memory=limit, optimizer=optimizer,
+                progress=progress))
     if least is not None:
         smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
                         is_simulated=False, plans=plans)
@@ -103,9 +106,7 @@ def _best_first(
 
 def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
     """The seconds of a step of a plan in which links are shared."""
-    with suppress(CannotFold):
-        return task.simulate(settings).makespan_seconds
-    return task.simulate(settings, fold=False).makespan_seconds
+    return task.simulate(settings).makespan_seconds
 
 
 def _silent(what: str, done: int, count: int) -> None:

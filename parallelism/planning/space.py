@@ -21,17 +21,21 @@ from parallelism.spelling import did_you_mean
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-SETTINGS = ("pp", "dp", "cp", "tp", "sp", "chunks", "schedule", "microbatch", "zero", "recompute", "order")
+SETTINGS = ("pp", "dp", "cp", "tp", "sp", "chunks", "schedule", "microbatch", "zero", "overlap", "recompute",
+            "order")
 """The settings of a plan: extents of mesh axes, sequence parallelism, stages on a rank, the schedule of the pipeline,
-rows of a microbatch, the stage of ZeRO, what is computed again, and the mesh axes, outermost first."""
+rows of a microbatch, the stage of ZeRO, whether gradients are summed over dp during the last backward, what is computed
+again, and the mesh axes, outermost first."""
+SWITCHES = "sp", "overlap"
+"""The settings that are on or off."""
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("1f1b", "interleaved_1f1b")
 """The schedules that are tried, unless some are named.  GPipe takes as long as 1F1B, and more memory."""
 ORDERS = ("pp dp cp tp",)
 """The order of mesh axes on the hardware, outermost first, unless some are named: that of Megatron-LM."""
 STAGES_OF_ZERO = (0, 1, 2)
-"""The stages of ZeRO that are tried, unless some are named.  Each plan of stage 3 is simulated by itself, which takes
-seconds for a large model."""
+"""The stages of ZeRO that are tried, unless some are named.  Each plan of stage 3, or with overlap, is simulated by
+itself, which takes seconds for a large model."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Choices:
         found: dict[str, Any] = {}
         for name in SETTINGS:
             value = int(self.columns[name][row])
-            found[name] = self.words[name][value] if name in self.words else bool(value) if name == "sp" else value
+            found[name] = self.words[name][value] if name in self.words else bool(value) if name in SWITCHES else value
         return found
 
     def take(self, rows: Ints | Bools) -> Choices:
@@ -129,6 +133,7 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     table.columns["count"] = batch // (table["dp"] * table["microbatch"])
     table.cross(recompute=range(len(words["recompute"])))
     _optional(table, "zero", given.get("zero"), STAGES_OF_ZERO, table["dp"] > 1, "ZeRO needs replicas, dp above 1")
+    _optional(table, "overlap", given.get("overlap"), (0,), table["dp"] > 1, "overlap needs replicas, dp above 1")
     if "sp" in given:
         _optional(table, "sp", given["sp"], (), table["tp"] > 1, "sequence parallelism needs tp above 1")
         if model.sequence is not None:
@@ -264,14 +269,15 @@ def _text(name: str, value: Any) -> str:
 
 
 def _order(name: str, value: Any) -> str:
-    axes = tuple(value.split()) if isinstance(value, str) else ()
+    axes = tuple(value.replace("-", " ").split()) if isinstance(value, str) else ()
     if axes not in permutations(AXES):
         raise ValueError(f"order must name {', '.join(AXES)}, outermost first, got {value!r}")
     return " ".join(axes)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "zero": _stage_of_zero, "sp": _switch, "schedule": _schedule, "recompute": _text, "order": _order}
+    "zero": _stage_of_zero, "sp": _switch, "overlap": _switch, "schedule": _schedule, "recompute": _text,
+    "order": _order}
 
 
 def _divisors(number: int) -> list[int]:

@@ -21,6 +21,7 @@ from parallelism.transforms import (
     ContextParallel,
     DataParallel,
     MixedPrecision,
+    Overlap,
     Pipeline,
     Recompute,
     SequenceParallel,
@@ -31,6 +32,14 @@ from parallelism.transforms import (
 )
 
 ATTENTION_CORE = "block.*.attention.core"
+
+
+def overlap_of(replicas: int) -> Overlap:
+    """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
+
+    They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).
+    """
+    return Overlap(4 * max(40_000_000, 1_000_000 * replicas))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,7 @@ class MegatronFlags:
     expert_model_parallel_size: int | None = None
     sequence_parallel: bool | None = None
     use_distributed_optimizer: bool | None = None
+    overlap_grad_reduce: bool | None = None
     recompute_granularity: str | None = None
     recompute_method: str | None = None
     recompute_num_layers: int | None = None
@@ -202,6 +212,8 @@ class MegatronFlags:
             yield DataParallel()
             if self.use_distributed_optimizer:
                 yield Zero(1)
+            if self.overlap_grad_reduce:
+                yield overlap_of(mesh.shape["dp"])
         if "cp" in mesh.axes:
             yield ContextParallel()
         if "tp" in mesh.axes:
@@ -246,6 +258,7 @@ class MegatronFlags:
             context_parallel_size=shape.get("cp"),
             num_layers_per_virtual_pipeline_stage=run.model.layers // stages if pipeline.chunks > 1 else None,
             sequence_parallel=SequenceParallel in kinds, use_distributed_optimizer=Zero in kinds,
+            overlap_grad_reduce=Overlap in kinds,
             recompute_granularity=None if again is None else
             "selective" if again == Recompute(ATTENTION_CORE) else "full",
             fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),

@@ -56,6 +56,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("expert-model-parallel-size", "strategy", "devices along ep (1)"),
     Option("sequence-parallel", "strategy", "norms and dropout split along the sequence over tp", switch=True),
     Option("use-distributed-optimizer", "strategy", "the state of the optimizer split over dp", switch=True),
+    Option("overlap-grad-reduce", "strategy", "gradients are summed over dp during the last backward", switch=True),
     Option("recompute-granularity", "strategy", "what the backward computes again", choices=("full", "selective")),
     Option("recompute-method", "strategy", "with full: which layers", choices=("uniform", "block")),
     Option("recompute-num-layers", "strategy", "with block: so many layers of each stage"),
@@ -70,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
 
 UNCHANGING: dict[str, int | None] = {
     # How many values each takes; None: any number.
-    "overlap-grad-reduce": 0, "overlap-param-gather": 0, "tp-comm-overlap": 0,
+    "overlap-param-gather": 0, "tp-comm-overlap": 0,
     "no-async-tensor-model-parallel-allreduce": 0,
     "use-mcore-models": 0, "use-legacy-models": 0, "transformer-impl": 1, "distributed-backend": 1,
     "max-position-embeddings": 1, "rotary-base": 1, "rotary-percent": 1, "norm-epsilon": 1, "init-method-std": 1,

@@ -55,6 +55,26 @@ class Figures:
         """The share of the step in which the device of `parts` waits for others."""
         return self.parts.get("bubble", 0.0) / self.seconds
 
+    @cached_property
+    def links(self) -> dict[str, dict[str, Any]]:
+        """By axis, of the collectives on the device of `parts`: what they cross, and how much in which time.
+
+        ``level`` is the name of the widest links that a group crosses; ``bytes`` are those that the device receives;
+        ``seconds`` are those of the collectives, be they exposed or not.
+        """
+        mesh, rank = self.run.mesh, self.step.slowest
+        result: dict[str, dict[str, Any]] = {}
+        for operation, total in self.step.by_operation[rank].items():
+            axes = [axis for axis in operation.axes or () if mesh.shape[axis] > 1]
+            if operation.kind == "collective" and axes and total.seconds:
+                seen = result.setdefault(axes[0], {"seconds": 0.0, "bytes": 0})
+                seen["seconds"] += total.seconds
+                seen["bytes"] += total.bytes_received
+                group = mesh.group(rank, tuple(axes))
+                level = max(self.hardware.level(group[0], other) for other in group[1:])
+                seen["level"] = self.hardware.links[level].name
+        return result
+
     # -- use of the devices --------------------------------------------------------------------------------------------
 
     @property

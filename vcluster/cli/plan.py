@@ -1,18 +1,19 @@
 """`plan`: the best split of a training step over described hardware, and why it is the best."""
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from parallelism import ir
 from parallelism.models import TransformerSpec
-from parallelism.planning import SETTINGS, Plans, find_plan
+from parallelism.planning import SETTINGS, find_plan
+from parallelism.planning.space import SWITCHES
 from parallelism.trace import Trace
-from parallelism.training import MegatronFlags
+from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
 from vcluster.cli.placed import program_in
@@ -25,11 +26,16 @@ from vcluster.runs.verified import verified
 ORDER = "pp dp cp tp"
 _FIXED = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
-    "micro_batch_size": "microbatch", "sequence_parallel": "sp", "recompute_granularity": "recompute"}
+    "micro_batch_size": "microbatch", "sequence_parallel": "sp", "overlap_grad_reduce": "overlap",
+    "recompute_granularity": "recompute"}
 """The settings of a plan that flags of Megatron-LM fix, by field."""
 _OTHER = ("fp16", "bf16", "fp32", "use_distributed_optimizer", "recompute_activations",
           "num_layers_per_virtual_pipeline_stage")
 """The flags about the strategy that have a meaning of their own here."""
+_OPTIONS = {option.field: option for option in OPTIONS
+            if option.field in (*_FIXED, "use_distributed_optimizer", "recompute_activations",
+                                "num_layers_per_virtual_pipeline_stage")}
+"""The flags that a question may have, by field."""
 
 OWN: Arguments = {
     "--batch": {"metavar": "B=512", "help": "the rows of a step, of a program in a file"},
@@ -38,7 +44,8 @@ OWN: Arguments = {
     "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
               "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}"},
     "--why-not": {"action": "append", "default": [], "metavar": "NAME=VALUE",
-                  "help": "tell why the best plan with this setting is not the first, as tp=8"},
+                  "help": "tell why the best plan with this setting is not the first, as tp=8, 'pp=2 chunks=4' or "
+                          "recompute-granularity=full"},
     "--simulations": {"type": whole(0), "default": 8, "metavar": "N",
                       "help": "the most full simulations, to prove which plan is best (default: 8)"},
     "--verify": {"action": "store_true",
@@ -92,16 +99,15 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             model = replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
         else:
             fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
-        search = partial(
-            find_plan, model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
-            memory=arguments.memory, optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress())
-        plans: Plans = search(**fixed)
-        if sys.stderr.isatty():
-            print(end="\r\033[K", file=sys.stderr)
-        questions = [settings([text]) for text in arguments.why_not]
-        document, trace = document_of(asked, plans, arguments.top, questions, fixed, search)
+        questions = {text: question(text, model, fixed) for text in arguments.why_not}
+        plans = find_plan(
+            model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
+            optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress(), **fixed)
+        document, trace = document_of(asked, plans, arguments.top, questions)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
+        if sys.stderr.isatty():
+            print(end="\r\033[K", file=sys.stderr)
         return document, trace
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
@@ -151,6 +157,30 @@ def fixed_settings(flags: MegatronFlags, model: TransformerSpec | ir.Function, f
     return fixed | more
 
 
+def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a ``--why-not``: settings of plans, or flags of Megatron-LM without dashes in front.
+
+    A flag without a value is on; with 0 it is off.  ``ValueError`` for what is neither.
+    """
+    flags, found = dict[str, Any](), dict[str, Any]()
+    for each in re.split(r"\s+(?=[a-z-]+=|-*[a-z]+-[a-z-]+(?:\s|$))", text.strip()):
+        name, _, value = each.removeprefix("--").partition("=")
+        option = _OPTIONS.get(name.replace("-", "_"))
+        if option is None:
+            found |= settings([each])
+        elif not option.switch:
+            flags[option.field] = value if option.choices else int(value) if value.isdecimal() else value
+        elif value in ("", "1"):
+            flags[option.field] = True
+        elif value == "0" and option.field in (*_FIXED, "use_distributed_optimizer"):
+            found |= {_FIXED.get(option.field, "zero"): False if option.field in _FIXED else 0}
+        else:
+            raise ValueError(f"--why-not {name} takes no value but 0 and 1, got {value!r}")
+    if "num_layers_per_virtual_pipeline_stage" in flags and isinstance(fixed.get("pp"), int):
+        flags.setdefault("pipeline_model_parallel_size", fixed["pp"])
+    return {**fixed_settings(MegatronFlags(**flags), model, []), **found}
+
+
 def settings(texts: Sequence[str]) -> dict[str, Any]:
     """Settings by name, from texts such as ``tp=8`` and ``zero=0,1``; several values are a list."""
     found: dict[str, Any] = {}
@@ -164,7 +194,7 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    if name == "sp" and text in ("0", "1"):
+    if name in SWITCHES and text in ("0", "1"):
         return text == "1"
     return int(text) if text.isdecimal() and len(text) < 10 else text
 

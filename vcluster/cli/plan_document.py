@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -13,7 +13,7 @@ from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.trace import Trace
-from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
+from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
@@ -24,8 +24,6 @@ FORMAT, VERSION = "vcluster plans", 1
 MOST_BYTES = 1 << 28
 COUNTS = ("considered", "refused", "timed", "simulated", "elapsed_seconds", "gap")
 """The fields of `--json` besides the plans."""
-SAVING = ("recompute", "zero")
-"""The settings without which a search is made again where nothing fits."""
 MOST_ROWS = 20_000
 """The most plans of which the settings are kept for the page."""
 
@@ -58,36 +56,32 @@ class Asked:
             return self.model.parameters
         return sum(int(value.type.size) for value in first_argument(self.model))
 
-    def run(self, plan: Plan) -> TrainingRun:
-        """A plan as a run."""
-        return TrainingRun(self.model, plan.task.batch, plan.strategy, plan.mesh, ADAM_W)
-
 
 def document_of(
-    asked: Asked, plans: Plans, top: int, questions: Sequence[Mapping[str, Any]], fixed: Mapping[str, Any],
-    search: Callable[..., Plans],
+    asked: Asked, plans: Plans, top: int, questions: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Any], Trace | None]:
     """The document of a search, and the trace of the first plan.
 
-    It has the ``top`` plans, the answers to ``questions``, and the settings of all plans.  If no plan fits, ``needs``
-    has the memory of the smallest one, and for each of the ``fixed`` settings that save memory that of the smallest
-    without it, which is searched anew.
+    It has the ``top`` plans, the answers to ``questions``, which are settings by their words, and the settings of all
+    plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those that may need less.
     """
-    told = sorted((_row(asked, plan) for plan in plans[:top]), key=lambda pair: float(pair[0]["seconds"]))
-    rows = [row for row, _ in told]
+    told = sorted(plans[:top], key=lambda plan: plan.figures.seconds)
+    rows = [_row(asked, plan) for plan in told]
     document = {
         "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
         "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
         "plans": rows,
-        "front": [{"seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "split": short(plan.settings)}
+        "front": [{"seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "split": plan.split}
                   for plan in plans.front],
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
-        "why_not": [_why_not(asked, plans, question, rows) for question in questions] if rows else [],
-        "needs": _needs(asked, plans, fixed, search) if not rows else [], "all": _all(plans),
+        "why_not": [_why_not(asked, plans, *question, rows[0]) for question in questions.items()] if rows else [],
+        "needs": [{"without": next(iter(need.setting), ""), "split": need.split, "stage": need.stage,
+                   "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
+        "all": _all(plans),
     }
-    return document, told[0][1].trace if told else None
+    return document, told[0].figures.trace if told else None
 
 
 def _all(plans: Plans) -> dict[str, Any]:
@@ -101,13 +95,11 @@ def _all(plans: Plans) -> dict[str, Any]:
         "full": [place in plans.full for place in range(most)]}
 
 
-def _row(asked: Asked, plan: Plan) -> tuple[dict[str, Any], Figures]:
+def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan with its figures, from its full simulation."""
-    run = asked.run(plan)
-    found = figures(run, plan.task.hardware)
-    flags = words_of(run, plan.task.hardware)
-    return {**found.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
-            "split": short(plan.settings), "flags": shlex.join(flags), "links": _links(found)}, found
+    flags = words_of(plan.run, plan.task.hardware)
+    return {**plan.figures.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
+            "split": plan.split, "flags": shlex.join(flags), "links": plan.figures.links}
 
 
 def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
@@ -130,75 +122,16 @@ def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
     return ["--strategy", str(strategy), "--mesh", axes, *batch]
 
 
-def short(settings: Mapping[str, Any]) -> str:
-    """A plan in a few words."""
-    words = [f"{axis}={settings[axis]}" for axis in ("pp", "dp", "cp", "tp") if settings[axis] > 1]
-    words += ["sp"] * bool(settings["sp"]) + [f"zero={settings['zero']}"] * bool(settings["zero"])
-    words += [f"{settings['schedule']}x{settings['chunks']}" if settings["chunks"] > 1 else settings["schedule"]
-              ] * (settings["pp"] > 1 and settings["schedule"] != "1f1b")
-    words += [f"recompute={settings['recompute']}"] * (settings["recompute"] != "none")
-    if settings["order"].split()[0] != "pp" or settings["order"].split()[-1] != "tp":
-        words.append(f"order={settings['order'].replace(' ', '-')}")
-    return " ".join([*words, f"mb={settings['microbatch']}"])
-
-
-def _links(found: Figures) -> dict[str, dict[str, Any]]:
-    """By axis: the level of links that its collectives cross, and the bytes a second that a device receives there."""
-    mesh, hardware, rank = found.run.mesh, found.hardware, found.step.slowest
-    result: dict[str, dict[str, Any]] = {}
-    for operation, total in found.step.by_operation[rank].items():
-        axes = [axis for axis in operation.axes or () if mesh.shape[axis] > 1]
-        if operation.kind == "collective" and axes and total.seconds:
-            seen = result.setdefault(axes[0], {"seconds": 0.0, "bytes": 0})
-            seen["seconds"] += total.seconds
-            seen["bytes"] += total.bytes_received
-            group = mesh.group(rank, tuple(axes))
-            level = max(hardware.level(group[0], other) for other in group[1:])
-            seen["level"] = hardware.links[level].name
-    return result
-
-
-# -- why not -----------------------------------------------------------------------------------------------------------
-
-
 def _why_not(
-    asked: Asked, plans: Plans, question: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    asked: Asked, plans: Plans, words: str, settings: Mapping[str, Any], first: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The best plan with these settings, or why there is none."""
-    words = " ".join(f"{name}={value}" for name, value in question.items())
-    plan = next(plans.where(**question), None)
+    plan, reason = plans.with_settings(**settings)
     if plan is None:
-        return {"question": words, "answer": plans.why_not(plans.best, **question)}
-    row, _ = _row(asked, plan)
-    first = row["command"] == rows[0]["command"]
-    return {"question": words, "answer": "the first plan is one with it" if first else "", "plan": row}
-
-
-# -- where nothing fits ------------------------------------------------------------------------------------------------
-
-
-def _needs(
-    asked: Asked, plans: Plans, fixed: Mapping[str, Any], search: Callable[..., Plans]
-) -> list[dict[str, Any]]:
-    """The least memory that is needed, with all settings and without one of those that save memory."""
-    found = [_need(asked, plans, "")]
-    for name in [name for name in SAVING if name in fixed and found[0]]:
-        others = {key: value for key, value in fixed.items() if key != name}
-        found.append(_need(asked, search(simulations=0, **others), name))
-    return [each for each in found if each]
-
-
-def _need(asked: Asked, plans: Plans, without: str) -> dict[str, Any]:
-    if len(plans):
-        least = min(plans, key=lambda plan: plan.peak_bytes)
-    elif plans.tightest is not None:
-        least = plans.tightest
-    else:
-        return {}
-    memory = figures(asked.run(least), plans.task.hardware, link_sharing=False).memory
-    stage = max(range(len(memory)), key=lambda i: sum(memory[i].values()))
-    return {"without": without, "split": short(least.settings), "stage": stage, "memory": memory[stage],
-            "setting": {without: least.settings[without]} if without else {}}
+        return {"question": words, "answer": reason}
+    row = _row(asked, plan)
+    same = row["command"] == first["command"]
+    return {"question": words, "answer": f"the first plan has {words}" if same else "", "plan": row}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

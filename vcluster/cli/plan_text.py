@@ -9,6 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
+from parallelism.planning.explanation import Account, Need, need_text, refusals_text, why, why_not
 from parallelism.trace import Trace
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
@@ -25,7 +26,8 @@ def plan_text(document: Mapping[str, Any]) -> str:
     lines = [*_search(document), ""]
     if plans:
         lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"]), ""]
-        lines += [*_why(plans), *(line for each in document["why_not"] for line in _why_not(each, plans[0]))]
+        answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
+        lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += _commands(document)
     return "\n".join(lines).rstrip()
@@ -75,34 +77,17 @@ def _why(plans: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _why_text(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    if len(plans) < 2:
-        return []
-    return [f"Why the first: the second ({plans[1]['split']}) takes {_more(plans[1], plans[0])}."]
+    return [f"Why the first: {why(*map(_account, plans[:2]))}."] if len(plans) > 1 else []
 
 
-def _more(plan: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """By how much a plan takes longer than the first, and in which parts."""
-    more = plan["seconds"] - first["seconds"]
-    names = dict.fromkeys([*plan["parts"], *first["parts"]])
-    parts = {name: plan["parts"].get(name, 0.0) - first["parts"].get(name, 0.0) for name in names}
-    largest = sorted(parts, key=lambda name: -abs(parts[name]))[:5]
-    told = ", ".join(f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
-                     for name in largest if abs(parts[name]) >= 5e-4 * first["seconds"])
-    return f"{seconds(abs(more))} ({abs(more) / first['seconds']:.1%}) {'more' if more >= 0 else 'less'}" + (
-        f": {told}" if told else "")
+def _account(plan: Mapping[str, Any]) -> Account:
+    return Account(*(plan[name] for name in Account._fields))
 
 
-def _why_not(each: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    plan = each.get("plan")
-    if plan is None or each["answer"]:
-        return [*wrap(f"Why not {each['question']}: {each['answer']}.", WIDTH), ""]
-    text = f"Why not {each['question']}: the best such plan ({plan['split']}) takes {_more(plan, first)}."
-    grown = {axis: links for axis, links in plan["links"].items()
-             if plan["parts"].get(axis, 0) + plan["parts"].get("zero", 0) * (axis == "dp") >= 0.02 * plan["seconds"]}
-    for axis, links in grown.items():
-        rate = links["bytes"] / links["seconds"] / 1e9
-        text += f" Its collectives over {axis} cross {links['level']}, where a device receives {rate:.3g} GB/s."
-    return [*wrap(text, WIDTH), ""]
+def _why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    asked, plan = each["question"], each.get("plan")
+    said = each["answer"] if plan is None or each["answer"] else why_not(asked, _account(plan), _account(first))
+    return f"Why not {asked}: {said}."
 
 
 def _commands(document: Mapping[str, Any]) -> list[str]:
@@ -135,21 +120,9 @@ def _wrapped(words: str, start: str) -> list[str]:
 def needs_text(document: Mapping[str, Any]) -> str:
     """Why nothing fits, on one line: the least memory that is needed, by category."""
     if not document["needs"]:
-        reasons = sorted(document["refused"].items(), key=lambda item: -item[1])
-        return f"no plan is possible: {', '.join(f'{reason} ({number})' for reason, number in reasons)}"
-    first, *others = document["needs"]
-    parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in sorted(
-        first["memory"].items(), key=lambda item: -item[1]) if nbytes)
-    text = (f"no plan fits: the smallest ({first['split']}) needs {gigabytes(sum(first['memory'].values()))} GB of "
-            f"{gigabytes(document['memory_bytes'])} on stage {first['stage']}: {parts}")
-    least = sum(first["memory"].values())
-    return text + "".join(_with(each) for each in others if sum(each["memory"].values()) < least)
-
-
-def _with(each: Mapping[str, Any]) -> str:
-    """The memory that is needed with another setting."""
-    setting = " ".join(f"{name}={value}" for name, value in each["setting"].items())
-    return f"; with {setting}: {gigabytes(sum(each['memory'].values()))} GB"
+        return refusals_text(document["refused"])
+    needs = [Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]]
+    return f"no plan fits: {need_text(needs, document['memory_bytes'])}"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -170,7 +143,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
              ("timed", f"{document['timed']:,}"), ("simulated", f"{document['simulated']:,}"),
              ("seconds of search", f"{document['elapsed_seconds']:.1f}"),
              ("gap", "0, proved" if not document["gap"] else f"at most {document['gap']:.1%}")]
-    answers = [(" ".join(_why_not(each, plans[0])).strip(), (each.get("plan") or {}).get("command", ""))
+    answers = [(_why_not_text(each, plans[0]), (each.get("plan") or {}).get("command", ""))
                for each in document["why_not"]]
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
     plan_html(

@@ -4,4 +4,4 @@ from .command_line import (
     WrongWords as WrongWords,
     mesh_of as mesh_of,
 )
-from .elsewhere import hardware_of as hardware_of
+from .traffic import hardware_of as hardware_of

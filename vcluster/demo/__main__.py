@@ -16,6 +16,7 @@ DEMOS = {
     "ffn": "a sharded feed-forward block, forward and backward",
     "attention": "sharded attention: which keys each device has at each step",
     "moe": "a mixture of experts: which token goes to which device",
+    "plan": "the best split of a training step over described devices, and why",
     "reshard": "a tensor from one layout to another: plan and traffic",
 }
 

@@ -24,18 +24,19 @@ from tensor_parallelism.attention import (
 from tensor_parallelism.attention.shares import pieces
 from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import (
+from vcluster.demo.screen import Screen, fold
+from vcluster.demo.traffic import (
     extents_of,
     forward_backward,
+    hardware_of,
     planned_bytes,
     run_here,
+    show_elsewhere,
     show_plan,
     verdict_of_bytes,
     verdict_of_values,
     whole_outputs,
 )
-from vcluster.demo.screen import Screen, fold
 
 MOST_SCORES = 1 << 22
 MOST_DRAWN = 8

@@ -12,8 +12,8 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from vcluster.code import PerDevice
 from vcluster.demo.command_line import WrongWords, nearest
-from vcluster.demo.moved import run_here
 from vcluster.demo.screen import Screen
+from vcluster.demo.traffic import run_here
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:

@@ -12,20 +12,21 @@ from parallelism.mesh import Mesh
 from tensor_parallelism.feed_forward import NAMES, FeedForward, FeedForwardSharding
 from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import (
+from vcluster.demo.screen import Screen
+from vcluster.demo.traffic import (
     extents_of,
     forward_backward,
+    hardware_of,
     planned_bytes,
     run_here,
     show_devices,
+    show_elsewhere,
     show_layouts,
     show_plan,
     verdict_of_bytes,
     verdict_of_values,
     whole_outputs,
 )
-from vcluster.demo.screen import Screen
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,17 @@ from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import MatMulSharding, MatMulShardingPolicy, matmul
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import extents_of, run_here, show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
+from vcluster.demo.traffic import (
+    extents_of,
+    hardware_of,
+    run_here,
+    show_devices,
+    show_elsewhere,
+    show_layouts,
+    show_plan,
+    verdict_of_bytes,
+)
 
 Extents = tuple[int, int, int]
 """m, k and n of C[m, n] = A[m, k] B[k, n]."""

@@ -24,17 +24,18 @@ from parallelism.trace import Trace
 from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding, kept_by_expert, rows_received
 from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import (
+from vcluster.demo.screen import Screen, fold
+from vcluster.demo.traffic import (
     extents_of,
+    hardware_of,
     planned_bytes,
     run_here,
+    show_elsewhere,
     show_layouts,
     verdict_of_bytes,
     verdict_of_values,
     whole_outputs,
 )
-from vcluster.demo.screen import Screen, fold
 
 MOST_TOKENS, MOST_EXPERTS = 4096, 64
 MOST_NAMED = 48

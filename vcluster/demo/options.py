@@ -219,6 +219,21 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         "an expert takes at most capacity * top-k * tokens / experts choices, first ones\n"
         "before second ones, earlier tokens before later ones; the others are dropped",
     ),
+    "plan": lambda name: _parser(
+        name,
+        "Finds the best split of a training step of a small GPT over described devices,\n"
+        "shows the best plans and where the time of the first goes. Then runs a smaller\n"
+        "model under that plan here, and compares it with one process and with its\n"
+        "simulation. `python -m vcluster plan` does this for models of any size.",
+        "--devices 8\n--devices 16 --hardware dgx-a100 --layers 8\n--memory 60MB",
+        {
+            "--devices": _count("number of described devices (4)", 4, most=64),
+            "--hardware": {"default": "dgx-h100", "metavar": "NAME", "help": "the described hardware (dgx-h100)"},
+            "--layers": _count("layers of the model (4)", 4, most=64),
+            "--rows": _count("sequences of a step (8)", 8, most=1024),
+            "--memory": {"metavar": "60MB", "help": "memory of a device that may be used (all)"},
+        },
+    ),
     "reshard": lambda name: _parser(
         name,
         "Plans how a tensor gets from one layout to another, draws both, runs the plan,\n"

@@ -10,9 +10,16 @@ from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import run_here, show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
+from vcluster.demo.traffic import (
+    hardware_of,
+    run_here,
+    show_devices,
+    show_elsewhere,
+    show_layouts,
+    show_plan,
+    verdict_of_bytes,
+)
 
 MOST_ELEMENTS = 1 << 22
 SHAPE = (8, 6, 10, 4)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from parallelism import ir, models
+from parallelism.planning.space import checked_settings
 from parallelism.training import MegatronFlags
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_text as text
-from vcluster.cli.plan import fixed_settings, settings
+from vcluster.cli.plan import fixed_settings, question, settings
 from vcluster.demo.command_line import serve
 
 SMALL, ON = map(str.split, (
@@ -65,7 +66,7 @@ def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.C
     lines = out.splitlines()
     assert (status, err) == (0, "") and max(map(len, lines)) <= 80
     for words in ("4 devices of dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
-                  "Why the first: the second (", "Why not pp=1: the best such plan (dp=4",
+                  "Why the first: the second (", "Why not pp=1: the best plan with pp=1 (dp=4",
                   "Why not tp=8: no plan has tp=8",
                   "python -m vcluster simulate gpt --num-layers 2", "--pipeline-model-parallel-size 2"):
         assert words in out, words
@@ -122,7 +123,7 @@ def test_where_nothing_fits_the_need_is_told(capsys: pytest.CaptureFixture[str])
     status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "zero=0", "--fix", "tp=1", "--memory", "9KB")
     assert status == 1 and "none fits" in out and "memory" in out
     assert err.startswith("no plan fits: the smallest (dp=2 mb=1) needs ") and err.count("\n") == 1
-    for words in ("GB of 9e-06 on stage 0: ", "optimizer ", "weights ", "; with zero=1: "):
+    for words in (" of 9 kB on stage 0: ", "optimizer ", "weights ", "; with zero=1: "):
         assert words in err, words
     status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "tp=3", "--json")
     assert status == 1 and json.loads(out)["plans"] == []
@@ -138,6 +139,33 @@ def test_flags_of_megatron_restrict_the_search() -> None:
         "tp": 2, "pp": 2, "microbatch": 4, "sp": True, "zero": 1, "recompute": "full", "chunks": 2,
         "schedule": "interleaved_1f1b", "order": "pp dp cp tp"}
     assert settings(["zero=0,1", "sp=1", "schedule=gpipe"]) == {"zero": [0, 1], "sp": True, "schedule": "gpipe"}
+
+
+@pytest.mark.parametrize(("text", "asked"), [
+    ("tp=8", {"tp": 8}), ("zero=0,1 sp=1", {"zero": [0, 1], "sp": True}),
+    ("order=dp pp cp tp", {"order": "dp pp cp tp"}),
+    ("tensor-model-parallel-size=8", {"tp": 8}), ("--sequence-parallel", {"sp": True}),
+    ("sequence-parallel=0 pp=2", {"sp": False, "pp": 2}), ("use-distributed-optimizer=0", {"zero": 0}),
+    ("use-distributed-optimizer overlap-grad-reduce", {"zero": 1, "overlap": True}),
+    ("recompute-granularity=full micro-batch-size=4", {"recompute": "full", "microbatch": 4}),
+    ("pipeline-model-parallel-size=2 num-layers-per-virtual-pipeline-stage=2",
+     {"pp": 2, "chunks": 2, "schedule": "interleaved_1f1b"}),
+    ("num-layers-per-virtual-pipeline-stage=1", {"pp": 4, "chunks": 2, "schedule": "interleaved_1f1b"}),
+])
+def test_a_question_has_settings_or_flags(text: str, asked: dict[str, Any]) -> None:
+    spec = models.TransformerSpec(layers=8, width=8, heads=2, vocabulary=4, sequence=4)
+    assert question(text, spec, {"pp": 4}) == asked
+
+
+@pytest.mark.parametrize(("text", "error"), [
+    ("sequence-parallel=2", "takes no value but 0 and 1, got '2'"), ("recompute-granularity=some", "full, selective"),
+    ("hidden-size=8", "a plan has no setting 'hidden-size'"), ("tensor-model-parallel-size=x", "a whole number"),
+    ("tp", "a setting is a name and a value"), ("num-layers-per-virtual-pipeline-stage=3", "divide the 8 layers"),
+])
+def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
+    spec = models.TransformerSpec(layers=8, width=8, heads=2, vocabulary=4, sequence=4)
+    with pytest.raises(ValueError, match=error):
+        checked_settings(question(text, spec, {"pp": 4}))
 
 
 @pytest.mark.parametrize(("words", "error"), [

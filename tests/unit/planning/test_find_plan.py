@@ -3,7 +3,9 @@
 import pytest
 
 from parallelism import Hardware, Mesh, ir, models, simulate
+from parallelism.display.quantities import rate, seconds
 from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan
+from parallelism.planning.plan import Task
 from parallelism.transforms import Strategy
 
 SPEC = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=22, sequence=6)
@@ -61,11 +63,42 @@ def test_the_front_has_no_plan_that_another_beats(plans: Plans) -> None:
 def test_why_not(plans: Plans) -> None:
     best = plans.best
     assert best.why_not(dp=best.settings["dp"]) == f"this plan has dp={best.settings['dp']}"
-    other = next(plan for plan in plans if plan.settings["tp"] != best.settings["tp"])
-    assert f"the best plan with tp={other.settings['tp']} takes" in best.why_not(tp=other.settings["tp"])
+    other = next(plans.where(tp=2))
+    longer, figures = other.seconds - best.seconds, (other.figures.parts, best.figures.parts)
+    exposed, again = (parts.get("tp", 0) for parts in figures)
+    assert best.why_not(tp=2).startswith(
+        f"the best plan with tp=2 (tp=2 mb=2) takes {seconds(longer)} ({longer / best.seconds:.1%}) more: "
+        f"tp +{seconds(exposed - again)}, ")
+    links = other.figures.links["tp"]
+    assert best.why_not(tp=2).endswith(
+        f". Its collectives over tp cross nvlink, where a device receives {rate(links['bytes'] / links['seconds'])}")
     assert best.why_not(tp=4) == "no plan has tp=4: tp does not divide the devices (1)"
     with pytest.raises(ValueError, match="no setting 'zeros'; did you mean 'zero'"):
         best.why_not(zeros=2)
+
+
+def test_why_not_what_was_not_searched(plans: Plans) -> None:
+    sooner = Task.simulate(plans.task, plans.best.settings | {"pp": 1, "dp": 2, "zero": 0, "overlap": True})
+    longer = sooner.makespan_seconds - plans.best.seconds
+    assert f"(dp=2 overlap mb=2) takes {seconds(abs(longer))} (" in plans.best.why_not(pp=1, zero=0, overlap=True)
+    assert plans.best.why_not(schedule="gpipe", pp=2, zero=0).startswith(
+        "the best plan with schedule=gpipe pp=2 zero=0 (pp=2 gpipe mb=2) takes ")
+
+
+def test_why_the_first_and_why_not_another(plans: Plans) -> None:
+    first, second, *_ = plans
+    less = second.figures.seconds - first.seconds
+    told = f"{seconds(less)} ({less / first.seconds:.1%}) more: "
+    assert first.why().startswith(f"the second ({second.split}) takes {told}")
+    share = less / second.seconds
+    assert second.why().startswith(f"the first ({first.split}) takes {seconds(less)} ({share:.1%}) less")
+
+
+def test_overlap_is_a_setting() -> None:
+    late, early = sorted(find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, dp=2, zero=0, overlap=[0, 1], **FEW),
+                         key=lambda plan: bool(plan.settings["overlap"]))
+    assert early.seconds < late.seconds and "overlap" in early.split and "overlap" not in late.split
+    assert early.seconds == early.simulate().makespan_seconds
 
 
 def test_the_text_fits_a_terminal(plans: Plans) -> None:
@@ -79,7 +112,7 @@ def test_nothing_fits() -> None:
     assert len(plans) == 0
     assert (plans.refused["memory"].count, plans.timed) == (1, 0)
     assert plans.tightest is not None
-    with pytest.raises(NoPlanFits, match=r"the smallest plan, pp=1 1f1b:1, needs .* which has 9\.77 KiB"):
+    with pytest.raises(NoPlanFits, match=r"the smallest \(mb=2\) needs .* of 10 kB on stage 0: optimizer "):
         plans.best  # noqa: B018
 
 

@@ -18,7 +18,8 @@ from parallelism.planning.trained import TrainedModel
 from parallelism.training.training_run import ADAM_W
 
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
-PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "recompute": "none", "order": "pp dp cp tp"}
+PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
+         "recompute": "none", "order": "pp dp cp tp"}
 
 
 def table_of(task: Task, **fixed: Any) -> tuple[PlanTable, Choices]:

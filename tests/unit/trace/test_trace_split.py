@@ -16,7 +16,7 @@ from parallelism.trace.breakdown import split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
 from parallelism.trace.transfers import moving
-from vcluster.demo.elsewhere import show_elsewhere
+from vcluster.demo.traffic import show_elsewhere
 
 
 def compute(rank, start, seconds, phase=None, name="work", **fields):

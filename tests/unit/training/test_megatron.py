@@ -62,6 +62,10 @@ def test_flags_change_figures_of_a_published_model() -> None:
      "pp@block.2,block.4,block.7,block.10 1f1b:3", Mesh(pp=5)),
     ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3, "global_batch_size": 8}, 4,
      "dp pp@block.3,block.6,block.9 interleaved_1f1b:4x2", Mesh(pp=2, dp=2)),
+    ({"overlap_grad_reduce": True, "use_distributed_optimizer": True}, 3,
+     "dp zero=1 overlap=160000000B pp 1f1b:1", Mesh(pp=1, dp=3)),
+    ({"overlap_grad_reduce": True}, 50, "dp overlap=200000000B pp 1f1b:1", Mesh(pp=1, dp=50)),
+    ({"overlap_grad_reduce": True}, 1, "pp 1f1b:1", Mesh(pp=1)),
     ({"recompute_granularity": "selective", "use_distributed_optimizer": True}, 1,
      "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),
     ({"recompute_activations": True}, 1, "recompute=block.*.attention.core pp 1f1b:1", Mesh(pp=1)),
@@ -116,6 +120,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error
     each=st.sampled_from([None, 1, 2]), rounds=st.integers(1, 2), micro=st.integers(1, 2),
     switches=st.fixed_dictionaries({
         "sequence_parallel": st.booleans(), "use_distributed_optimizer": st.booleans(),
+        "overlap_grad_reduce": st.booleans(),
         "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
     precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}]),
 )

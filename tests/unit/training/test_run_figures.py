@@ -28,6 +28,9 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "interleaved": (8, {
         "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1, "global_batch_size": 16,
         "recompute_granularity": "full"}),
+    "overlap": (4, {
+        "pipeline_model_parallel_size": 2, "overlap_grad_reduce": True, "use_distributed_optimizer": True,
+        "global_batch_size": 8}),
     "contexts": (4, {"context_parallel_size": 2, "global_batch_size": 4}),
 }
 

@@ -1,0 +1,109 @@
+"""Why one plan is faster than another, and what memory the smallest needs: sentences of the figures of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from parallelism.display.quantities import decimal_bytes, rate, seconds
+
+MOST_PARTS = 5
+LEAST_SHARE = 5e-4
+"""A part that differs by a smaller share of the step is not told."""
+LEAST_EXPOSED = 0.02
+"""Links are told of the axes whose collectives take at least this share of the step."""
+
+
+class Account(NamedTuple):
+    """What is told of a plan."""
+
+    split: str
+    """Its settings, as `split_text` writes them."""
+    seconds: float
+    parts: Mapping[str, float]
+    """Seconds by part of the step."""
+    links: Mapping[str, Mapping[str, Any]]
+    """By axis, as `parallelism.training.Figures.links`."""
+
+
+class Need(NamedTuple):
+    """The memory of the fullest device of a plan."""
+
+    split: str
+    stage: int
+    """The place of this device in the pipeline."""
+    memory: Mapping[str, int]
+    """Its bytes by category when it holds most."""
+    setting: Mapping[str, Any] = MappingProxyType({})
+    """What was asked for to need less, such as ``zero=3``."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all categories together."""
+        return sum(self.memory.values())
+
+
+def split_text(settings: Mapping[str, Any]) -> str:
+    """A plan in a few words: what is not usual in its settings, and its microbatch."""
+    words = [f"{axis}={settings[axis]}" for axis in ("pp", "dp", "cp", "tp") if settings[axis] > 1]
+    words += ["sp"] * bool(settings["sp"]) + [f"zero={settings['zero']}"] * bool(settings["zero"])
+    words += ["overlap"] * bool(settings["overlap"])
+    words += [f"{settings['schedule']}x{settings['chunks']}" if settings["chunks"] > 1 else settings["schedule"]
+              ] * (settings["pp"] > 1 and settings["schedule"] != "1f1b")
+    words += [f"recompute={settings['recompute']}"] * (settings["recompute"] != "none")
+    if settings["order"].split()[0] != "pp" or settings["order"].split()[-1] != "tp":
+        words.append(f"order={settings['order'].replace(' ', '-')}")
+    return " ".join([*words, f"mb={settings['microbatch']}"])
+
+
+def settings_text(fixed: Mapping[str, Any]) -> str:
+    """Settings as they are given: ``tp=8 zero=0,1``."""
+    return " ".join(f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+                    for name, value in fixed.items())
+
+
+def refusals_text(refused: Mapping[str, int]) -> str:
+    """Why no plan is possible: the reasons, the most frequent first, with their counts."""
+    reasons = sorted(refused.items(), key=lambda item: -item[1])
+    return f"no plan is possible: {', '.join(f'{reason} ({number})' for reason, number in reasons)}"
+
+
+def why(first: Account, second: Account) -> str:
+    """Why the first plan is before the second."""
+    return f"the second ({second.split}) takes {more_text(second, first)}"
+
+
+def why_not(asked: str, other: Account, first: Account) -> str:
+    """What the best plan with the settings that are ``asked`` for costs more, and the links that it crosses."""
+    text = f"the best plan with {asked} ({other.split}) takes {more_text(other, first)}"
+    exposed = {axis: other.parts.get(axis, 0.0) + (other.parts.get("zero", 0.0) if axis == "dp" else 0.0)
+               for axis in other.links}
+    for axis, crossed in other.links.items():
+        if exposed[axis] >= LEAST_EXPOSED * other.seconds:
+            speed = rate(crossed["bytes"] / crossed["seconds"])
+            text += f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed}"
+    return text
+
+
+def more_text(plan: Account, first: Account) -> str:
+    """By how much a plan takes longer than the first, and in which parts."""
+    more = plan.seconds - first.seconds
+    names = dict.fromkeys([*plan.parts, *first.parts])
+    parts = {name: plan.parts.get(name, 0.0) - first.parts.get(name, 0.0) for name in names}
+    largest = sorted(parts, key=lambda name: -abs(parts[name]))[:MOST_PARTS]
+    told = ", ".join(f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
+                     for name in largest if abs(parts[name]) >= LEAST_SHARE * first.seconds)
+    return f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}" + (
+        f": {told}" if told else "")
+
+
+def need_text(needs: Sequence[Need], memory: float) -> str:
+    """The memory that the smallest plan needs, by category, of the ``memory`` of a device; and what needs less."""
+    least, *others = needs
+    parts = ", ".join(f"{name} {decimal_bytes(nbytes)}" for name, nbytes in sorted(
+        least.memory.items(), key=lambda item: -item[1]) if nbytes)
+    text = (f"the smallest ({least.split}) needs {decimal_bytes(least.nbytes)} of {decimal_bytes(memory)} on stage "
+            f"{least.stage}: {parts}")
+    return text + "".join(f"; with {settings_text(each.setting)}: {decimal_bytes(each.nbytes)}"
+                          for each in others if each.nbytes < least.nbytes)
