@@ -183,8 +183,11 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
     plain = found[0] if "schedule" in given or chunks else (0, 1)
     table.keep(~alone | ((table["schedule"] == plain[0]) & (table["chunks"] == plain[1])))
     if model.blocks:
-        table.refuse("stages do not divide the blocks", (table["pp"] * table["chunks"] > 1) & (
-            model.blocks % (table["pp"] * table["chunks"]) != 0))
+        stages = table["pp"] * table["chunks"]
+        table.refuse("there are more stages than blocks", stages > model.blocks)
+        stages = table["pp"] * table["chunks"]
+        uneven = (stages > 1) & (model.blocks % stages != 0)
+        table.refuse("stages do not divide the blocks", uneven & ((table["chunks"] > 1) | ("pp" not in given)))
 
 
 def _optional(

@@ -10,6 +10,7 @@ from typing import Any
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
 from parallelism.models import TransformerSpec, transformer
+from parallelism.training.megatron import first_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
 
 BATCH = "B"
@@ -97,11 +98,10 @@ class TrainedModel:
         return found
 
     def begin(self, stages: int) -> tuple[str, ...]:
-        """The blocks at which stages after the first begin, equally many in each; empty if there are no blocks."""
+        """The blocks at which stages after the first begin, as even as can be; empty if there are no blocks."""
         if stages == 1 or not self.blocks:
             return ()
-        each = self.blocks // stages
-        return tuple(f"{self.prefix}.{i * each}" for i in range(1, stages))
+        return tuple(f"{self.prefix}.{first}" for first in first_layers(self.blocks, stages)[1:])
 
 
 def _blocks(function: Function) -> tuple[str, int]:

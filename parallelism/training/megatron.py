@@ -34,6 +34,17 @@ from parallelism.transforms import (
 ATTENTION_CORE = "block.*.attention.core"
 
 
+def first_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """The first layer of each stage, of stages that have equally many layers or one fewer.
+
+    Those with fewer come first and last, because there are the embedding and the head.
+    """
+    few, more = divmod(layers, stages)
+    before = (stages - more + 1) // 2
+    counts = [few] * before + [few + 1] * more + [few] * (stages - more - before)
+    return 0, *accumulate(counts[:-1])
+
+
 def overlap_of(replicas: int) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
@@ -200,10 +211,7 @@ class MegatronFlags:
                 raise ValueError(f"--num-layers-per-virtual-pipeline-stage: {layers} layers cannot be dealt to {pp} "
                                  f"stages in parts of {each}")
             chunks = layers // (pp * each) if pp > 1 else 1
-        few, more = divmod(layers, pp * chunks)
-        first = (pp * chunks - more + 1) // 2       # so many of the stages with few layers come first
-        counts = [few] * first + [few + 1] * more + [few] * (pp * chunks - more - first)
-        return chunks, tuple(f"block.{layer}" for layer in accumulate(counts[:-1]))
+        return chunks, tuple(f"block.{layer}" for layer in first_layers(layers, pp * chunks)[1:])
 
     def _transforms(self, mesh: Mesh, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
         if not self.fp32:

@@ -1,5 +1,7 @@
 """`find_plan`: the plans of small spaces against the simulation of each, and what is said about the others."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallelism import Hardware, Mesh, ir, models, simulate
@@ -99,6 +101,17 @@ def test_overlap_is_a_setting() -> None:
                          key=lambda plan: bool(plan.settings["overlap"]))
     assert early.seconds < late.seconds and "overlap" in early.split and "overlap" not in late.split
     assert early.seconds == early.simulate().makespan_seconds
+
+
+def test_stages_that_are_asked_for_may_have_one_layer_fewer() -> None:
+    spec = replace(SPEC, layers=5)
+    plan, = find_plan(spec, hardware="dgx-h100", devices=3, batch=4, pp=3, schedule="1f1b", **FEW)
+    assert str(plan) == "pp@block.1,block.3=3 1f1b:2"
+    assert plan.seconds == plan.simulate().makespan_seconds and plan.peak_bytes == plan.figures.peak_bytes
+    assert find_plan(spec, hardware="dgx-h100", devices=3, batch=4, schedule="1f1b", tp=1, dp=1, **FEW).refusals == (
+        "no plan is possible: dp is another (1), stages do not divide the blocks (1)")
+    assert find_plan(spec, hardware="dgx-h100", devices=6, batch=4, pp=6, **FEW).refusals.startswith(
+        "no plan is possible: there are more stages than blocks (")
 
 
 def test_the_text_fits_a_terminal(plans: Plans) -> None:
