@@ -87,7 +87,8 @@ class PlanTable:
     def actions(self, row: int, kind: str) -> SheetCosts:
         """The costs of the actions of a kind of a plan."""
         s, shape = self.settings(row), self.shape(row)
-        if s["zero"] == 3 or s["overlap"] or self.task.model.blocks % shape.stages or (s["pp"] == 1 and s["chunks"] > 1):
+        uneven = self.task.model.blocks % shape.stages
+        if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
         pattern = Pattern(shape.stages > 1, kind in "IW", s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
                           min(s["zero"], 1) if s["sp"] else 0)
