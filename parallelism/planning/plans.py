@@ -185,7 +185,7 @@ class Plans(Sequence[Plan]):
         if not {"zero", "pp", "schedule", "chunks"} & {*self.fixed}:
             least = self.tightest.settings
             sharded = {"zero": 3, "pp": 1, "tp": least["tp"], "recompute": least["recompute"]}
-            freed = self.again(simulations=0, **self.fixed | sharded).least
+            freed = self.again(simulations=0, **{**self.fixed, **sharded}).least
             if freed is not None:
                 found.append(freed.need._replace(setting={"zero": 3}))
         return found

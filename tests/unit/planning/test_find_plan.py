@@ -110,8 +110,8 @@ def test_stages_that_are_asked_for_may_have_one_layer_fewer() -> None:
     assert plan.seconds == plan.simulate().makespan_seconds and plan.peak_bytes == plan.figures.peak_bytes
     assert find_plan(spec, hardware="dgx-h100", devices=3, batch=4, schedule="1f1b", tp=1, dp=1, **FEW).refusals == (
         "no plan is possible: dp is another (1), stages do not divide the blocks (1)")
-    assert find_plan(spec, hardware="dgx-h100", devices=6, batch=4, pp=6, **FEW).refusals.startswith(
-        "no plan is possible: there are more stages than blocks (")
+    assert "there are more stages than blocks (2)" in find_plan(
+        spec, hardware="dgx-h100", devices=6, batch=4, pp=6, **FEW).refusals
 
 
 def test_the_text_fits_a_terminal(plans: Plans) -> None:
