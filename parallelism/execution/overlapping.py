@@ -89,7 +89,8 @@ class _Ordering:
         self.update = updates[0] if updates else self.count
         """The number of the first op of the update."""
         self.early: dict[int, list[int]] = {}
-        """By the number of a sum: the ops of the update that make what it sums, from a gradient that is not summed."""
+        """By the number of a sum: the ops that bring a gradient, which is not summed, to it: they run as soon as it is
+        there.  (The gradient of a cast of all weights, for example, is at the end of the backward.)"""
         self.sums = self._sums()
         self.late = self._late()
         self.collectives = [number for number in self.collectives if number in self.sums or number not in self.late]
@@ -130,7 +131,7 @@ class _Ordering:
                 if self.ops[number].kind in ("all_reduce", "reduce_scatter") and self.ops[number]["op"] == "sum"}
         for number in reversed(range(self.count)):
             op = self.ops[number]
-            brings = number in sums or op.operator.view or op.kind in ("convert", "all_slice")
+            brings = number in sums or op.operator.view or op.kind in ("convert", "widen", "all_slice")
             if inside(op, UPDATE) or (brings and wanted.issuperset(self._after(number))):
                 wanted.add(number)
         found: set[int] = set()
@@ -139,8 +140,8 @@ class _Ordering:
             summed = self.started.intersection(behind)
             if not summed:
                 found.add(number)
-                if early := [each for each in behind if each >= self.update]:
-                    self.early[number] = early
+                if behind:
+                    self.early[number] = behind
             elif summed <= found and (self._made(number) in found or max(behind) < self.update):
                 found.add(number)       # a sum of a sum
         return found
@@ -197,8 +198,8 @@ class _Ordering:
         if self._chained(number):
             return self.update
         early = self.early.get(number, [number])
-        return 1 + max((made for each in early for value in self.ops[each].inputs
-                        if (made := self.made.get(value.name, -1)) < self.update), default=-1)
+        made = (self.made.get(value.name, -1) for each in early for value in self.ops[each].inputs)
+        return 1 + max((each for each in made if each not in early and each < self.update), default=-1)
 
     def _joins(self, number: int) -> bool:
         return joins(self.ops[number]) and self.ops[number].outputs[0].name not in self.apart

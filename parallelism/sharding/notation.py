@@ -109,7 +109,7 @@ class _Reader:
     def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
         """Raise ``ValueError``: ``wanted`` was expected in place of the next token, or of ``token``."""
         token = token or self.peek()
-        actual = "the end" if token.kind == "end" else repr(token.text)
+        actual = "the end" if token.kind == "end" else shortened(token.text)
         raise ValueError(
             f"{shortened(self.text)} is not a layout: expected {wanted} at position {token.place}, got {actual}")
 

