@@ -5,11 +5,12 @@ They take and return arrays of a program that is being read (`parallelism.intero
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -25,6 +26,27 @@ from parallelism.interop.folding import (
 from parallelism.ir.core import Extent
 
 INDEX = np.dtype(np.int64)
+
+
+def number(value: Any, like: Any) -> Any:
+    """A number in the dtype of an array, without dims."""
+    return np.asarray(value, like.dtype)
+
+
+def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:
+    """The quotient; of integers it is rounded toward 0, as in C, StableHLO and ONNX.
+
+    ``apply`` calls an elementwise operator by name: that of ONNX also broadcasts operands of other shapes.
+    """
+    if is_floating(a.dtype):
+        return apply("divide", a, b)
+    down = apply("floor_divide", a, b)
+    if a.dtype.kind == "u":
+        return down
+    rest = apply("subtract", a, apply("multiply", down, b))
+    rounded = apply("not_equal", rest, number(0, a))
+    negative = apply("less", apply("bitwise_xor", a, b), number(0, a))
+    return apply("add", down, convert(apply("logical_and", rounded, negative), a.dtype))
 
 
 def reshaped(x: Any, shape: Sequence[Extent]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
+from parallelism.interop.arrays import divided, number
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
@@ -40,11 +41,6 @@ def _objects(kind: str, *operands: Any) -> Any:
     if kind not in _ON_EXTENTS or any(x is None for x in given):
         raise ValueError(f"{kind} of extents with symbols is not supported")
     return _ON_EXTENTS[kind](*given)
-
-
-def number(value: Any, like: Any) -> Any:
-    """A number in the dtype of an array, without dims."""
-    return np.asarray(value, like.dtype)
 
 
 _SAME = {
@@ -88,18 +84,9 @@ def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Div")
 def _div(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    """Of integers it is rounded toward 0."""
-    a, b = x
-    if object in (a.dtype, b.dtype):
-        return ew("floor_divide", a, b)
-    if is_floating(a.dtype):
-        return ew("divide", a, b)
-    quotient = ew("floor_divide", a, b)
-    if a.dtype.kind == "u":
-        return quotient
-    rest = ew("subtract", a, ew("multiply", quotient, b))
-    below = ew("logical_and", ew("not_equal", rest, number(0, a)), ew("less", ew("bitwise_xor", a, b), number(0, a)))
-    return ew("add", quotient, convert(below, a.dtype))
+    if object in (x[0].dtype, x[1].dtype):
+        return ew("floor_divide", *x)
+    return divided(*x, apply=ew)
 
 
 @meaning("Mod")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import padded, reshaped
+from parallelism.interop.arrays import number, padded, reshaped
 from parallelism.interop.folding import convert, emit, whole
-from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of

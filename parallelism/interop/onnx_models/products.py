@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, padded, reshaped
+from parallelism.interop.arrays import flipped, iota, number, padded, reshaped
 from parallelism.interop.folding import convert, emit, spread, whole
-from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axes_of, axis_of

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import reshaped
+from parallelism.interop.arrays import number, reshaped
 from parallelism.interop.folding import convert, spread
-from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
 from parallelism.interop.onnx_models.reading import Reader, meaning

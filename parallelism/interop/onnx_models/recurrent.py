@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import reshaped
+from parallelism.interop.arrays import number, reshaped
 from parallelism.interop.folding import emit, known, spread, whole
-from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.windows import cut

@@ -13,6 +13,7 @@ from parallelism.interop.arrays import (
     concatenated,
     flipped,
     iota,
+    number,
     padded,
     reshaped,
     sliced,
@@ -20,7 +21,7 @@ from parallelism.interop.arrays import (
     transposed,
 )
 from parallelism.interop.folding import convert, filled, known
-from parallelism.interop.onnx_models.elementwise import ew, number
+from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import as_dtype, is_floating, limits_of
+from parallelism.interop.arrays import divided, number
 from parallelism.interop.folding import convert, elementwise as ew, filled
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -64,26 +65,9 @@ def _divide(reader: Reader, node: Node, x: list[Any]) -> Any:
     return divided(*x)
 
 
-def divided(a: Any, b: Any) -> Any:
-    """The quotient; of integers it is rounded toward 0, as C and StableHLO do."""
-    if is_floating(a.dtype):
-        return ew("divide", a, b)
-    quotient = ew("floor_divide", a, b)
-    if a.dtype.kind == "u":
-        return quotient
-    rest = ew("subtract", a, ew("multiply", quotient, b))
-    below = ew("logical_and", ew("not_equal", rest, number(0, a)), ew("less", ew("bitwise_xor", a, b), number(0, a)))
-    return ew("add", quotient, convert(below, a.dtype))
-
-
 @meaning("stablehlo.remainder")
 def _remainder(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("fmod", *x)
-
-
-def number(value: Any, like: Any) -> Any:
-    """A number in the dtype of an array, without dims."""
-    return np.asarray(value, like.dtype)
 
 
 @meaning("stablehlo.compare", "chlo.broadcast_compare")

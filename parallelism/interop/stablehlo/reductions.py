@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import broadcast_dims, concatenated, flipped, iota, reshaped, sliced, transposed
+from parallelism.interop.arrays import broadcast_dims, concatenated, flipped, iota, number, reshaped, sliced, transposed
 from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
-from parallelism.interop.stablehlo.elementwise import number, total_order
+from parallelism.interop.stablehlo.elementwise import total_order
 from parallelism.interop.stablehlo.module import Block, Node
 from parallelism.interop.stablehlo.reading import RETURNS, Reader, meaning
 from parallelism.interop.stablehlo.shapes import numbers
