@@ -14,24 +14,16 @@ import numpy as np
 
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import known
+from parallelism.interop.meanings import Meanings
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.graph import Graph, GraphNode, Reference
 from parallelism.ir.core import Builder, Extent, IRError, TensorType
 
 Meaning = Callable[["Reader", GraphNode, list[Any]], Any]
 
-MEANINGS: dict[str, Meaning] = {}
+MEANINGS: Meanings[Meaning] = Meanings()
+meaning = MEANINGS.of
 MOST_OPS, MOST_DEPTH = 200_000, 32
-
-
-def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
-    """Register what nodes of these kinds mean."""
-    def register(function: Meaning) -> Meaning:
-        for kind in kinds:
-            MEANINGS[kind] = function
-        return function
-
-    return register
 
 
 class Reader:

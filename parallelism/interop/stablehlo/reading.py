@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import recorded, whole
+from parallelism.interop.meanings import Meanings
 from parallelism.interop.stablehlo.module import Block, Module, Node
 from parallelism.ir.core import Builder, Function, IRError, TensorType
 from parallelism.ir.tracing import Traced, recording
@@ -19,22 +20,13 @@ from parallelism.mesh import Mesh
 
 Meaning = Callable[["Reader", Node, list[Any]], Any]
 
-MEANINGS: dict[str, Meaning] = {}
+MEANINGS: Meanings[Meaning] = Meanings()
 """What nodes mean, by their kinds.  A result is an array, or a list of them if there is not exactly one."""
+meaning = MEANINGS.of
 
 MOST_OPS = 200_000
 """The largest number of ops that a program may have, loops unrolled."""
 MOST_DEPTH = 64
-
-
-def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
-    """Register what nodes of these kinds mean."""
-    def register(function: Meaning) -> Meaning:
-        for kind in kinds:
-            MEANINGS[kind] = function
-        return function
-
-    return register
 
 
 class Devices(NamedTuple):
