@@ -25,10 +25,10 @@ Mistral
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from parallelism.models.spec import TransformerSpec
+from parallelism.spelling import did_you_mean
 
 
 def _gpt(layers: int, width: int, heads: int, vocabulary: int, sequence: int) -> TransformerSpec:
@@ -87,7 +87,6 @@ def transformer(name: str) -> TransformerSpec:
     """
     plain = name.lower().replace("_", "-")
     if plain not in TRANSFORMERS:
-        near = difflib.get_close_matches(plain, TRANSFORMERS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f": they are {', '.join(TRANSFORMERS)}"
+        hint = did_you_mean(name, TRANSFORMERS) or f": they are {', '.join(TRANSFORMERS)}"
         raise ValueError(f"there is no Transformer {name!r}{hint}")
     return TRANSFORMERS[plain]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
+from parallelism.spelling import did_you_mean
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
 from parallelism.transforms.fusion import Fused
@@ -223,8 +223,8 @@ def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
     """The transform of a word, and the size of its axis, which a word has if and only if the text is ``sized``."""
     make = _SIZED.get(word.name) or _OTHER.get(word.name)
     if make is None:
-        near = difflib.get_close_matches(word.name, (*_SIZED, *_OTHER), 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; they are {', '.join((*_SIZED, *_OTHER))}"
+        known = (*_SIZED, *_OTHER)
+        hint = did_you_mean(word.name, known, cutoff=0.5) or f"; they are {', '.join(known)}"
         raise ValueError(f"no transform is written {word.name!r}{hint}")
     if word.regions and word.name not in _WITH_REGIONS:
         raise ValueError(f"{word.name!r} has no regions, got @{','.join(word.regions)}")

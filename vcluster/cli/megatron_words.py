@@ -4,13 +4,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from textwrap import wrap
 from typing import Any
 
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
+from parallelism.spelling import closest
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, Option
 from vcluster.demo import Parser, WrongWords, hardware_of
 from vcluster.demo.command_line import Arguments, choice, nearest, whole
@@ -25,7 +25,7 @@ def is_model(word: str) -> bool:
     if os.path.exists(word):    # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
         return False
     models = (PLAIN, *TRANSFORMERS)
-    if known not in models and get_close_matches(known, models, 1):
+    if known not in models and closest(known, models) is not None:
         raise WrongWords(f"there is neither a model nor a file {word!r}{nearest(known, models)}")
     return known in models
 

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from parallelism.mesh import Mesh
+from parallelism.spelling import closest
 
 AXES = ("pp", "dp", "cp", "ep", "tp")
 """The axes of a mesh, outermost first. The order is that of Megatron: the ranks of a tp group are neighbours."""
@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
 
 def nearest(word: str, right: Sequence[str]) -> str:
     """The hint ``; did you mean ...?`` if one of the valid words is close, otherwise a list of all of them."""
-    close = get_close_matches(word.lower(), right, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; there is {', '.join(right)}"
+    near = closest(word, right)
+    return f"; did you mean {near}?" if near is not None else f"; there is {', '.join(right)}"
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:

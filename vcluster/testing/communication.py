@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from parallelism.algorithms import KINDS, NAMED_OTHERWISE
 from parallelism.display import in_columns
 from parallelism.operation import ranks_in_words
+from parallelism.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from parallelism.trace import Event, Trace
@@ -46,8 +46,7 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     occurring = {event.name for event in trace if event.parent is None}
     for name in expected:
         if name not in known and name not in occurring:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the names are {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"; the names are {', '.join(known)}"
             raise ValueError(f"a trace has no operation and no total {name!r}{hint}")
     rows = [row for name, numbers in expected.items() for row in _rows(trace, name, numbers)]
     if others is not None:

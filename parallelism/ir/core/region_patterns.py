@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
 from parallelism.ir.core.function import Function, Op
+from parallelism.spelling import did_you_mean
 
 _PATTERN = re.compile(r"[A-Za-z0-9_.*?]+")
 
@@ -32,9 +32,8 @@ def matching(function: Function, given: Sequence[str], subject: str) -> dict[Op,
         return dict.fromkeys(function.ops, "")
     for pattern in given:
         if not any(fnmatchcase(path, pattern) for path in function.regions):
-            near = difflib.get_close_matches(pattern, function.regions, 3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else \
-                f"; its regions are {', '.join(function.regions[:12]) or 'none'}"
+            known = function.regions
+            hint = did_you_mean(pattern, known) or f"; its regions are {', '.join(known[:12]) or 'none'}"
             raise ValueError(f"{subject}: @{function.name} has no region {pattern!r}{hint}")
     found = ((op, next((path for path in paths(op) if any(fnmatchcase(path, pattern) for pattern in given)), None))
              for op in function.ops)

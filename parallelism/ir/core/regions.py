@@ -5,12 +5,13 @@ A region is a path of names, such as ``block.0.attention``.  Its ops also belong
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate, chain, count
 from typing import TYPE_CHECKING
+
+from parallelism.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from parallelism.ir.core.function import Function, Op, Value
@@ -47,9 +48,7 @@ def part(function: Function, path: str) -> Function:
     """See `Function.region`."""
     ops = [op for op in function.ops if inside(op, check_path(path))]
     if not ops:
-        near = difflib.get_close_matches(path, paths(function), 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"@{function.name} has no op in region {path!r}{hint}")
+        raise ValueError(f"@{function.name} has no op in region {path!r}{did_you_mean(path, paths(function))}")
     defined = {value for op in ops for value in op.outputs}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in defined)
     needed = {*function.outputs, *(v for op in function.ops if not inside(op, path) for v in op.inputs)}

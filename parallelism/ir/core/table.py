@@ -4,7 +4,6 @@ It has the rule that relates dims (`parallelism.ir.core.rules`), the dtypes of t
 floating-point operations per point and the derivative.  Shapes, costs and possible splits follow from the rule.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ from parallelism.ir.core.extents import Expression, Extent
 from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
 from parallelism.sharding import TensorSharding
+from parallelism.spelling import did_you_mean
 
 Attributes = tuple[tuple[str, Any], ...]
 
@@ -125,9 +125,7 @@ def operator(kind: str) -> Operator:
     """The entry of this name; ``ValueError`` if there is none."""
     entry = OPERATORS.get(kind) if isinstance(kind, str) else None
     if entry is None:
-        near = difflib.get_close_matches(str(kind)[:80], OPERATORS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no operator {str(kind)[:80]!r}{hint}")
+        raise ValueError(f"there is no operator {str(kind)[:80]!r}{did_you_mean(kind, OPERATORS)}")
     return entry
 
 

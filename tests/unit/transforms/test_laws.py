@@ -105,8 +105,8 @@ def placed(text, step=STEP, **options):
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: placed("tp@block.7=2"), r"tp@block\.7: @.* has no region 'block\.7'; did you mean block\.1"),
-    (lambda: placed("dp=2 recompute=blok.*"), "has no region 'blok.*'; did you mean block"),
+    (lambda: placed("tp@block.7=2"), r"tp@block\.7: @.* has no region 'block\.7'; did you mean 'block\.1'"),
+    (lambda: placed("dp=2 recompute=blok.*"), "has no region 'blok.*'; did you mean 'block"),
     (lambda: placed("dp=2 recompute=block.* ,-heat"), "a word of a strategy is a name"),
     (lambda: placed("dp=2 local=layer.*"), r"has no region 'layer\.\*'; its regions are embedding, block, block\.0"),
     (lambda: placed("pp@blok.1=2 1f1b:2", batch=8), "blok.1"),

@@ -140,7 +140,7 @@ def np_sum(p):
     (lambda: Strategy.parse("sp")(STEP), "sp: no product of @transformer.step is split over 'tp'"),
     (lambda: Strategy.parse("dp")(train_step(product("a"), SGD(1))), "dp: the inputs of @.* have no rows to split"),
     (lambda: Strategy.parse("tp")(train_step(product("a"), SGD(1))), "tp: no weight of @.* is left to be split"),
-    (lambda: Strategy.parse("tp@blok.*")(STEP), r"has no region 'blok.\*'; did you mean block"),
+    (lambda: Strategy.parse("tp@blok.*")(STEP), r"has no region 'blok.\*'; did you mean 'block"),
     (lambda: Strategy.parse("tp@nothing")(STEP), "has no region 'nothing'; its regions are embedding, block"),
     (lambda: TensorParallel(regions="a b"), "a pattern of regions consists of names"),
     (lambda: Executable(Strategy.parse("dp tp")(STEP), Mesh(dp=2)), "names axis 'tp', but the axes of"),
