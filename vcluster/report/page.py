@@ -60,8 +60,17 @@ def page(
         "POLICY": "default-src 'none'; base-uri 'none'; form-action 'none'; "
                   f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script, "DATA": embedded(data)}
-    pieces = _text(template).split("@@")     # text, name, text, name, ..., text: inserted text is not scanned again
-    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+    return _filled(template, parts) + "\n"
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its parts: what stands between ``@@`` is the name of a part, or else of another template.
+
+    Parts that were put in are not scanned again.
+    """
+    pieces = _text(template).removesuffix("\n").split("@@")     # text, name, text, name, ..., text
+    return "".join(piece if i % 2 == 0 else parts[piece] if piece in parts else _filled(piece, parts)
+                   for i, piece in enumerate(pieces))
 
 
 def embedded(data: Any) -> str:
