@@ -95,11 +95,15 @@ def unexpected_keyword(call: str, keyword: str, parameters: Collection[str]) -> 
 
 
 def explains_keywords(call: str) -> Callable[[Called], Called]:
-    """A decorator: a keyword that the function does not have is answered by `unexpected_keyword`.
+    """A decorator: `unexpected_keyword` answers a keyword that a function, or the ``__init__`` of a class, lacks.
 
     Each call goes through one more function, so calls that kernels make in loops do without.
     """
     def decorate(function: Called) -> Called:
+        if isinstance(function, type):
+            type.__setattr__(function, "__init__", decorate(vars(function)["__init__"]))
+            return function
+
         @wraps(function)
         def explained(*args: Any, **kwargs: Any) -> Any:
             try:

@@ -31,6 +31,7 @@ from pipeline_parallelism.trained_stage import Layer
 _PLAIN_SGD = SGD(0.1)
 
 
+@explains_keywords("MLP")
 @dataclass(frozen=True)
 class MLP(Model):
     """Dense layers between ``layer_sizes``, with an activation after each but the last, split over the stages.
@@ -244,9 +245,6 @@ class MLP(Model):
             row, column = wrong[0]
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
-
-
-MLP.__init__ = explains_keywords("MLP")(MLP.__init__)  # type: ignore[method-assign]  # a dataclass makes it
 
 
 def _known(subject: str, name: str, names: Iterable[str]) -> None:
