@@ -15,7 +15,7 @@ The bounds are ratios to a peer's median in the same run, to the time that the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from benchmarks.installed import PEERS
 from benchmarks.plan import KIB, MIB
 from benchmarks.results import Measurement, Results
 from benchmarks.systems import OURS
+from benchmarks.tables import seconds_text, table
 from benchmarks.traffic import CopyRates, least_bytes
 
 SUITE = "peers"
@@ -69,6 +70,18 @@ def against(limit: float | None, value: float, text: str) -> str:
     if limit is None:
         return "-"
     return f"{text} {'yes' if value <= limit else 'NO'}"
+
+
+def against_plain(results: Results, suite: str, texts: Mapping[str, str]) -> str:
+    """A table with a line for each figure of a suite: the text of its operation, its seconds, and its plain limit."""
+    rows = []
+    for m in results.of(suite):
+        limit = PLAIN.get((suite, m.operation, m.devices))
+        rows.append([
+            texts[m.operation].format(m.memory), str(m.devices), seconds_text(m.seconds.median),
+            f"{m.seconds.spread:.0%}", against(limit, m.seconds.median, seconds_text(limit or 0.0)),
+        ])
+    return table(("", "devices", "median", "spread", "at most"), rows)
 
 
 @dataclass(frozen=True)

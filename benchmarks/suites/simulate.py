@@ -23,8 +23,7 @@ from benchmarks.cases import WrongAnswerError
 from benchmarks.plan import Plan
 from benchmarks.results import Results
 from benchmarks.systems import OURS, Say
-from benchmarks.tables import seconds_text, table
-from benchmarks.targets import PLAIN, against
+from benchmarks.targets import against_plain
 from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir, models
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.layouts import annotate, localize, partition, propagate
@@ -81,14 +80,7 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
 
 def report(results: Results) -> str:
     """A line for each figure, and what it may be at most."""
-    rows = []
-    for m in results.of(NAME):
-        limit = PLAIN.get((NAME, m.operation, m.devices))
-        rows.append([
-            TEXTS[m.operation].format(m.memory), str(m.devices), seconds_text(m.seconds.median),
-            f"{m.seconds.spread:.0%}", against(limit, m.seconds.median, seconds_text(limit or 0.0)),
-        ])
-    return table(("", "devices", "median", "spread", "at most"), rows)
+    return against_plain(results, NAME, TEXTS)
 
 
 def _step(plan: Plan, results: Results, say: Say, model: Model) -> None:
