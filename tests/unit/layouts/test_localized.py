@@ -101,6 +101,30 @@ def test_random_numbers_and_places_are_those_of_the_whole():
     assert [op.outputs for op in first.ops] == [op.outputs for op in second.ops]
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("layout", ["[x, y, None, None]", "[None, x, y, None]", "[None, (x, y), None, None]"])
+def test_ops_of_several_outputs_begin_where_the_first_of_them_does(layout, rate):
+    # Of 5 queries each attends to the columns up to its own: a part that begins elsewhere has another mask.
+    def loss(q, k, v, weights, step):
+        steps, whole = (step,) if rate else (), {"whole": q.shape, "starts": (0, 0, 0, 0)}
+        out, _ = ir.apply("attention", q, k, v, *steps, scale=0.5, causal=True, rate=rate, seed=3, **whole)
+        out, _ = ir.apply("dropout", out, step, rate=0.3, seed=4, **whole)
+        return np.sum(out * weights)
+
+    types = [T("f8", (3, 5, 4, 2)), *[T("f8", (3, 7, 2, 2))] * 2, T("f8", (3, 5, 4, 2)), T("i64", ())]
+    function = annotate(ir.gradient(ir.record(loss, *types), ["q", "k", "v"], keep_outputs=True), {"q": layout})
+    localized = localize(function, Mesh(x=2, y=2))
+    split = TensorSharding.parse(layout)
+    attends = {op.kind: [value.layout for value in op.outputs] for op in localized.function.ops if "starts" in dict(
+        op.attributes)}
+    assert [layouts[0] for layouts in attends.values()] == [split] * 3
+    assert len(attends["attention"][1].dims) == 3 and attends["attention_gradient"][2] != split
+    rng = np.random.default_rng(0)
+    arrays = [*(rng.normal(size=type.shape) for type in types[:4]), np.array(2)]
+    for found, expected in zip(run_everywhere(localized, arrays), ir.interpret(function, arrays).outputs, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_a_hundred_thousand_devices_are_a_few_classes():
     function = annotate(models.mlp((64, 128, 32), 25_000), {"x": "[dp, None]", "p.w0": "[None, tp]"})
     localized = localize(ir.gradient(function), Mesh(dp=12_500, tp=8))

@@ -8,7 +8,9 @@ from parallelism import Hardware, Mesh, ir, models, simulate
 from parallelism.display.quantities import rate, seconds
 from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan
 from parallelism.planning.plan import Task
-from parallelism.transforms import Strategy
+from parallelism.planning.space import choices
+from parallelism.planning.trained import TrainedModel
+from parallelism.transforms import Adam, Strategy
 
 SPEC = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=22, sequence=6)
 FEW = {"microbatch": 2, "recompute": "none", "order": "pp dp cp tp"}
@@ -135,6 +137,19 @@ def test_a_cap_on_simulations_is_told() -> None:
     assert len(plans) == 2
     assert plans.simulated == 0
     assert plans.gap == 1
+
+
+@pytest.mark.parametrize(("model", "split"), [
+    (models.TransformerSpec(layers=2, width=24, heads=4, vocabulary=24, sequence=6), {1: 0, 2: 1, 4: 0}),
+    (models.TransformerSpec(layers=2, width=24, heads=4, vocabulary=24, sequence=8), {1: 0, 2: 1, 4: 1}),
+    (models.mlp((8, 8, 4), ir.symbol("B")), {1: 0, 2: 1, 4: 1}),
+])
+def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, split: dict[int, int]) -> None:
+    trained = TrainedModel.of(model, Adam())
+    columns = choices(trained, 4, 4, {}).columns
+    assert {*zip(columns["tp"].tolist(), columns["sp"].tolist(), strict=True)} == {*split.items()}
+    asked = choices(trained, 4, 4, {"sp": [False, True]})
+    assert {*zip(asked["tp"].tolist(), asked["sp"].tolist(), strict=True)} == {*split.items(), (1, 0), (2, 0), (4, 0)}
 
 
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
