@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from simulated_runs import assert_simulated
-from transformed import MODELS, trained
+from trained_runs import B, simulated, trained_on
+from transformed import MODELS
 
-from parallelism import Hardware, ir
+from parallelism import Hardware
 from parallelism.hardware import Products, Reached
-from parallelism.simulation import simulate
 from parallelism.transforms import Adam, Strategy, train_step
 
-B, = ir.symbols("B")
 H100 = Hardware.preset("dgx-h100")
 STACK = replace(
     H100, fused=True, stack="ours", issue_seconds=3e-6, message_overhead_seconds=2e-6,
@@ -32,24 +31,15 @@ CASES = [("gpt", 5, "dp=2 tp=2 sp zero=1"), ("dropout", 3, "tp=3 sp"), ("llama",
 @pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_fused_step_gives_the_same_bits_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):
     strategy, mesh = Strategy.parse_on_mesh(text)
-    pipelined = "pp=" in text
-    step = strategy(train_step(MODELS[model](B if pipelined else rows), Adam(0.01)))
+    step = strategy(train_step(MODELS[model](B if "pp=" in text else rows), Adam(0.01)))
     like = train_step(MODELS[model](rows), Adam(0.01))
-    whole = step.function if pipelined else step
     found = {}
     for name, options in (("fused", ON), ("plain", {**ON, "hardware": replace(STACK, fused=False)})):
-        cluster, runs = cluster_of(mesh, backend, compute="modelled", **options), []
-
-        def run(inputs, cluster=cluster, runs=runs):
-            runs.append(cluster.run(step, inputs))
-            return runs[-1].result
-
-        results = trained(whole, run, like=like, steps=1)
-        batch = {"batch": rows} if pipelined else {}
-        assert_simulated(simulate(step, mesh=mesh, **batch, **options), runs[-1].trace)
-        folded = simulate(step, mesh=mesh, fold=True, **batch, **options)
-        assert folded.makespan_seconds == pytest.approx(runs[-1].trace.makespan_seconds, rel=1e-9)
-        found[name] = results, runs[-1].trace
+        results, trace = trained_on(cluster_of(mesh, backend, compute="modelled", **options), step, like, steps=1)
+        assert_simulated(simulated(step, mesh, rows, options), trace)
+        folded = simulated(step, mesh, rows, options, fold=True)
+        assert folded.makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
+        found[name] = results, trace
     (losses, state), (wanted, expected) = found["fused"][0], found["plain"][0]
     np.testing.assert_array_equal(losses, wanted)
     for name, array in expected.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from drawn import up_to
 from hypothesis import given, strategies as st
-from overlapped import ON, check
+from overlapped import check
+from trained_runs import ON
 from transformed import MODELS
 
 from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy

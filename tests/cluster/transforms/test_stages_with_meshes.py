@@ -8,18 +8,16 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from simulated_runs import assert_simulated
-from transformed import MODELS, assert_trained, interpreted, trained
+from trained_runs import ON, B, assert_trains
+from transformed import MODELS
 
-from parallelism import Mesh, ir
+from parallelism import Mesh
 from parallelism.execution import TrainedPipeline
 from parallelism.operation.part import DevicePart, part_of
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, AdamW, Pipeline, Step, Strategy, train_step
 
-B, = ir.symbols("B")
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
-ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
     ("mlp", 8, "dp", Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(dp=3)]), SGD(0.1), None),
     ("mlp", 8, "dp tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(tp=3)]), SGD(0.1, 0.5), 0.3),
@@ -42,16 +40,7 @@ def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread")
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))
     assert Strategy.parse(str(strategy)) == strategy and Step.parse(str(step)) == step
     mesh = Mesh(devices=sum(each.size for each in pipeline.meshes))
-    cluster = cluster_of(mesh, backend, compute="modelled", **ON)
-    runs = []
-
-    def run(inputs):
-        runs.append(cluster.run(step, inputs))
-        return runs[-1].result
-
-    assert_trained(trained(step.function, run, like=alone), interpreted(alone))
-    assert_simulated(simulate(step, mesh=mesh, batch=rows, **ON), runs[-1].trace)
-    return step, runs[-1].trace
+    return step, assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
 @pytest.mark.sampled(5)

@@ -7,16 +7,13 @@ import os
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from simulated_runs import assert_simulated
-from transformed import MODELS, assert_trained, interpreted, trained
+from trained_runs import ON, B, assert_trains, simulated
+from transformed import MODELS
 
 from parallelism import ir
-from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, AdamW, Strategy, first_state, following, train_step
 
-B, = ir.symbols("B")
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
-ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
     ("gpt", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("mlp", 7, "pp=3 gpipe:2 dp=2 zero=2", AdamW(0.01)),
     ("llama", 8, "pp=2 zero_bubble_h1:4 dp=2 tp=2", SGD(0.1, 0.5)), ("convolutional", 6, "pp=2 1f1b:2 tp=3", SGD(0.1)),
@@ -55,17 +52,8 @@ def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))
-    cluster = cluster_of(mesh, backend, compute="modelled", **ON)
-    runs = []
-
-    def run(inputs):
-        runs.append(cluster.run(step, inputs))
-        return runs[-1].result
-
-    assert_trained(trained(step.function, run, like=alone), interpreted(alone))
-    assert_simulated(simulate(step, mesh=mesh, batch=rows, **ON), runs[-1].trace)
-    folded = simulate(step, mesh=mesh, batch=rows, fold=True, **ON)
-    assert folded.makespan_seconds == pytest.approx(runs[-1].trace.makespan_seconds, rel=1e-9)
+    trace = assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
+    assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 
 
 @pytest.mark.sampled(8)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated_runs import assert_simulated
-from transformed import MODELS, assert_trained, interpreted, trained
+from trained_runs import ON, assert_trains, trained_on
+from transformed import MODELS, assert_trained, interpreted
 
 from parallelism import Mesh, ir, models
 from parallelism.execution import Executable, operation_on
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, AdamW, Strategy, train_step
 
-ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 CASES = [
     ("gpt", 5, "dp=2 tp=2 sp zero=1"), ("mlp", 7, "dp=3 tp=2 zero=2"), ("llama", 4, "dp=2 tp=4 zero=3"),
     ("convolutional", 5, "dp=2 tp=3"), ("mixture", 6, "dp=4 tp=2 zero=2"), ("residual", 5, "dp=2 tp=2 sp zero=3"),
@@ -27,16 +26,7 @@ CASES = [
 def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):
     alone = train_step(MODELS[model](rows), AdamW(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(alone)
-    cluster = cluster_of(mesh, backend, compute="modelled", **ON)
-    runs = []
-
-    def run(inputs):
-        runs.append(cluster.run(step, inputs))
-        return runs[-1].result
-
-    assert_trained(trained(step, run), interpreted(alone))
-    assert_simulated(simulate(step, mesh=mesh, **ON), runs[-1].trace)
+    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), strategy(alone), alone, rows)
 
 
 def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
@@ -44,8 +34,8 @@ def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
     alone = train_step(MODELS["mlp"](6), SGD(0.1, 0.5))
     step = ir.parse(str(strategy(alone)))
     assert step == strategy(alone)
-    cluster = cluster_of(mesh, "thread")
-    assert_trained(trained(step, lambda inputs: cluster.run(step, inputs).result), interpreted(alone))
+    results, _ = trained_on(cluster_of(mesh, "thread"), step, alone)
+    assert_trained(results, interpreted(alone))
 
 
 def test_a_program_is_placed_on_a_mesh_once_and_runs_without_an_update_too(cluster_of):

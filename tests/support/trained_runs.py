@@ -1,0 +1,36 @@
+"""Steps of training run on devices, and what a simulation says of them."""
+
+from simulated_runs import assert_simulated
+from transformed import assert_trained, interpreted, trained
+
+from parallelism import ir
+from parallelism.simulation import simulate
+from parallelism.transforms import Step
+
+B, = ir.symbols("B")
+ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
+
+
+def trained_on(cluster, step, like, steps=3):
+    """What some steps give, as `transformed.trained`, and the trace of the last one."""
+    runs = []
+
+    def run(inputs):
+        runs.append(cluster.run(step, inputs))
+        return runs[-1].result
+
+    return trained(step.function if isinstance(step, Step) else step, run, like=like, steps=steps), runs[-1].trace
+
+
+def simulated(step, mesh, rows, on=None, **options):
+    """The simulation of a step with so many rows of the batch."""
+    batch = {"batch": rows} if isinstance(step, Step) else {}
+    return simulate(step, mesh=mesh, **batch, **(on or ON), **options)
+
+
+def assert_trains(cluster, step, alone, rows):
+    """Three steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
+    results, trace = trained_on(cluster, step, alone)
+    assert_trained(results, interpreted(alone))
+    assert_simulated(simulated(step, cluster.mesh, rows), trace)
+    return trace
