@@ -86,7 +86,7 @@ def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _div(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if object in (x[0].dtype, x[1].dtype):
         return ew("floor_divide", *x)
-    return divided(*x, apply=ew)
+    return divided(x[0], x[1], ew)
 
 
 @meaning("Mod")
