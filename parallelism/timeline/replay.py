@@ -24,13 +24,17 @@ everything else is free.
 
 from collections.abc import Sequence
 from itertools import chain
+from math import inf
 
 import numpy as np
 
 from parallelism.events import Columns, Event, whole_nanoseconds
+from parallelism.events.columns import as_values
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
 from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_placed
 from parallelism.timeline.pricing import Prices, Pricing, Seen
+from parallelism.timeline.resumption import resumed
+from parallelism.timeline.undisturbed import Steps, Times, undisturbed
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""
@@ -59,8 +63,7 @@ def replay_columns(
 
     ``roles`` and ``prices`` are those of the events, if the caller computed them before.
 
-    Times without a hardware are counted in whole nanoseconds if all costs are such.  The engine reads arrays through
-    their memoryviews, which give Python's numbers and take a quarter of the memory of a list.
+    Times without a hardware are counted in whole nanoseconds if all costs are such.
     """
     roles = roles_of(events) if roles is None else roles
     if prices is None and pricing is not None:
@@ -71,38 +74,54 @@ def replay_columns(
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
         whole = None
     unit, values = (1.0, costs) if whole is None else (1e9, whole)
-    starts, durations, ends = np.zeros_like(values), np.zeros_like(values), np.cumsum(lengths)
+    starts, durations, ends = np.empty_like(values), np.zeros_like(values), np.cumsum(lengths)
     # An event that is no step of its lane starts with the next one that is, or when the lane ends.
     steps = np.flatnonzero(roles.roles != OUTSIDE)
     until = np.searchsorted(steps, ends)
-    own = values[steps]
-    own_starts, own_durations = np.zeros_like(own), np.zeros_like(own)
     sharing = None
     if pricing is not None and prices is not None and pricing.shares_links:
         ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
         sharing = Sharing(
             pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events)[steps].data, ranks, peers,
             prices.ways, None if prices.way is None else prices.way[steps].data)
-    engine = Replay(
-        LaneEvents(np.diff(until, prepend=0).tolist(), roles.roles[steps].data, roles.keys[steps].data,
-                   roles.sizes[steps].data, events.only("work").take(steps).values("work"), own.data,
-                   own_starts.data, own_durations.data),
-        ordered=ordered, sharing=sharing, overhead=pricing.message_overhead_seconds if ordered and pricing else 0)
-    while blocked := engine.run():
-        engine.release(blocked)
+    lanes = Steps(np.diff(until, prepend=0), roles.roles[steps], roles.keys[steps], roles.sizes[steps],
+                  events.only("work").take(steps).numbers("work"), values[steps])
+    overhead = pricing.message_overhead_seconds if ordered and pricing else 0
+    own = _times(lanes, ordered=ordered, sharing=sharing, overhead=overhead)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
     if len(outside):
         following = np.searchsorted(steps, outside)
         lane = np.searchsorted(ends, outside, "right")
         starts[outside] = np.where(
-            following < until[lane], np.append(own_starts, 0)[following], np.array(engine.clock, values.dtype)[lane])
-    starts[steps], durations[steps] = own_starts, own_durations
+            following < until[lane], np.append(own.starts, 0)[following], own.clocks[lane])
+    starts[steps], durations[steps] = own.starts, own.durations
     starts, durations = starts / unit, durations / unit
     if events.present("parent").any():
         starts = with_children_placed(events, ends.tolist(), starts)
     return events.with_columns(
         start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None,
         priced_algorithm=None if prices is None else prices.algorithms)
+
+
+def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float) -> Times:
+    """The times of the steps: by the engine from the first moment on at which transfers disturb each other.
+
+    The engine reads arrays through their memoryviews, which give Python's numbers and take a quarter of the memory of a
+    list.
+    """
+    known = undisturbed(steps, ordered=ordered, sharing=sharing, overhead=overhead)
+    if known is not None and known.disturbed == inf:
+        return known.times
+    starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
+    engine = Replay(
+        LaneEvents(steps.lengths.tolist(), steps.roles.data, steps.keys.data, steps.sizes.data, as_values(steps.works),
+                   steps.costs.data, starts.data, durations.data),
+        ordered=ordered, sharing=sharing, overhead=overhead)
+    if known is not None:
+        starts[:], durations[:], _ = resumed(engine, steps, known)
+    while blocked := engine.run():
+        engine.release(blocked)
+    return Times(starts, durations, np.array(engine.clock, steps.costs.dtype))
 
 
 def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:
