@@ -13,7 +13,6 @@ from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Hel
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
-from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.layouts.stages.sums import added_into_buffers
@@ -138,9 +137,18 @@ class StagePrograms:
     @cached_property
     def sum_types(self) -> tuple[TensorType, ...]:
         """The types of this device's sums of gradients, in the order of ``trained``."""
+        if self.like is not None:
+            return self.like.sum_types
         trained = self.functions.trained
         return tuple(TensorType(self.sums.get(name, type.dtype), type.shape) for name, type in zip(
             trained, self.types(self.functions.forward.inputs, trained), strict=True))
+
+    @cached_property
+    def weight_types(self) -> tuple[TensorType, ...]:
+        """The types of this device's parts of the weights, in their order."""
+        if self.like is not None:
+            return self.like.weight_types
+        return self.types(self.functions.forward.inputs, self.functions.weights)
 
     @cached_without_names
     def left(self, kind: str, part: Part) -> Held:
@@ -211,4 +219,6 @@ class StagePrograms:
     @cached_property
     def names(self) -> Mapping[str, str]:
         """The names of values in the programs of the `first` stage, and the names that the values have in these."""
-        return names_between(self.first.functions.functions, self.functions.functions)
+        to = self.first.functions.renaming_of(self.functions)
+        return {value.name: to.name(value.name) for function in self.first.functions.functions if function is not None
+                for value in function.values}

@@ -17,6 +17,7 @@ import numpy as np
 
 from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
 from parallelism.ir import Function, TensorType
+from parallelism.ir.passes import Form
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
@@ -151,9 +152,17 @@ class PipelinedStep:
 
     def _has_messages(self, position: int) -> bool:
         """Whether an action of a stage has messages of its own, which cannot be repeated with other numbers."""
-        return any(op.kind in ("send", "recv") for number in self.program.stages_on(position)
-                   for function in self.program.stages.functions[number].functions if function is not None
-                   for op in function.ops)
+        return any(self.program.stages.functions[number].form in self._with_messages
+                   for number in self.program.stages_on(position))
+
+    @cached_property
+    def _with_messages(self) -> frozenset[Form]:
+        """The forms of stages that have sends and recvs among their ops."""
+        first = {stage.form: stage for stage in reversed(self.program.stages.functions)}
+        return frozenset(
+            form for form, stage in first.items() if any(
+                op.kind in ("send", "recv") for function in stage.functions if function is not None
+                for op in function.ops))
 
     def _share(self, rank: int) -> Share:
         """The inputs of a rank, as types."""
@@ -165,8 +174,7 @@ class PipelinedStep:
             alike = list(map(programs.alike, parts))
             arrays = {part: list(map(TypedArray.of, programs.data(part))) for part in dict.fromkeys(alike)}
             data |= {name: tuple([arrays[part][place] for part in alike]) for place, name in enumerate(functions.data)}
-            types_of_weights = programs.types(functions.forward.inputs, functions.weights)
-            weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
+            weights |= zip(functions.weights, map(TypedArray.of, programs.weight_types), strict=True)
         types_of_state = self.program.state_types(self.mesh, rank, position)
         state: dict[str, Any] = {name: TypedArray.of(type) for name, type in types_of_state.items()}
         return Share(self.numbers, self.rows, parts, data, weights, state)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
-from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.ir.core.derived import derived_later, renamed_value, with_values
 from parallelism.ir.core.table import Attributes
 from parallelism.ir.passes.gradients import GRADIENT, MARK
 
@@ -113,11 +113,13 @@ class Renaming:
     names: dict[str, str]
     regions: Mapping[str, str]
     seeds: Mapping[Any, Any] = field(default_factory=dict)
-    _free: list[list[int]] = field(init=False, repr=False)
+    _taken: tuple[list[int], list[int]] = field(init=False, repr=False)
+    """The old names that are numbers; and for each new one the number of free numbers before it."""
 
     def __post_init__(self) -> None:
-        self._free = [sorted(int(name) for name in side if name.isdecimal() and str(int(name)) == name)
-                      for side in (self.names, self.names.values())]
+        old, new = (sorted(int(name) for name in side if name.isdecimal() and str(int(name)) == name)
+                    for side in (self.names, self.names.values()))
+        self._taken = old, [taken - count for count, taken in enumerate(new)]
         self._values: dict[int, tuple[Value, Value]] = {}
 
     @classmethod
@@ -149,9 +151,9 @@ class Renaming:
 
     def _number(self, old: int) -> int:
         """The number that is preceded by as many free numbers as ``old`` was."""
-        before, after = self._free
-        free = old - bisect_left(before, old)
-        return free + bisect_right([taken - count for count, taken in enumerate(after)], free)
+        taken, free_before = self._taken
+        free = old - bisect_left(taken, old)
+        return free + bisect_right(free_before, free)
 
     def region(self, old: str | None) -> str | None:
         """The new path of a region."""
@@ -167,13 +169,32 @@ class Renaming:
             known = self._values[id(old)] = old, renamed_value(old, self.name(old.name))
         return known[1]
 
-    def function(self, old: Function, name: str) -> Function:
-        """The function under the ``name``, with the new names.  ``ValueError`` if two values would have one name."""
-        values = {value.name: self.value(value) for value in old.values}
-        if len({value.name for value in values.values()}) < len(values):
+    def function_later(self, old: Function, name: str) -> Function:
+        """The function under the ``name``, with the new names; made at the first use of an op.
+
+        ``ValueError`` if two values would have one name.
+        """
+        names = [value.name for value in old.values]
+        if len(set(map(self.name, names))) < len(names):
             raise ValueError(f"two values of @{old.name} would have the same name")
+        return derived_later(name, _Renamed(self, old, name), old.attributes)
+
+    def function(self, old: Function, name: str) -> Function:
+        """The function under the ``name``, with the new names, which differ."""
+        values = {value.name: self.value(value) for value in old.values}
         return with_values(
             old, values, name=name, region=self.region, attributes=self._attributes if self.seeds else None)
 
     def _attributes(self, old: Attributes) -> Attributes:
         return _with_seeds(old, self.seeds.__getitem__)
+
+
+class _Renamed(NamedTuple):
+    """A function with other names, before it is made."""
+
+    renaming: Renaming
+    old: Function
+    name: str
+
+    def derived(self) -> Function:
+        return self.renaming.function(self.old, self.name)

@@ -10,7 +10,6 @@ import numpy as np
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
 from parallelism.ir.operators import layout_text
-from parallelism.ir.passes import Renaming
 from parallelism.layouts.localization.local_program import free_name, layout_of
 from parallelism.layouts.propagation import Devices, finite_constants, laid_out, op_placement
 from parallelism.layouts.propagation.propagation import propagate
@@ -46,13 +45,13 @@ def laid_out_stages(
     laid = []
     for number, stage in enumerate(stages.functions):
         inside = mesh if meshes is None else meshes[number]
-        own = {value.name: layouts[value.name] for value in stage.forward.values}
+        own = {name: layouts[name] for name in stage.values}
         dtypes = [(sums or {}).get(name) for name in stage.trained]
         key = stage.form, tuple(own.values()), tuple(dtypes), None if meshes is None else inside
         if key in first:
             before, after = first[key]
             with suppress(ValueError):
-                laid.append(after.renamed(Renaming.between(before.functions, stage.functions), stage.name))
+                laid.append(after.renamed(before.renaming_of(stage), stage.name))
                 continue
         laid.append(_stage(stage, own, inside, dtypes))
         first.setdefault(key, (stage, laid[-1]))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.ir import Function
 from parallelism.ir.core import Extent
@@ -106,8 +106,8 @@ class StageFunctions:
             recompute=self.recompute and known(self.recompute))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything except the form, which is computed again where it is needed."""
-        return {name: value for name, value in self.__dict__.items() if name != "form"}
+        """Its fields; all else is computed again where it is needed."""
+        return {name: self.__dict__[name] for name in (*_FUNCTIONS, *_NAMES)}
 
     @property
     def name(self) -> str:
@@ -131,13 +131,32 @@ class StageFunctions:
         """
         length = len(self.name)
         functions = {
-            field: function and to.function(function, f"{name}{function.name[length:]}")
+            field: function and to.function_later(function, f"{name}{function.name[length:]}")
             for field, function in zip(_FUNCTIONS, self.functions, strict=True)}
         names = {field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}
-        changes: dict[str, Any] = {**functions, **names}
-        made = replace(self, **changes)
-        made.__dict__.update(form=self.form, symbols=self.symbols, symbols_of_work=self.symbols_of_work)
+        made = object.__new__(StageFunctions)       # not checked again, for which the functions would have to be made
+        made.__dict__.update(
+            **functions, **names, origin=Origin(self, to), form=self.form, symbols=self.symbols,
+            symbols_of_work=self.symbols_of_work)
         return made
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """What this was `renamed` from; None if its functions were made for it."""
+        return None
+
+    @cached_property
+    def values(self) -> tuple[str, ...]:
+        """The names of the values of its forward, in their order."""
+        if self.origin is not None:
+            return tuple(map(self.origin.to.name, self.origin.stage.values))
+        return tuple(value.name for value in self.forward.values)
+
+    def renaming_of(self, other: StageFunctions) -> Renaming:
+        """The names of ``other`` in place of those of this one; both are of one form."""
+        if other.origin is not None and other.origin.stage is self:
+            return other.origin.to
+        return Renaming.between(self.functions, other.functions)
 
     @cached_property
     def symbols(self) -> frozenset[str]:
@@ -148,6 +167,13 @@ class StageFunctions:
     def symbols_of_work(self) -> frozenset[str]:
         """Those of its functions that more than values depend on: see `Function.symbols_of_work`."""
         return frozenset().union(*(function.symbols_of_work for function in self.functions if function is not None))
+
+
+class Origin(NamedTuple):
+    """A stage from which another was made by a renaming."""
+
+    stage: StageFunctions
+    to: Renaming
 
 
 _FUNCTIONS = "forward", "backward", "backward_input", "backward_weights", "recompute"

@@ -70,7 +70,7 @@ def test_two_values_with_one_name_are_refused() -> None:
     first, second = (value.name for value in function.inputs[:2])
     names = {value.name: value.name for value in function.values} | {first: second}
     with pytest.raises(ValueError, match=f"two values of @{function.name} would have the same name"):
-        Renaming(names, {op.region: op.region for op in function.ops if op.region}).function(function, "f")
+        Renaming(names, {op.region: op.region for op in function.ops if op.region}).function_later(function, "f")
 
 
 def dropouts(first: int, second: int) -> Function:
