@@ -35,10 +35,11 @@ from parallelism.dtypes import is_floating
 from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inner_values, moved_values, name_of
 from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
-from parallelism.execution.waiting import Run, Start, Wait, in_steps
+from parallelism.execution.waiting import Run, Start, Wait, in_steps, owners_overlapped
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
+from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
 from parallelism.operation import Device
 from parallelism.transforms.parts import AGAIN
@@ -47,7 +48,7 @@ Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "group_collective", "send", "recv")
-INPUTS, ACTIVATIONS, OUTPUTS = "inputs", "activations", "outputs"
+INPUTS, ACTIVATIONS, OUTPUTS, GRADIENTS = "inputs", "activations", "outputs", "gradients"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
 
@@ -313,8 +314,14 @@ class DeviceProgram:
 
     @cached_property
     def _category(self) -> dict[str, str]:
-        outputs = {value.name: OUTPUTS for value in self.function.outputs}
-        return outputs | {value.name: INPUTS for value in self.function.inputs} | dict(self.categories)
+        """The category of the memory that begins as a value, by name: that of the last value in it that has one."""
+        inputs = {value.name: INPUTS for value in self.function.inputs}
+        own = {value.name: OUTPUTS for value in self.function.outputs} | inputs | dict(self.categories)
+        started = {number for call in self.calls for number in call}
+        owner = owners_overlapped(self.function, started, self.donated) if started else owners(
+            self.function, self.donated)
+        found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
+        return found | {name: own[name] for name in inputs}
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

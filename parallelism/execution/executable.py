@@ -97,9 +97,10 @@ class Executable(Operation):
         return None if overlap is None else overlapped_on_all(self.programs, overlap)
 
     def _device_program(self, function: Function) -> DeviceProgram:
+        early = self.order.categories(function) if self.order and self.categories else {}
         function, calls, chains = arranged(function, self.order, fused=self.fused)
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
-        return DeviceProgram(function, self.categories, self.seconds, donated, calls, chains)
+        return DeviceProgram(function, self.categories | early, self.seconds, donated, calls, chains)
 
     @property
     def writes_inputs(self) -> bool:

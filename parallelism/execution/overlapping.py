@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from parallelism.execution.device_calls import ASYNCHRONOUS, joins
-from parallelism.execution.device_program import runs_again
+from parallelism.execution.device_program import GRADIENTS, runs_again
 from parallelism.ir import Function, Op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import chained
@@ -28,10 +28,17 @@ class Order(NamedTuple):
     """The numbers of the ops in the program, in the order in which they run or start."""
     calls: tuple[tuple[int, ...], ...]
     """The collectives that start and are waited for later: their places in ``ops``, those of one call together."""
+    early: frozenset[int] = frozenset()
+    """The numbers of the ops of the update that run in the backward: they make of a gradient what is summed."""
 
     def of(self, function: Function) -> Function:
         """The function with its ops in this order, in which it computes the same."""
         return replace(function, ops=tuple(function.ops[number] for number in self.ops))
+
+    def categories(self, function: Function) -> dict[str, str]:
+        """The category of memory of what the early ops make of gradients, by name."""
+        made = (function.ops[number] for number in self.early)
+        return {value.name: GRADIENTS for op in made if op.inputs for value in op.outputs}
 
 
 def overlapped(program: Function, overlap: Overlap, apart: Collection[str] = ()) -> Order:
@@ -116,7 +123,7 @@ class _Ordering:
                 ops.update(dict.fromkeys(call))
             if number < self.count and number not in self.started and number not in self.late:
                 ops.setdefault(number)
-        return Order(tuple(ops), tuple(calls))
+        return Order(tuple(ops), tuple(calls), frozenset().union(*self.early.values()))
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
 

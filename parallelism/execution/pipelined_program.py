@@ -12,10 +12,10 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.execution.device_calls import waited_for
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
 from parallelism.execution.overlapping import arranged, overlapped, uneven
-from parallelism.execution.stage_code import GRADIENTS, StagePrograms
+from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of

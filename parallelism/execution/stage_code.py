@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
@@ -19,7 +19,6 @@ from parallelism.layouts.stages.sums import added_into_buffers
 from parallelism.mesh import Mesh
 from parallelism.transforms import Overlap
 
-GRADIENTS = "gradients"
 _SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
 """For each kind of action, the actions that computed or received the values that are kept after it."""
 
@@ -104,16 +103,21 @@ class StagePrograms:
         function, categories = self.local_function(kind, part)
         order: Order | None = None
         if self.overlap is not None and self.inside is not None:
-            order = overlapped(function, self.overlap, self.apart(kind, part))
+            # One order for all devices of the stage: that of the first class of them.
+            first = localize(self.function(kind, part), self.inside).classes[0].rank
+            alike, _ = self.local_function(kind, part, place=first)
+            order = overlapped(alike, self.overlap, self.apart(kind, part))
         function, calls, chains = arranged(function, order, fused=self.fused)
         return DeviceProgram(function, categories, calls=calls, chains=chains)
 
     @cached
-    def local_function(self, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
-        """The function of `program`, and the categories of memory of its values."""
+    def local_function(
+        self, kind: str, part: Part, *, place: int | None = None
+    ) -> tuple[Function, Mapping[str, str]]:
+        """The function of `program`, and the categories of memory of its values; of this place, or of another one."""
         function = self.function(kind, part)
         if self.inside is not None:
-            function = localize(function, self.inside).program(self.place)
+            function = localize(function, self.inside).program(self.place if place is None else place)
         categories = {value.name: ACTIVATIONS for value in function.outputs}
         if kind in ("B", "W"):
             first = self.first_gradient(kind)

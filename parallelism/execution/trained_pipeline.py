@@ -58,8 +58,6 @@ class TrainedPipeline(PipelinedProgram):
         super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums,
                          fused=fused or Fused.of(step.function) is not None)
         self.overlap = Overlap.of(step.function)
-        if self.overlap is not None and self.apart:
-            raise ValueError(f"{self.overlap}: stages with meshes of their own cannot overlap yet, {step.pipeline}")
         self.stages_summed = pipeline.ranks if step.sums_over_stages else 1
         """The positions of the pipeline over which the updates sum numbers of all stages."""
         self._updates: dict[int, _Update] = {}
@@ -231,10 +229,12 @@ class _Update:
     def program(self, place: int) -> DeviceProgram:
         """The program of the device at a place of the mesh, without the sums that come before it (`sums_before`)."""
         if place not in self.programs:
-            function, calls, chains = arranged(self._alone(place), self._order, fused=self.fused)
+            alone = self._alone(place)
+            early = self._order.categories(alone) if self._order else {}
+            function, calls, chains = arranged(alone, self._order, fused=self.fused)
             known = {value.name for value in function.values}
             self.programs[place] = DeviceProgram(
-                function, {name: kind for name, kind in self.categories.items() if name in known},
+                function, early | {name: kind for name, kind in self.categories.items() if name in known},
                 donated=donations(function, carried(self.localized.function), Kinds.of(self.localized.function)),
                 calls=calls, chains=chains)
         return self.programs[place]

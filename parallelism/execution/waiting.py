@@ -59,7 +59,7 @@ def in_steps(
 
     Calls whose outputs are all ``left``, by name, are under way at the end.
     """
-    owner = _owners(function, {number for call in calls for number in call}, donated)
+    owner = owners_overlapped(function, {number for call in calls for number in call}, donated)
     steps = _with_waits(function, calls, owner, left)
     last: dict[Value, int] = {}
     """By owner: the last step that uses its memory."""
@@ -121,7 +121,7 @@ def _with_waits(
     return steps
 
 
-def _owners(function: Function, started: Collection[int], donated: Donated) -> dict[Value, Value]:
+def owners_overlapped(function: Function, started: Collection[int], donated: Donated) -> dict[Value, Value]:
     """For each value, the value in whose memory it lies: itself, or an earlier one.
 
     A started all_reduce takes the memory of its input if nothing else uses that later, and if it is not the caller's.

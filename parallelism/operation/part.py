@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 from parallelism.mesh import Axes, Mesh, MeshIndex
@@ -30,6 +31,24 @@ class Ranks:
     def is_together(self, axes: Axes) -> bool:
         """Whether these axes are that of all meshes."""
         return self.axis is not None and axes in (self.axis, (self.axis,))
+
+
+@dataclass(frozen=True)
+class SharedLater:
+    """An all_reduce among the first devices of meshes, under way; `wait` shares its result inside the mesh."""
+
+    x: Any
+    """The `Work` of a device that ``starts`` it; that of any other device is the array that it has."""
+    share: Callable[[Any], Any]
+    starts: bool
+
+    def wait(self) -> Any:
+        """The result."""
+        return self.share(self.x.wait() if self.starts else self.x)
+
+    def done(self) -> bool:
+        """Whether the all_reduce is over."""
+        return bool(self.x.done()) if self.starts else True
 
 
 class DevicePart:
@@ -71,6 +90,10 @@ class DevicePart:
             return self.whole.all_reduce(x, groups=self._groups(axes), **options)
         if not self.rank:
             x = self.whole.all_reduce(x, groups=[self.of.first], **options)
+        return SharedLater(x, self.share, starts=not self.rank) if options.get("async_op") else self.share(x)
+
+    def share(self, x: Any) -> Any:
+        """What the first device of the mesh has, on all of them: a broadcast."""
         return x if self.size == 1 else self.whole.broadcast(x, groups=[self.of.ranks])
 
     def all_gather(self, x: Any, axes: Axes = None, **options: Any) -> Any:

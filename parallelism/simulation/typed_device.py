@@ -29,18 +29,27 @@ from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, M
 _BLOCK: AbstractContextManager[None] = nullcontext()
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 @dataclass(slots=True, eq=False)
 class TypedWork:
     """An asynchronous operation; `wait` records the wait and returns what it gives."""
 
     events: DeviceEvents
     name: str
-    number: int
+    number: int | None
+    """None: there is nothing to wait for."""
     received: Any = None
+    then: Callable[[], None] = nothing
+    """What happens after the wait."""
 
     def wait(self) -> Any:
         """The received array, or the outputs of collectives; None for a send."""
-        self.events.add_wait(self.name, self.number)
+        if self.number is not None:
+            self.events.add_wait(self.name, self.number)
+        self.then()
         return self.received
 
     def done(self) -> bool:
@@ -129,7 +138,8 @@ class TypedDevice:
 
     def wait(self, work: TypedWork, into: Sequence[Any] = ()) -> Any:
         """Arrays of the types that the program states for the outputs.  Records the wait."""
-        self.under_way.pop(work.number, None)
+        if work.number is not None:
+            self.under_way.pop(work.number, None)
         return work.wait()
 
     def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
@@ -189,12 +199,19 @@ class TypedDevice:
         factors, shape = self._factors(axes), tuple(map(int, x.shape))
         sizes = split_sizes(shape[dim], factors) if kind_of(kind).cuts else ()
         call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
+        return self._recorded(names, group_axes, call, x, async_op=async_op, result=result)
+
+    def _recorded(
+        self, names: MeshAxes | None, group_axes: GroupKey, call: MemberCall, x: TypedArray, *, async_op: bool,
+        result: TypedArray | None,
+    ) -> Any:
+        """The ``result`` of a collective that is recorded, or the work that gives it."""
         if not async_op:
-            self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
+            self.events.add_collective(names, group_axes, call, call.kind, x.dtype_name)
             return result
         self.events.works += 1
-        self.events.add_collective(names, group_axes, call, kind, x.dtype_name, self.events.works)
-        work = self.under_way[self.events.works] = TypedWork(self.events, kind, self.events.works, result)
+        self.events.add_collective(names, group_axes, call, call.kind, x.dtype_name, self.events.works)
+        work = self.under_way[self.events.works] = TypedWork(self.events, call.kind, self.events.works, result)
         return work
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:

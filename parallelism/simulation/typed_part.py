@@ -4,6 +4,7 @@ It adds its events to those of the device.  Its groups have no axes: the ranks o
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from parallelism.collectives import MemberCall
@@ -11,7 +12,7 @@ from parallelism.execution import TypedArray
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation.part import Ranks
 from parallelism.simulation.device_events import Call, GroupKey, StepCall
-from parallelism.simulation.typed_device import TypedDevice
+from parallelism.simulation.typed_device import TypedDevice, TypedWork
 
 
 class TypedPart(TypedDevice):
@@ -29,14 +30,19 @@ class TypedPart(TypedDevice):
         """Records the collective; over the axis of all meshes, an all_reduce of first devices, and a broadcast."""
         if not self.of.is_together(axes):
             return super().all_reduce(x, axes, **options)
+        work, later = TypedWork(self.events, "all_reduce", None, x), bool(options.get("async_op"))
         if not self.rank:
-            self._among(self.of.first, MemberCall("all_reduce", x.dtype, x.shape), x.dtype_name)
-        if self.size > 1:
-            self._among(self.of.ranks, MemberCall("broadcast", x.dtype, x.shape), None if self.rank else x.dtype_name)
-        return x
+            call = MemberCall("all_reduce", x.dtype, x.shape)
+            found = self._recorded(None, self.of.first, call, x, async_op=later, result=x)
+            work = found if later else work
+        work.then = partial(self._share, x)
+        return work if later else work.wait()
 
-    def _among(self, ranks: tuple[int, ...], call: MemberCall, dtype: str | None) -> None:
-        self.events.add_collective(None, ranks, call, call.kind, dtype)
+    def _share(self, x: TypedArray) -> None:
+        """Records a broadcast inside the mesh."""
+        if self.size > 1:
+            call = MemberCall("broadcast", x.dtype, x.shape)
+            self.events.add_collective(None, self.of.ranks, call, call.kind, None if self.rank else x.dtype_name)
 
     def _axes_of(self, axes: Axes) -> tuple[None, GroupKey]:
         return None, self.of.along(axes)

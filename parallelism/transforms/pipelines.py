@@ -91,6 +91,11 @@ class Pipeline:
                              f"{', '.join(self.begin)}; {mesh!r} has place for {stages}")
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
+    @property
+    def of_all(self) -> Mesh | None:
+        """A mesh of all devices, if the stages have meshes of their own."""
+        return Mesh(devices=sum(each.size for each in self.meshes)) if self.meshes else None
+
     def _on_own(self, mesh: Mesh) -> Scheduled:
         """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""
         stages, size = len(self.meshes) * self.chunks, sum(each.size for each in self.meshes)

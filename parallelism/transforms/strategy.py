@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -106,11 +106,16 @@ class Strategy:
         """The strategy and the mesh of a text with the sizes of axes, as commands take it: ``tp=8 sp dp=4 zero=1``.
 
         The axes of the mesh lie in Megatron's order, whatever the order of the words: pipelines outermost, then data,
-        context, experts and tensors.  Several of one kind lie in the order of the strategy.
+        context, experts and tensors.  Several of one kind lie in the order of the strategy.  If the stages of a
+        pipeline have meshes of their own, these have the sizes: ``dp tp pp 1f1b:8,meshes=dp=2|dp=2.tp=4``.  Then the
+        mesh is ``Mesh(devices=10)``, that of the devices of all stages.
         """
         found: list[Transform] = []
         sizes: dict[str, tuple[int, int]] = {}
-        for word in read_all(text):
+        words = read_all(text)
+        if any(word.schedule and word.schedule.meshes for word in words):
+            return cls._on_own_meshes(words)
+        for word in words:
             transform, size = _transform(word, sized=True)
             found.append(transform)
             if size is None:
@@ -132,11 +137,32 @@ class Strategy:
         ordered = sorted(sizes, key=lambda axis: (sizes[axis][0], places[axis]))
         return strategy, Mesh(**{axis: sizes[axis][1] for axis in ordered})
 
+    @classmethod
+    def _on_own_meshes(cls, words: Sequence[Word]) -> tuple[Strategy, Mesh]:
+        """`parse_on_mesh` for stages that have meshes of their own."""
+        for word in words:
+            if word.name in _SIZED and word.value is not None:
+                raise ValueError(f"the meshes of the stages have the sizes of the axes; leave out ={word.value} behind "
+                                 f"{word.name!r}")
+        strategy = cls(*(_transform(word, sized=False)[0] for word in words))
+        pipeline = strategy.pipeline
+        assert pipeline is not None and pipeline.of_all is not None, words
+        axes = dict.fromkeys(axis for mesh in pipeline.meshes for axis in mesh.axes)
+        for transform in strategy.transforms:
+            if transform != pipeline and _axis_of(transform) not in (None, *axes):
+                raise ValueError(f"{transform} needs an axis {_axis_of(transform)!r}, which no mesh of the stages has; "
+                                 f"their axes are {', '.join(axes)}")
+        return strategy, pipeline.of_all
+
     def text_on(self, mesh: Mesh) -> str:
         """The text with the sizes of the axes of ``mesh``, which `parse_on_mesh` reads back.
 
-        ``ValueError`` for an axis that the mesh does not have.
+        ``ValueError`` for an axis that the mesh does not have, and if stages with meshes of their own have more or
+        fewer devices than it.
         """
+        if self.pipeline is not None and self.pipeline.meshes:
+            self.pipeline.on(mesh)
+            return str(self)
         return " ".join(self._sized(transform, mesh) for transform in self.transforms)
 
     def _sized(self, transform: Transform, mesh: Mesh) -> str:

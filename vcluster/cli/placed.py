@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from parallelism import ir
 from parallelism.dtypes import is_floating, is_narrow
-from parallelism.execution import Executable, Profile, TrainedPipeline
+from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
 from parallelism.transforms import (
@@ -87,7 +87,7 @@ class Given:
             for option in ("donate", "profile"):
                 if getattr(arguments, option):
                     raise WrongWords(f"--{option} is for programs that are not cut into a pipeline; leave it out")
-            pipelined: TrainedPipeline = right(TrainedPipeline, self.program, mesh)
+            pipelined: TrainedPipeline = right(operation_on, self.program, mesh)
             return pipelined
         of_step = {"categories": right(categories, self.program), "donate": donate or carried(self.program)} \
             if self.trains else {"donate": donate}
@@ -135,6 +135,9 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
         program = right(ir.gradient, function, by, keep_outputs=True)
     if strategy is not None:
         program = right(strategy, _function(program, "--strategy"))
+    if mesh is None and isinstance(program, Step) and (rows or not symbols):
+        mesh = program.pipeline.of_all
+        _check_size(mesh, "the meshes of the stages", most)
     found = Given(program, mesh, strategy, rows)
     _check_complete(found, arguments.file, symbols=symbols and mesh is None)
     return found
@@ -169,11 +172,15 @@ def _mesh(arguments: argparse.Namespace, most: int | None) -> tuple[Strategy | N
             strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
         except (ValueError, TypeError) as error:
             raise WrongWords(f"--strategy: {error}") from None
-    if most is not None and mesh.size > most:
-        option = "--mesh" if strategy is None else "--strategy"
-        raise WrongWords(f"{option}: {mesh!r} has {mesh.size} devices; at most {most} are "
-                         f"{'supported' if most == MOST_DESCRIBED else 'run here'}")
+    _check_size(mesh, "--mesh" if strategy is None else "--strategy", most)
     return strategy, mesh
+
+
+def _check_size(mesh: Mesh | None, subject: str, most: int | None) -> None:
+    """`WrongWords` for a mesh of more than so many devices."""
+    if most is not None and mesh is not None and mesh.size > most:
+        raise WrongWords(f"{subject}: {mesh!r} has {mesh.size} devices; at most {most} are "
+                         f"{'supported' if most == MOST_DESCRIBED else 'run here'}")
 
 
 OURS, STABLEHLO, ONNX = "our text", "StableHLO", "ONNX"

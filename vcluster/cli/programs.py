@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from parallelism import ir
 from parallelism.display import WIDTH
 from parallelism.dtypes import is_floating, limits_of
-from parallelism.execution import TrainedPipeline
+from parallelism.execution import TrainedPipeline, operation_on
 from parallelism.hardware import Hardware
 from parallelism.layouts import Conflict, borders, localize, propagate
 from parallelism.mesh import Mesh
@@ -117,7 +117,7 @@ def _show_device(function: ir.Function, mesh: Mesh, rank: int, patterns: Sequenc
 
 def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
     """Print what a rank of a pipeline does: its actions, and the programs of its stages for the first microbatch."""
-    pipelined: TrainedPipeline = right(TrainedPipeline, step, mesh)
+    pipelined: TrainedPipeline = right(operation_on, step, mesh)
     position, replica = right(pipelined.places, mesh)[rank]
     rows = found.rows
     assert rows is not None
@@ -133,8 +133,8 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
             if kind not in MESSAGES:
                 function = right(programs.program, kind, part).function
                 print(f"\n{kind} of stage {number}:\n\n{function}")
-                if pipelined.mesh_inside is not None:
-                    whole = localize(programs.function(kind, part), pipelined.mesh_inside)
+                if programs.inside is not None:
+                    whole = localize(programs.function(kind, part), programs.inside)
                     print(borders(whole, patterns))
     update = right(pipelined.update, position)      # its programs have the names of the first update of its form
     own = localize(update.function, update.localized.mesh).program(pipelined.rank_of_update(mesh, rank, position))

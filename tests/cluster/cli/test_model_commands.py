@@ -56,7 +56,8 @@ def trained(command, tmp_path):
     """`command`, with the loss of a perceptron in a file, its training step for 7 rows, and that step in a pipeline."""
     (tmp_path / "loss.mlir").write_text(str(LOSS))
     (tmp_path / "step.mlir").write_text(str(train_step(programs.mlp((6, 8, 4), 7), Adam(0.01))))
-    (tmp_path / "pipe.mlir").write_text(str(Strategy.parse("dp zero=1 pp 1f1b:3")(train_step(LOSS, Adam(0.01)))))
+    for name, words in (("pipe", "dp zero=1 pp 1f1b:3"), ("meshes", "dp pp 1f1b:2,meshes=dp=2|one=1")):
+        (tmp_path / f"{name}.mlir").write_text(str(Strategy.parse(words)(train_step(LOSS, Adam(0.01)))))
     return command
 
 
@@ -66,6 +67,9 @@ def trained(command, tmp_path):
     ("loss.mlir", "--optimizer", "adam:0.01", "--size", "B=7", "--strategy",
      "pp=2 1f1b:3 dp=2 zero=1 recompute=layer.*"),
     ("pipe.mlir", "--size", "B=7", "--mesh", "pp=2,dp=2"),
+    ("loss.mlir", "--optimizer", "adam:0.01", "--size", "B=7", "--strategy",
+     "dp tp zero=1 overlap pp 1f1b:2,meshes=dp=2.tp=2|dp=3"),
+    ("meshes.mlir", "--size", "B=7"),
 ])
 def test_a_strategy_is_shown_and_simulated_and_run(trained, tmp_path, words):
     status, out, err = trained("run", *words, *ON[2:4], "--backend", "thread", "--save", "t.json")

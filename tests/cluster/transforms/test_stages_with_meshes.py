@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from trained_runs import ON, B, assert_trains
+from overlapped import bits
+from trained_runs import ON, B, assert_trains, trained_on
 from transformed import MODELS
 
 from parallelism import Mesh
 from parallelism.execution import TrainedPipeline
 from parallelism.operation.part import DevicePart, part_of
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, AdamW, Pipeline, Step, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy, train_step
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
 CASES = [
     ("mlp", 8, "dp", Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(dp=3)]), SGD(0.1), None),
     ("mlp", 8, "dp tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(tp=3)]), SGD(0.1, 0.5), 0.3),
     ("gpt", 7, "dp tp sp zero=1", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]), Adam(0.01), 0.3),
+    ("gpt", 7, "dp tp sp zero=1 overlap=100B", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]),
+     Adam(0.01), 0.3),
+    ("mlp", 9, "dp tp zero=3 overlap", Pipeline(microbatches=2, meshes=[Mesh(dp=3, tp=2), Mesh(dp=2)]), SGD(0.1), None),
     ("gpt", 7, "dp zero=3 tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=2)]), AdamW(0.01), None),
     ("llama", 6, "dp tp recompute=block.*",
      Pipeline(microbatches=3, schedule="gpipe", meshes=[Mesh(dp=2, tp=2), Mesh(dp=2), Mesh(one=1)]), Adam(0.01), 0.2),
@@ -38,8 +43,9 @@ def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread")
     alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy = Strategy(Strategy.parse(text), pipeline)
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))
-    assert Strategy.parse(str(strategy)) == strategy and Step.parse(str(step)) == step
     mesh = Mesh(devices=sum(each.size for each in pipeline.meshes))
+    assert Strategy.parse(str(strategy)) == strategy and Step.parse(str(step)) == step
+    assert Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
     return step, assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
@@ -64,7 +70,8 @@ def pipelines(draw):
     return Pipeline("pp", draw(st.integers(1, 3)), schedule, meshes=[Mesh(dp=dp, tp=tp) for dp, tp in sizes])
 
 
-RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(["dp tp", "dp tp zero=1", "tp dp zero=3"]),
+RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(
+              ["dp tp", "dp tp zero=1", "tp dp zero=3", "dp tp zero=1 overlap=100B", "dp tp zero=3 overlap", "dp fused"]),
           pipelines(), st.sampled_from([SGD(0.1, 0.5), Adam(0.01)]), st.sampled_from([None, 0.3]))
 
 
@@ -80,6 +87,25 @@ def test_any_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, t
 @given(*RANDOM)
 def test_many_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, text, pipeline, rule, clip):
     check(cluster_of, model, rows, text, pipeline, rule, clip)
+
+
+def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
+    meshes, found = [Mesh(dp=2, tp=2), Mesh(dp=3)], []
+    step = Strategy(Strategy.parse("dp tp sp zero=1"), Pipeline(microbatches=2, meshes=meshes))(
+        train_step(MODELS["gpt"](B), Adam(0.01), clip=0.3))
+    for overlap in (Strategy(), Overlap(100)):
+        same = replace(step, function=overlap(step.function))
+        cluster = cluster_of(Mesh(devices=7), "thread", compute="modelled", **ON)
+        found.append(trained_on(cluster, same, train_step(MODELS["gpt"](7), Adam(0.01), clip=0.3), steps=2))
+    (plain, before), (overlapped, after) = found
+    assert bits(plain) == bits(overlapped) and after.makespan_seconds < before.makespan_seconds
+    received = [Counter() for _ in found]
+    for trace, counts in zip((before, after), received, strict=True):
+        for event in trace:
+            if event.kind == "collective":
+                counts[event.name, event.group] += event.bytes_received
+    assert received[0] == received[1]
+    assert {event.name for event in after if event.kind == "wait"} >= {"all_reduce", "all_gather"}
 
 
 def test_every_device_gets_its_block_of_what_is_sent_once(cluster_of):

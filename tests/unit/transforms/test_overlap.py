@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from parallelism.execution import Executable, operation_on
 from parallelism.execution.device_program import ProgramStep, StartStep, WaitStep
 from parallelism.execution.waiting import in_steps
 from parallelism.layouts import localize
+from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, DataParallel, MixedPrecision, Overlap, Parts, Strategy, Zero, train_step
 
 
@@ -172,6 +174,24 @@ def test_memory_of_what_is_under_way():
         waits = {each.number: each for each in program.steps if isinstance(each, WaitStep)}
         assert sum(nbytes for _, nbytes in sums[-1].held) == held, text
         assert sum(nbytes for _, nbytes in waits[sums[-1].number].freed) == freed, text
+
+
+@pytest.mark.parametrize("text", ["dp=2", "dp=2 tp=2", "dp=3 tp=2 sp", "pp=2 1f1b:3 dp=2", "dp=2 fused"])
+@pytest.mark.parametrize("rule", [Adam(0.1), SGD(0.1), SGD(0.1, 0.5)])
+def test_memory_is_of_the_categories_that_it_is_of_without_overlap(text, rule):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    batch = {"batch": 6} if "pp" in text else {}
+    step = strategy(train_step(MODELS["mlp"](ir.symbol("B") if batch else 6), rule))
+    plain, trace = (simulate(Strategy(each)(step) if not batch else replace(step, function=each(step.function)),
+                             "dgx-h100", mesh=mesh, **batch) for each in (Strategy(), Overlap(100)))
+    names = {event.name for event in plain.filter(kind="memory")}
+    assert names == {event.name for event in trace.filter(kind="memory")}
+    for name in names - {"activations", "gradients"}:
+        assert plain.peaks(name) == trace.peaks(name), name
+    for rank, nbytes in plain.peaks("gradients").items():
+        # The update scales a gradient before it is summed: both are there for a moment.
+        largest = 6 * 8 * 8 if isinstance(rule, SGD) else 0
+        assert nbytes <= trace.peaks("gradients")[rank] <= nbytes + largest
 
 
 def test_an_op_waits_before_it_writes_over_what_is_being_sent():

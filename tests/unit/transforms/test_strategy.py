@@ -75,6 +75,23 @@ def test_the_words_of_a_strategy():
     assert Strategy.parse("dp:a dp:b") != Strategy.parse("dp:b dp:a")
 
 
+def test_meshes_of_stages_are_the_sizes_in_a_text():
+    text = "dp tp zero=1 overlap=1KB pp@layer.1,layer.2 1f1b:2,meshes=dp=2.tp=2|dp=3|tp=1"
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    assert strategy == Strategy.parse(text) and mesh == Mesh(devices=8) == strategy.pipeline.of_all
+    assert strategy.text_on(mesh) == strategy.text_on(Mesh(any=8)) == str(strategy) == text
+    assert strategy.pipeline.meshes == (Mesh(dp=2, tp=2), Mesh(dp=3), Mesh(tp=1))
+    for wrong, message in [
+        ("dp=2 pp 1f1b:2,meshes=dp=2|dp=3", "the meshes of the stages have the sizes of the axes; leave out =2 behind 'dp'"),
+        ("dp pp=2 1f1b:2,meshes=dp=2|dp=3", "leave out =2 behind 'pp'"),
+        ("tp dp pp 1f1b:2,meshes=dp=2|dp=3", "tp needs an axis 'tp', which no mesh of the stages has; their axes are dp"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Strategy.parse_on_mesh(wrong)
+    with pytest.raises(ValueError, match="needs 8 devices, 4 [+] 3 [+] 1; Mesh.dp=7. has 7"):
+        strategy.text_on(Mesh(dp=7))
+
+
 @pytest.mark.parametrize("chosen", [
     [DataParallel(), TensorParallel(), SequenceParallel(), Zero(1)],
     [DataParallel(), TensorParallel("x", regions="head"), TensorParallel(regions="block.*"), Zero(3)],
