@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,10 +31,11 @@ class LocalLayers:
     A region but the last one gets a linear head, which is trained with it: from the result of the region, averaged over
     dims that the model's prediction does not have, it predicts what the model predicts, and the loss of the model is
     taken of that.  Later regions read the result without passing a gradient back.  The last region learns from the
-    loss of the model, as does what comes after it; what comes before a region learns with it.  These are the auxiliary
-    classifiers of Belilovsky et al., *Decoupled Greedy Learning of CNNs*, 2019, arXiv:1901.08164, section 3, with one
-    linear layer, and the prediction loss of Nøkland and Eidnes, *Training Neural Networks with Local Error Signals*,
-    2019, arXiv:1901.06656, section 2.1.
+    loss of the model, as does what comes after it; what comes before a region learns with it.  A term of the loss that
+    is computed from what a region makes, but without the batch, is a loss of that region, such as one that balances
+    its experts.  The heads are the auxiliary classifiers of Belilovsky et al., *Decoupled Greedy Learning of CNNs*,
+    2019, arXiv:1901.08164, section 3, with one linear layer, and have the prediction loss of Nøkland and Eidnes,
+    *Training Neural Networks with Local Error Signals*, 2019, arXiv:1901.06656, section 2.1.
 
     The program returns the sum of all losses.  It has a weight more for each region but the last, ``p.local.block.0``
     for ``block.0``, and its state in the optimizer, updated as the first parameter is.  With a `Pipeline` whose stages
@@ -91,10 +92,11 @@ class LocalLayers:
         ops = [op for op in parts.forward.ops if inside(op, path)]
         read = {value for op in parts.forward.ops if not inside(op, path) for value in op.inputs}
         read |= {*parts.forward.outputs}
-        results = [value for op in ops for value in op.outputs if value in read and value in loss.depending]
+        results = [value for op in ops for value in op.outputs if value in read and value in loss.learning]
         if len(results) != 1:
             raise ValueError(f"{self}: region {path!r} of @{parts.name} must have one result that depends on "
-                             f"parameters and is used outside; it has {', '.join(f'%{v.name}' for v in results) or 0}")
+                             "parameters and is used outside for the prediction; it has "
+                             f"{', '.join(f'%{v.name}' for v in results) or 0}")
         result, = results
         classes, left = parts.classes, [*range(result.type.ndim)]
         places: list[int | None] = []
@@ -118,39 +120,80 @@ class LocalLayers:
 
 
 class _Loss(NamedTuple):
-    """The loss of a model as a function of its prediction."""
+    """The loss of a model: terms that are computed from its prediction, and others, such as those that balance experts.
+
+    The latter are computed without the batch, from values that the former do not need.
+    """
 
     prediction: Value
-    """The only value from which the loss is computed that depends on parameters."""
+    terms: tuple[Value, ...]
+    """The terms that are computed from the prediction, which is all in them that depends on parameters."""
     ops: tuple[Op, ...]
-    """The ops that compute it from the prediction and from inputs."""
+    """The ops that compute these terms from the prediction and from inputs."""
     value: Value
-    depending: frozenset[Value]
-    """The floating-point values that depend on parameters."""
+    """The sum of all terms."""
+    others: Mapping[Value, tuple[Op, ...]]
+    """The other terms, each with the ops that compute it from what regions make."""
+    learning: frozenset[Value]
+    """The floating-point values that depend on parameters, and from which the prediction is computed."""
 
     @classmethod
     def of(cls, parts: Parts, subject: str) -> _Loss:
-        forward = parts.forward
-        depending, weights, constants = {*parts.parameters}, {*parts.parameters}, set[Value]()
+        forward, value = parts.forward, parts.forward.outputs[0]
+        depending = {*parts.parameters}
         for op in forward.ops:
             if not depending.isdisjoint(op.inputs):
                 depending.update(value for value in op.outputs if is_floating(value.type.dtype))
-            if all(value in weights or value in constants for value in op.inputs):      # a view of a weight is a weight
-                (constants if weights.isdisjoint(op.inputs) else weights).update(op.outputs)
-        before, wanted = set[Op](), set[Value]()
-        for op in reversed(forward.ops):        # the ops from which a parameter is still to come
-            if not (weights.isdisjoint(op.inputs) and wanted.isdisjoint(op.outputs)):
-                before.add(op)
-                wanted.update(op.inputs)
-        made = {value for op in before for value in op.outputs} | weights
-        value = forward.outputs[0]
-        after = [op for op in needed(forward.ops, [value]) if op not in before]
-        found = dict.fromkeys(v for op in after for v in op.inputs if v in made and v in depending)
-        if len(found) != 1:
+        data, found, others = {*parts.data}, dict[Value, list[Value]](), dict[Value, tuple[Op, ...]]()
+        terms = {term: _after_parameters(parts, term) for term in _added(forward.ops, value)}
+        supervised = {term for term, ops in terms.items() if any(not data.isdisjoint(op.inputs) for op in ops)}
+        for term, ops in terms.items():
+            made = {value for op in ops for value in op.outputs}
+            read = dict.fromkeys(v for op in ops for v in op.inputs if v in depending and v not in made)
+            if term in supervised or not supervised:
+                for each in read:
+                    found.setdefault(each, []).append(term)
+                if not read and term in depending:
+                    found.setdefault(term, [])
+            else:
+                others[term] = tuple(ops) if read else ()
+        if len(found) != 1 or not all(found.values()):
             raise ValueError(f"{subject}: the loss of @{parts.name} must be computed from one prediction; it is from "
                              f"{' and '.join(f'%{v.name}' for v in found) or 'none'}")
         prediction, = found
-        return cls(prediction, tuple(needed(forward.ops, [value], [prediction])), value, frozenset(depending))
+        before = needed(forward.ops, [prediction])
+        learning = depending & {prediction, *(value for op in before for value in op.inputs)}
+        taken = tuple(dict.fromkeys(found[prediction]))
+        return cls(prediction, taken, tuple(needed(forward.ops, taken, [prediction])), value, others,
+                   frozenset(learning))
+
+
+def _added(ops: Sequence[Op], total: Value) -> list[Value]:
+    """The terms of a sum of numbers; the number itself if it is none."""
+    makers, terms, left = {value: op for op in ops for value in op.outputs}, list[Value](), [total]
+    while left:
+        value = left.pop()
+        op = makers.get(value)
+        if op is not None and op.kind == "add" and not any(each.type.shape for each in op.inputs):
+            left += op.inputs[::-1]
+        else:
+            terms.append(value)
+    return [*dict.fromkeys(terms)]
+
+
+def _after_parameters(parts: Parts, value: Value) -> list[Op]:
+    """The ops that compute a value after the last one that reads a parameter, or what is made of parameters alone."""
+    ops = needed(parts.forward.ops, [value])
+    weights, constants = {*parts.parameters}, set[Value]()
+    for op in ops:
+        if all(value in weights or value in constants for value in op.inputs):      # a view of a weight is a weight
+            (constants if weights.isdisjoint(op.inputs) else weights).update(op.outputs)
+    before, wanted = set[Op](), set[Value]()
+    for op in reversed(ops):        # the ops from which a parameter is still to come
+        if not (weights.isdisjoint(op.inputs) and wanted.isdisjoint(op.outputs)):
+            before.add(op)
+            wanted.update(op.inputs)
+    return [op for op in ops if op not in before]
 
 
 class _Head(NamedTuple):
@@ -193,26 +236,43 @@ def _with_heads(parts: Parts, heads: Sequence[_Head], loss: _Loss) -> Function:
                 x = Traced(builder, head.result)
                 predicted = head.prediction(x, Traced(builder, head.weight))
                 values = {loss.prediction: predicted.astype(loss.prediction.type.dtype).value}
-                for op in loss.ops:
-                    values.update(zip(op.outputs, builder.emit(
-                        op.kind, [values.get(value, value) for value in op.inputs], dict(op.attributes)), strict=True))
-                own = apply("local_loss", Traced(builder, values[loss.value]))
+                _repeat(builder, loss.ops, values)
+                terms = [Traced(builder, values[term]) for term in loss.terms]
+                own = apply("local_loss", sum(terms[1:], terms[0]))
                 total = own if total is None else total + own
                 stopped[head.path] = head.result, apply("stop_gradient", x).value
             added[head.result] = builder.ops[first:]
+        alone = dict[Value, Value]()
+        for term, term_ops in loss.others.items():      # a loss of the region that makes what it is computed from
+            read = {value for op in term_ops for value in op.inputs}
+            makers = [op for op in forward.ops if op not in term_ops and not read.isdisjoint(op.outputs)]
+            if makers:
+                first, values = len(builder.ops), {}
+                with builder.region(makers[-1].region):
+                    _repeat(builder, term_ops, values)
+                    alone[term] = apply("local_loss", Traced(builder, values.get(term, term))).value
+                added.setdefault(makers[-1].outputs[-1], []).extend(builder.ops[first:])
         first = len(builder.ops)
         region = next(op.region for op in forward.ops if loss.value in op.outputs)
         with builder.region(region):
             whole = (Traced(builder, loss.value) + total).value
     ops = list[Op]()
     for op in forward.ops:
-        seen = {result: after for path, (result, after) in stopped.items() if not inside(op, path)}
+        seen = alone | {result: after for path, (result, after) in stopped.items() if not inside(op, path)}
         ops.append(replace(op, inputs=each(op.inputs, seen)))
         for value in op.outputs:
             ops += added.get(value, ())
     place = 1 + max(forward.inputs.index(value) for value in parts.parameters)
     inputs = (*forward.inputs[:place], *(head.weight for head in heads), *forward.inputs[place:])
-    return Function(forward.name, inputs, (*ops, *builder.ops[first:]), (whole, *forward.outputs[1:]))
+    outputs = (whole, *forward.outputs[1:])
+    return Function(forward.name, inputs, tuple(needed((*ops, *builder.ops[first:]), outputs)), outputs)
+
+
+def _repeat(builder: Builder, ops: Sequence[Op], values: dict[Value, Value]) -> None:
+    """Emits ops once more, for other ``values`` in place of their inputs; what they make is put there, too."""
+    for op in ops:
+        made = builder.emit(op.kind, each(op.inputs, values), dict(op.attributes))
+        values.update(zip(op.outputs, made, strict=True))
 
 
 def _with_updates(parts: Parts, heads: Sequence[_Head], subject: str) -> Function:

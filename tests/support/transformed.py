@@ -58,6 +58,26 @@ def factored(batch):
                      ir.TensorType("f64", (3, batch, 5)), ir.TensorType("f64", (3, batch, 4)), name="factored")
 
 
+def balanced(batch):
+    """Two blocks of experts that every token reaches through gates, each with a loss that balances them."""
+    def loss(p, x, targets):
+        total = 0.0
+        for i in range(2):
+            with ir.region(f"block.{i}"):
+                gates = ir.apply("softmax", x @ p[f"router{i}"], axis=2)
+                rows = np.einsum("btd,edf->btef", x, p[f"up{i}"])
+                x = x + np.einsum("bte,btef,efd->btd", gates, np.maximum(rows, 0), p[f"down{i}"])
+                shares = np.mean(gates, axis=1)
+            total = total + 0.3 * np.mean(np.sum(shares * shares, axis=1))
+        return np.mean((x @ p["out"] - targets) ** 2) + total
+
+    types = {"out": (6, 4)}
+    for i in range(2):
+        types |= {f"router{i}": (6, 3), f"up{i}": (3, 6, 5), f"down{i}": (3, 5, 6)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (batch, 2, 6)), ir.TensorType("f64", (batch, 2, 4)), name="balanced")
+
+
 MODELS = {
     "mlp": lambda batch: models.mlp((6, 8, 5, 3), batch),
     "convolutional": lambda batch: models.convolutional((6, 7, 2), (4, 6), 5, batch),

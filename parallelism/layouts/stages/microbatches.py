@@ -78,11 +78,15 @@ def _with(value: Any, numbers: Mapping[str, Extent]) -> Any:
 def _check_sums(function: Function, batch: str) -> None:
     """Check that the outputs are sums over the rows.  A value has rows, or is a sum over rows, or depends on none."""
     sums: set[Value] = set()
+    zeros: set[Value] = set()
+    """Constants that may be added to a sum, as where a loss is added up from 0."""
     for value in function.inputs:
         _naming("input {}", value, partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _naming("{}", op, partial(_is_sum, op, batch, sums)):
+        if _naming("{}", op, partial(_is_sum, op, batch, sums, zeros)):
             sums.update(op.outputs)
+        if op.kind == "constant" and op["value"] == 0:
+            zeros.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
             raise ValueError(f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}")
@@ -96,7 +100,7 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
         raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
 
 
-def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
+def _is_sum(op: Op, batch: str, sums: set[Value], zeros: set[Value]) -> bool:
     """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
     rule = op.rule
     # The slowest letters of the dims that have the rows.
@@ -111,8 +115,9 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
         if letters:
             raise ValueError("it combines a sum over all rows with single rows")
         # Integers may be rounded, and bools are not numbers.
-        if any(not is_floating(value.type.dtype) for value in op.outputs) or not op.operator.is_linear_in(
-                [i for i, is_sum in enumerate(summed) if is_sum], len(summed)):
+        if any(not is_floating(value.type.dtype) for value in op.outputs) or not any(op.operator.is_linear_in(
+                [i for i, value in enumerate(op.inputs) if value in linear], len(summed))
+                for linear in (sums, sums | zeros)):
             raise ValueError("it is not linear in a sum over all rows")
         return True
     if len(letters) > 1 or letters & rule.whole:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 from trained_runs import ON, B, assert_trains
-from transformed import MODELS, transformer
+from transformed import MODELS, balanced, transformer
 
 from parallelism.transforms import SGD, LocalLayers, Strategy, train_step
 
-DEEP = {"mlp": (MODELS["mlp"], "layer.*"), "gpt": (lambda batch: transformer(layers=3).function(batch), "block.*")}
+DEEP = {"mlp": (MODELS["mlp"], "layer.*"), "gpt": (lambda batch: transformer(layers=3).function(batch), "block.*"),
+        "experts": (balanced, "block.*")}
 CASES = [
     ("gpt", 5, "dp=2 tp=2 sp zero=2"), ("mlp", 7, "pp@layer.1,layer.2=3 local:2 dp=2 zero=1"),
     ("gpt", 6, "pp@block.1=2 local:2 dp=2 tp=2 sp zero=1"), ("gpt", 5, "pp@block.2=2 zero_bubble_h1:3 tp=2"),
-    ("gpt", 4, "pp=2 1f1b:2 recompute=block.*"),
+    ("gpt", 4, "pp=2 1f1b:2 recompute=block.*"), ("experts", 6, "pp@block.1=2 local:2 dp=2 ep=2 overlap"),
 ]
 
 

@@ -70,8 +70,8 @@ def pipelines(draw):
     return Pipeline("pp", draw(st.integers(1, 3)), schedule, meshes=[Mesh(dp=dp, tp=tp) for dp, tp in sizes])
 
 
-RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(
-              ["dp tp", "dp tp zero=1", "tp dp zero=3", "dp tp zero=1 overlap=100B", "dp tp zero=3 overlap", "dp fused"]),
+TEXTS = ["dp tp", "dp tp zero=1", "tp dp zero=3", "dp tp zero=1 overlap=100B", "dp tp zero=3 overlap", "dp fused"]
+RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(TEXTS),
           pipelines(), st.sampled_from([SGD(0.1, 0.5), Adam(0.01)]), st.sampled_from([None, 0.3]))
 
 

@@ -403,7 +403,14 @@ def of_flat_rows(x, w):
     return np.mean((x @ w).reshape(x.shape[0] * 2) ** 2) * 3 - np.sum(x) / 2
 
 
-@pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows])
+def of_terms(x, w):
+    total = 0.0
+    for factor in (2, 3):
+        total = total + np.mean((x @ w) ** factor)
+    return total
+
+
+@pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows, of_terms])
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     function = ir.record(loss, tensor(B, 3), tensor(3, 2))
@@ -421,6 +428,7 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it combines a sum over all rows with single rows"),
     (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not compute each row alone"),
     (lambda x, w: np.mean(x) + np.sum(w ** 2), "it is not linear in a sum over all rows"),
+    (lambda x, w: np.mean(x) + 0.5, "it is not linear in a sum over all rows"),
     (lambda x, w: np.sqrt(np.sum(x ** 2)), "it is not linear in a sum over all rows"),
     (lambda x, w: 1 / np.sum(x), "it is not linear in a sum over all rows"),
     (lambda x, w: np.sum(x) * np.mean(x), "it is not linear in a sum over all rows"),

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from localized_runs import run_everywhere
-from transformed import MODELS, assert_trained, interpreted, trained, transformer
+from transformed import MODELS, assert_trained, balanced, interpreted, trained, transformer
 
 from parallelism import Mesh, ir
 from parallelism.execution import TrainedPipeline
@@ -29,17 +29,18 @@ B, = ir.symbols("B")
 DEEP = {
     "mlp": (MODELS["mlp"], "layer.*"), "recurrent": (MODELS["recurrent"], "step.*"),
     "convolutional": (MODELS["convolutional"], "layer.*"),
-    "gpt": (lambda batch: transformer(layers=3).function(batch), "block.*"),
+    "gpt": (lambda batch: transformer(layers=3).function(batch), "block.*"), "experts": (balanced, "block.*"),
 }
 
 
-def small(batch=5):
-    """Two layers with regions, then a head that is in none."""
+def small(batch=5, times=1):
+    """Two layers with regions, then a head that is in none; the loss is added up from so many equal ones."""
     def loss(p, x, targets):
         for i in range(2):
             with ir.region(f"layer.{i}"):
                 x = np.tanh(x @ p[f"w{i}"])
-        return np.mean((x @ p["out"] - targets) ** 2)
+        error = x @ p["out"] - targets
+        return sum((np.mean(error**2) for _ in range(times - 1)), np.mean(error**2))
 
     types = {"w0": (3, 4), "w1": (4, 6), "out": (6, 2)}
     return ir.record(loss, {k: ir.TensorType("f8", s) for k, s in types.items()}, ir.TensorType("f8", (batch, 3)),
@@ -64,6 +65,52 @@ def test_each_layer_gets_the_gradient_of_its_own_loss_alone():
         np.testing.assert_allclose(given[f"p.{name}"] - found[f"next.p.{name}"], gradient, rtol=1e-12, atol=1e-14)
 
 
+def test_all_terms_of_a_loss_that_need_the_targets_are_taken_of_each_head():
+    once, twice = (LocalLayers("layer.*")(train_step(small(times=times), SGD(rate))) for times, rate in
+                   ((1, 1.0), (2, 0.5)))
+    rng = np.random.default_rng(0)
+    given = {value.name: rng.normal(size=value.type.shape) for value in once.inputs}
+    (loss, *after), (both, *same) = (ir.interpret(step, given).outputs for step in (once, twice))
+    np.testing.assert_array_equal(both, 2 * loss)
+    for one, other in zip(after, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_loss_that_balances_experts_is_one_of_their_region():
+    step = LocalLayers("block.*")(train_step(balanced(5), SGD(1.0)))
+    types = {value.name: value.type for value in step.inputs}
+    rng = np.random.default_rng(0)
+    given = {name: rng.normal(size=type.shape) for name, type in types.items()}
+    found = dict(zip((value.name for value in step.outputs), ir.interpret(step, given).outputs, strict=True))
+
+    def block(p, i, x):
+        gates = ir.apply("softmax", x @ p[f"router{i}"], axis=2)
+        rows = np.einsum("btd,edf->btef", x, p[f"up{i}"])
+        shares = np.mean(gates, axis=1)
+        return (x + np.einsum("bte,btef,efd->btd", gates, np.maximum(rows, 0), p[f"down{i}"]),
+                0.3 * np.mean(np.sum(shares * shares, axis=1)))
+
+    # Each block alone: the second one reads what the first one makes as data.
+    total, x = 0.0, given["x"]
+    for i, out in ((0, "local.block.0"), (1, "out")):
+        names = [f"router{i}", f"up{i}", f"down{i}", out]
+
+        def loss(p, x, targets, i=i, out=out):
+            y, balance = block(p, i, x)
+            return np.mean((y @ p[out] - targets) ** 2) + balance
+
+        alone = ir.gradient(ir.record(loss, {name: types[f"p.{name}"] for name in names}, types["x"],
+                                      types["targets"]), [f"p.{name}" for name in names], keep_outputs=True)
+        own = {f"p.{name}": given[f"p.{name}"] for name in names}
+        value, *gradients = ir.interpret(alone, own | {"x": x, "targets": given["targets"]}).outputs
+        for name, gradient in zip(names, gradients, strict=True):
+            np.testing.assert_allclose(given[f"p.{name}"] - found[f"next.p.{name}"], gradient, rtol=1e-10, atol=1e-12)
+        total += value
+        y = ir.record(lambda p, x, i=i: block(p, i, x)[0], {name: types[f"p.{name}"] for name in names}, types["x"])
+        x, = ir.interpret(y, {name: (own | {"x": x})[name] for name in (v.name for v in y.inputs)}).outputs
+    assert float(found[step.outputs[0].name]) == pytest.approx(float(total))
+
+
 def test_a_head_averages_over_dims_that_the_prediction_does_not_have():
     step = LocalLayers("layer.*")(train_step(MODELS["convolutional"](4), Adam()))
     types = {value.name: str(value.type) for value in step.inputs}
@@ -82,7 +129,8 @@ def alone(model, rows, optimizer):
 
 @pytest.mark.parametrize(("model", "text"), [
     ("mlp", "dp=2 tp=2 zero=2"), ("gpt", "dp=2 tp=2 sp zero=3"), ("convolutional", "dp=3 zero=1"),
-    ("recurrent", "dp=2 tp=2 recompute=step.2"), ("gpt", "tp=2 recompute=block.*"), ("mlp", "dp:a=2 dp=2 tp@layer.1=2"),
+    ("recurrent", "dp=2 tp=2 recompute=step.2"), ("experts", "dp=2 tp=3 zero=1"),
+    ("gpt", "tp=2 recompute=block.*"), ("mlp", "dp:a=2 dp=2 tp@layer.1=2"),
 ])
 def test_it_goes_with_the_other_transforms(model, text):
     (make, regions), optimizer = DEEP[model], SGD(0.1, 0.5)
@@ -100,7 +148,8 @@ def test_it_goes_with_mixed_precision():
     assert_trained(trained(strategy(step), lambda inputs: run_everywhere(localized, inputs)), expected, 1e-5)
 
 
-@pytest.mark.parametrize(("model", "begin"), [("mlp", "layer.1,layer.2"), ("gpt", "block.1"), ("recurrent", "step.3")])
+@pytest.mark.parametrize(("model", "begin"), [
+    ("mlp", "layer.1,layer.2"), ("gpt", "block.1"), ("recurrent", "step.3"), ("experts", "block.1")])
 def test_stages_that_begin_at_regions_send_no_gradients(model, begin):
     make, regions = DEEP[model]
     step = Strategy.parse(f"pp@{begin} local:2 local={regions}")(train_step(make(B), SGD(0.1)))
@@ -127,6 +176,18 @@ def two_results():
     return train_step(ir.record(loss, types, ir.TensorType("f8", (5, 3))), SGD(1))
 
 
+def two_predictions():
+    def loss(p, x, t):
+        with ir.region("one"):
+            a = x @ p["a"]
+        with ir.region("two"):
+            b = x @ p["b"]
+        return np.mean((a - t) ** 2) + np.mean((b - t) ** 2)
+
+    types = {name: ir.TensorType("f8", (3, 4)) for name in "ab"}
+    return train_step(ir.record(loss, types, ir.TensorType("f8", (5, 3)), ir.TensorType("f8", (5, 4))), SGD(1))
+
+
 @pytest.mark.parametrize(("build", "message"), [
     (lambda: LocalLayers(()), r"needs the patterns of regions, such as block\.\*"),
     (lambda: LocalLayers("blok.*")(STEP), r"local=blok\.\*: @transformer\.step has no region 'blok\.\*'; did you mean"),
@@ -136,7 +197,7 @@ def two_results():
     (lambda: LocalLayers("block.*")(Strategy(DataParallel(), Zero(1))(STEP)), "comes before what splits the program"),
     (lambda: LocalLayers("block.*")(MixedPrecision("float32")(STEP)), "comes before MixedPrecision, or both in one"),
     (lambda: LocalLayers("block.*")(train_step(DEEP["gpt"][0](4), Adam(), clip=1.0)), "are not clipped together"),
-    (lambda: LocalLayers("*")(train_step(MODELS["mixture"](4), SGD(1))), "from one prediction; it is from %1 and %"),
+    (lambda: LocalLayers("*")(two_predictions()), "from one prediction; it is from %0 and %1"),
     (lambda: LocalLayers("*o*")(two_results()), "region 'one' of .* must have one result .* it has %0, %1"),
     (lambda: LocalLayers("*")(train_step(MODELS["convolutional"](4), SGD(1))), "has no dim that a head could take up"),
     (lambda: TrainedPipeline(Pipeline(schedule="local")(train_step(small(B), SGD(1))), Mesh(pp=2)),
