@@ -118,7 +118,7 @@ class _Ordering:
         calls: list[tuple[int, ...]] = []
         for number in range(self.count + 1):
             ops.update(dict.fromkeys(sorted(moved[number])))
-            for call in sorted(slots[number]):
+            for call in sorted(slots[number], key=lambda call: (max(map(self._sums_before, call)), call)):
                 calls.append(tuple(range(len(ops), len(ops) + len(call))))
                 ops.update(dict.fromkeys(call))
             if number < self.count and number not in self.started and number not in self.late:
@@ -260,6 +260,12 @@ class _Ordering:
     def _made(self, number: int) -> int:
         """The number of the op that makes the input of a collective; -1 if it is an input of the program."""
         return self.made.get(self.ops[number].inputs[0].name, -1)
+
+    def _sums_before(self, number: int) -> int:
+        """How many sums of gradients, one of the other, make the input of a collective."""
+        before = (self.made.get(value.name, -1) for value in self.ops[number].inputs)
+        return max((self._sums_before(each) + (each in self.sums) for each in before
+                    if each in self.sums or each in self.late), default=0)
 
     def _after(self, number: int) -> list[int]:
         """The numbers of the ops that read the outputs of an op."""

@@ -52,6 +52,11 @@ class TrainedPipeline(PipelinedProgram):
         if step.pipeline.meshes and not self.apart:
             raise ValueError(f"{step.pipeline} has stages with meshes of their own: a MeshedPipeline runs it")
         self.step, self.mesh, pipeline = step, mesh, step.pipeline.on(mesh)
+        axes = dict.fromkeys(axis for each in step.pipeline.meshes or (mesh,) for axis in each.axes)
+        if missing := [axis for axis in step.split if axis not in axes]:
+            raise ValueError(f"@{step.function.name}: %{step.split[missing[0]]} is split over axis {missing[0]!r}, but "
+                             f"the axes of {'the stages' if step.pipeline.meshes else repr(mesh)} are "
+                             f"{', '.join(map(repr, axes))}")
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         inside = self._inside(pipeline, replicas)
         sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}

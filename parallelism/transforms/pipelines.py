@@ -133,6 +133,9 @@ class Step:
         if parts.again:
             raise ValueError(f"{subject}: @{self.function.name} computes regions again already; Recompute and Pipeline "
                              "must be in one Strategy")
+        if self.pipeline.axis in self.split:
+            raise ValueError(f"{subject}: %{self.split[self.pipeline.axis]} of @{self.function.name} is split over "
+                             f"{self.pipeline.axis!r}, too; the axis of the stages has no other role")
         if self.recompute and self.pipeline.recompute:
             raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
         _ = self._again
@@ -168,6 +171,13 @@ class Step:
     def parts(self) -> Parts:
         """The forward and the update."""
         return Parts.of(self.function)
+
+    @cached_property
+    def split(self) -> dict[str, str]:
+        """The axes of its layouts, each with the name of a value that is split over it."""
+        parts = self.parts
+        values = [*parts.forward.values, *parts.gradients, *parts.state]
+        return {axis: value.name for value in reversed(values) if value.layout for axis in value.layout.axes}
 
     @cached_property
     def replicas(self) -> tuple[str, ...]:
@@ -230,9 +240,11 @@ class Step:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
-        if replicas:
-            gradients = {*parts.gradients}
-            terms = {value.name: value for value in inputs if value in gradients}
+        gradients = {*parts.gradients}
+        # What a stage adds up has the layout of its parameter, although the update may have it split.
+        terms = {value.name: value for value in inputs if value in gradients and (
+            replicas or given[value.name].dims != given[own[value.name] or value.name].dims)}
+        if terms:
             early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
             given |= {name: TensorSharding(*given[own[name] or name].dims, partial=replicas) for name in terms}

@@ -35,6 +35,7 @@ PIPELINES = [
     ("llama", 8, "pp=2 zero_bubble_h1:4 dp=2 tp=2", SGD(0.1, 0.5)), ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", SGD(1)),
     ("mlp", 8, "pp=2 interleaved_1f1b:4x2 dp=2 zero=1", Adam(0.01)), ("residual", 9, "pp=4 1f1b:3 dp=2", Adam(0.01)),
     ("recurrent", 9, "pp=2 zero_bubble_v:4x2 dp=2 zero=2", SGD(0.1, 0.5)),
+    ("convolutional", 17, "pp=2 zero_bubble_v:4x2 dp:node=2 dp=2 zero=2", SGD(0.1)),
     ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
     ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)),
 ]

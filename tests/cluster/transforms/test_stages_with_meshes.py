@@ -26,6 +26,7 @@ CASES = [
     ("gpt", 7, "dp tp sp zero=1", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]), Adam(0.01), 0.3),
     ("gpt", 7, "dp tp sp zero=1 overlap=100B", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]),
      Adam(0.01), 0.3),
+    ("recurrent", 6, "dp tp zero=2", Pipeline(microbatches=2, meshes=[Mesh(tp=2), Mesh(dp=3, tp=2)]), SGD(0.1), None),
     ("mlp", 9, "dp tp zero=3 overlap", Pipeline(microbatches=2, meshes=[Mesh(dp=3, tp=2), Mesh(dp=2)]), SGD(0.1), None),
     ("gpt", 7, "dp zero=3 tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=2)]), AdamW(0.01), None),
     ("llama", 6, "dp tp recompute=block.*",
@@ -70,7 +71,8 @@ def pipelines(draw):
     return Pipeline("pp", draw(st.integers(1, 3)), schedule, meshes=[Mesh(dp=dp, tp=tp) for dp, tp in sizes])
 
 
-TEXTS = ["dp tp", "dp tp zero=1", "tp dp zero=3", "dp tp zero=1 overlap=100B", "dp tp zero=3 overlap", "dp fused"]
+TEXTS = ["dp tp", "dp tp zero=1", "dp tp zero=2", "tp dp zero=3", "dp tp zero=1 overlap=100B", "dp tp zero=3 overlap",
+         "dp fused"]
 RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(TEXTS),
           pipelines(), st.sampled_from([SGD(0.1, 0.5), Adam(0.01)]), st.sampled_from([None, 0.3]))
 

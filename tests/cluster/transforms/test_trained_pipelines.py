@@ -27,7 +27,7 @@ CASES = [
     ("gpt", 7, "pp=2 1f1b:2 dp=2 zero=3", Adam(0.01)),
     ("mlp", 9, "pp=2 zero_bubble_h1:2 dp:node=2 dp=2 zero=3", AdamW(0.01)),
     ("mixture", 8, "pp=2 gpipe:2 dp:data=2 ep=2", SGD(0.1, 0.5)),
-    ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)),
+    ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)), ("llama", 6, "pp=2 1f1b:2 cp=2 zero:cp=2", Adam(0.01)),
 ]
 CLIPS = (0.2, None)
 """The largest norm of all gradients in the cases, in turn."""
