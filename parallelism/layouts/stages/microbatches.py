@@ -10,10 +10,13 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import quotient, specialized
+from parallelism.layouts.localization.local_program import free_name
 
 T = TypeVar("T")
 
@@ -25,10 +28,12 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     ``batch="B"``: ``B_whole``, the rows of the whole batch, and ``B_first``, the number of the microbatch's first row.
     With these, ``iota`` and random numbers have the values that they have in the whole batch.
 
+    A value without rows that is added to a sum over the rows, as a norm of weights is to a loss, would be added once
+    for each microbatch: each adds as much of it as it has of the rows.
+
     ``ValueError`` names the op if an output is not a sum over the rows.  Reasons are: an operator needs all rows at
     once (a softmax over the batch, a norm over it); a dim combines the batch with other dims and the batch is not the
-    outermost; a function of a sum over the batch is not linear; a value without rows is added to a sum (it would be
-    added once for each microbatch).
+    outermost; a function of a sum over the batch is not linear.
     """
     if batch not in function.symbols:
         raise ValueError(f"@{function.name} has no symbol {batch} for the rows of a batch: its symbols are "
@@ -36,8 +41,35 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     for name in (f"{batch}_whole", f"{batch}_first"):
         if name in function.symbols:
             raise ValueError(f"@{function.name} has a symbol {name} already, which the part of a batch needs")
-    _check_sums(function, batch)
-    return replace(function, ops=tuple(_of_rows(op, batch) for op in function.ops))
+    sums, names, ops = _checked_sums(function, batch), {value.name for value in function.values}, list[Op]()
+    zeros = {op.outputs[0] for op in function.ops if op.kind == "constant" and op["value"] == 0}
+    for op in function.ops:
+        inputs = op.inputs
+        if _adds(op) and not sums.isdisjoint(inputs):
+            for value in {*inputs} - sums - zeros:
+                weighted = _weighted(value, batch, op.region, names)
+                inputs = tuple(weighted[-1].outputs[0] if each == value else each for each in inputs)
+                ops += weighted
+        part = _of_rows(op, batch)
+        ops.append(part if inputs == op.inputs else replace(part, inputs=inputs))
+    return replace(function, ops=tuple(ops))
+
+
+def _adds(op: Op) -> bool:
+    return op.kind in ("add", "subtract")
+
+
+def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> list[Op]:
+    """The ops that multiply a value by the part of all rows that a microbatch has."""
+    exact, own = TensorType(np.float64, ()), TensorType(value.type.dtype, ())
+    rows, whole, share, narrow, made = (Value(free_name(f"{value.name}.{name}", names), type) for name, type in (
+        ("rows", exact), ("whole", exact), ("part", exact), ("share", own), ("weighted", value.type)))
+    return [
+        *(Op("constant", (), (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name))), (each,), region)
+          for each, name in ((rows, batch), (whole, f"{batch}_whole"))),
+        Op("divide", (rows, whole), (), (share,), region),
+        Op("convert", (share,), (("dtype", own.dtype),), (narrow,), region),
+        Op("multiply", (value, narrow), (), (made,), region)]
 
 
 @lru_cache(maxsize=4096)
@@ -75,21 +107,18 @@ def _with(value: Any, numbers: Mapping[str, Extent]) -> Any:
     return specialized(value, numbers) if isinstance(value, Expression) else value
 
 
-def _check_sums(function: Function, batch: str) -> None:
-    """Check that the outputs are sums over the rows.  A value has rows, or is a sum over rows, or depends on none."""
+def _checked_sums(function: Function, batch: str) -> set[Value]:
+    """The sums over the rows.  A value has rows, or is such a sum, or depends on none; the outputs must be sums."""
     sums: set[Value] = set()
-    zeros: set[Value] = set()
-    """Constants that may be added to a sum, as where a loss is added up from 0."""
     for value in function.inputs:
         _naming("input {}", value, partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _naming("{}", op, partial(_is_sum, op, batch, sums, zeros)):
+        if _naming("{}", op, partial(_is_sum, op, batch, sums)):
             sums.update(op.outputs)
-        if op.kind == "constant" and op["value"] == 0:
-            zeros.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
             raise ValueError(f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}")
+    return sums
 
 
 def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
@@ -100,7 +129,7 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
         raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
 
 
-def _is_sum(op: Op, batch: str, sums: set[Value], zeros: set[Value]) -> bool:
+def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
     rule = op.rule
     # The slowest letters of the dims that have the rows.
@@ -115,9 +144,8 @@ def _is_sum(op: Op, batch: str, sums: set[Value], zeros: set[Value]) -> bool:
         if letters:
             raise ValueError("it combines a sum over all rows with single rows")
         # Integers may be rounded, and bools are not numbers.
-        if any(not is_floating(value.type.dtype) for value in op.outputs) or not any(op.operator.is_linear_in(
-                [i for i, value in enumerate(op.inputs) if value in linear], len(summed))
-                for linear in (sums, sums | zeros)):
+        if any(not is_floating(value.type.dtype) for value in op.outputs) or not (_adds(op) or op.operator.is_linear_in(
+                [i for i, is_sum in enumerate(summed) if is_sum], len(summed))):
             raise ValueError("it is not linear in a sum over all rows")
         return True
     if len(letters) > 1 or letters & rule.whole:
