@@ -136,6 +136,10 @@ class Step:
         if self.pipeline.axis in self.split:
             raise ValueError(f"{subject}: %{self.split[self.pipeline.axis]} of @{self.function.name} is split over "
                              f"{self.pipeline.axis!r}, too; the axis of the stages has no other role")
+        if unread := {*parts.parameters}.difference(*(op.inputs for op in parts.forward.ops)):
+            raise ValueError(f"{subject}: the loss of @{self.function.name} does not depend on %"
+                             f"{min(value.name for value in unread)}, so no stage has it; leave it out of the "
+                             "parameters that train_step is to train")
         if self.recompute and self.pipeline.recompute:
             raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
         _ = self._again

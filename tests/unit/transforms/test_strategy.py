@@ -148,6 +148,7 @@ def np_sum(p):
     (lambda: Strategy(DataParallel(), DataParallel()), r"DataParallel\(axis='dp'\) is given twice"),
     (lambda: DataParallel()(DataParallel()(STEP)), "dp: %tokens of @transformer.step is split over 'dp' already"),
     (lambda: Strategy.parse("tp")(Strategy.parse("tp")(STEP)), "tp: no weight of @transformer.step is left"),
+    (lambda: Strategy.parse("dp:x tp:x")(STEP), r"tp:x: %tokens of @transformer.step is split over 'x' already, \[x, "),
     (lambda: Strategy.parse("sp")(Strategy.parse("tp sp")(STEP)), "sp: no activation of @transformer.step is left"),
     (lambda: Strategy.parse("zero=1")(Strategy.parse("dp zero=2")(STEP)),
      "zero=1: %.* of @transformer.step is split over 'dp' already"),
