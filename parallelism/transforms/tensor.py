@@ -47,8 +47,8 @@ class TensorParallel:
         taken = next((value for value in parts.data if split_at(value, self.axis) is not None), None)
         if not found.layouts and taken is not None:
             raise ValueError(f"{self}: %{taken.name} of @{function.name} is split over {self.axis!r} already, "
-                             f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an axis "
-                             "of their own")
+                             f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an "
+                             "axis of their own")
         if not found.layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: it has no "
                              f"product, or they have layouts already (Zero gives them to all and comes after {self}, "
