@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -145,11 +145,11 @@ class _Loss(NamedTuple):
             if not depending.isdisjoint(op.inputs):
                 depending.update(value for value in op.outputs if is_floating(value.type.dtype))
         data, found, others = {*parts.data}, dict[Value, list[Value]](), dict[Value, tuple[Op, ...]]()
-        terms = {term: _after_parameters(parts, term) for term in _added(forward.ops, value)}
+        terms = {term: _after_one_value(_after_parameters(parts, term), term, data, depending)
+                 for term in _added(forward.ops, value)}
         supervised = {term for term, ops in terms.items() if any(not data.isdisjoint(op.inputs) for op in ops)}
         for term, ops in terms.items():
-            made = {value for op in ops for value in op.outputs}
-            read = dict.fromkeys(v for op in ops for v in op.inputs if v in depending and v not in made)
+            read = _read(ops, depending)
             if term in supervised or not supervised:
                 for each in read:
                     found.setdefault(each, []).append(term)
@@ -179,6 +179,27 @@ def _added(ops: Sequence[Op], total: Value) -> list[Value]:
         else:
             terms.append(value)
     return [*dict.fromkeys(terms)]
+
+
+def _read(ops: Sequence[Op], depending: Collection[Value]) -> list[Value]:
+    """The values among those ``depending`` on parameters that the ops read and do not make."""
+    made = {value for op in ops for value in op.outputs}
+    return [*dict.fromkeys(value for op in ops for value in op.inputs if value in depending and value not in made)]
+
+
+def _after_one_value(ops: list[Op], term: Value, data: Collection[Value], depending: Collection[Value]) -> list[Op]:
+    """Of ops that read several values that depend on parameters: those after the first value that combines them all.
+
+    They are all ``ops`` if the batch is read before: a combination of predictions and targets is no prediction.
+    """
+    for op in ops if len(_read(ops, depending)) > 1 else ():
+        if not data.isdisjoint(op.inputs):
+            break
+        for value in op.outputs:
+            rest = needed(ops, [term], [value])
+            if _read(rest, depending) == [value]:
+                return rest
+    return ops
 
 
 def _after_parameters(parts: Parts, value: Value) -> list[Op]:

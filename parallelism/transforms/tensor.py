@@ -50,9 +50,9 @@ class TensorParallel:
                              f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an "
                              "axis of their own")
         if not found.layouts:
-            raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: it has no "
-                             f"product, or they have layouts already (Zero gives them to all and comes after {self}, "
-                             "as does TensorParallel of a wider region)")
+            raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: of no "
+                             "product the split lasts until a sum takes it up, or they have layouts already (Zero "
+                             f"gives them to all and comes after {self}, as does TensorParallel of a wider region)")
         return parts.laid(found.layouts).joined()
 
     def size(self, function: Function) -> int:

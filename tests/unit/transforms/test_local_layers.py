@@ -65,6 +65,31 @@ def test_each_layer_gets_the_gradient_of_its_own_loss_alone():
         np.testing.assert_allclose(given[f"p.{name}"] - found[f"next.p.{name}"], gradient, rtol=1e-12, atol=1e-14)
 
 
+def test_the_prediction_of_a_mixture_is_what_its_experts_and_its_gates_make_together():
+    loss = MODELS["mixture"](4)
+    plain = train_step(loss, SGD(1.0))
+    step = LocalLayers(["experts", "combine"])(plain)
+    head, = (value for value in step.inputs if value.name == "p.local.experts")
+    assert head.type.shape == (3, 5)       # of slots, tokens
+    rng = np.random.default_rng(0)
+    given = {value.name: rng.normal(size=value.type.shape) for value in step.inputs}
+    model = {name: array for name, array in given.items() if name != head.name}
+    found, expected = (
+        dict(zip((value.name for value in each.outputs), ir.interpret(each, arrays).outputs, strict=True))
+        for each, arrays in ((step, given), (plain, model)))
+    # The router learns from the loss of the model, and the experts from that of their head, which is the rest.
+    np.testing.assert_allclose(found["next.p.router"], expected["next.p.router"], rtol=1e-12)
+    direction = rng.normal(size=given["p.down"].shape)
+
+    def own(distance):
+        moved = given["p.down"] + distance * direction
+        return float(ir.interpret(step, given | {"p.down": moved}).outputs[0]) - float(
+            ir.interpret(loss, model | {"p.down": moved}).outputs[0])
+
+    slope = np.sum((given["p.down"] - found["next.p.down"]) * direction)
+    assert (own(1e-5) - own(-1e-5)) / 2e-5 == pytest.approx(slope, rel=1e-6)
+
+
 def test_all_terms_of_a_loss_that_need_the_targets_are_taken_of_each_head():
     once, twice = (LocalLayers("layer.*")(train_step(small(times=times), SGD(rate))) for times, rate in
                    ((1, 1.0), (2, 0.5)))
