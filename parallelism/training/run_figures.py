@@ -139,9 +139,9 @@ class Figures:
         The categories (`CATEGORIES`) of a device add up to its peak.
         """
         fullest: dict[int, dict[str, int]] = {}
-        shape = self.run.mesh
+        pipeline = self.run.pipeline
         for rank, held in _held_at_peak(self.trace).items():
-            position = shape.index(rank)["pp"] if "pp" in shape.axes else 0
+            position = pipeline.position(self.run.mesh, rank) if pipeline else 0
             if sum(held.values()) > sum(fullest.get(position, {"": -1}).values()):
                 fullest[position] = held
         return [fullest[position] for position in sorted(fullest)]

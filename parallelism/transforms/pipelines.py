@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar
 
 from parallelism.ir.core import Function, names_in
@@ -95,6 +97,12 @@ class Pipeline:
     def of_all(self) -> Mesh | None:
         """A mesh of all devices, if the stages have meshes of their own."""
         return Mesh(devices=sum(each.size for each in self.meshes)) if self.meshes else None
+
+    def position(self, mesh: Mesh, rank: int) -> int:
+        """The position in the pipeline of a rank of ``mesh``, on which the step runs."""
+        if not self.meshes:
+            return mesh.index(rank)[self.axis]
+        return bisect_right([*accumulate(each.size for each in self.meshes)], rank)
 
     def _on_own(self, mesh: Mesh) -> Scheduled:
         """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""

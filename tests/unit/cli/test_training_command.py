@@ -43,6 +43,14 @@ def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> N
     assert [*other["mesh"]] == ["tp", "pp"] and other["peak_bytes"] == json.loads(by_flags)["peak_bytes"]
 
 
+def test_stages_with_meshes_of_their_own_have_memory_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "precision=bf16 dp tp pp 1f1b:2,meshes=dp=2|tp=2"
+    status, out, _ = said(capsys, "gpt", *MODEL, *ON, "--strategy", text, "--json")
+    found = json.loads(out)
+    assert status == 0 and found["mesh"] == {"devices": 4} and len(found["memory"]) == 2
+    assert found["peak_bytes"] == max(sum(held.values()) for held in found["memory"])
+
+
 def test_a_strategy_without_stages_works_on_the_batch_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("gpt", *MODEL, *ON, "--strategy", "dp=4 zero=3 precision=bf16", "--global-batch-size", "8", "--json")
     status, out, _ = said(capsys, *words)
