@@ -165,7 +165,7 @@ def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str,
     table.refuse("tp, cp and pp do not divide the devices", devices % inside != 0)
     table.columns["dp"] = devices // (table["tp"] * table["cp"] * table["pp"])
     if "dp" in given:
-        table.refuse("dp is another", ~np.isin(table["dp"], given["dp"]))
+        table.refuse("dp is not the one that was asked for", ~np.isin(table["dp"], given["dp"]))
 
 
 def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[int]]) -> None:

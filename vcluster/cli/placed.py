@@ -3,7 +3,7 @@
 import argparse
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
+from parallelism.training import TrainingRun
+from parallelism.training.training_run import ROWS
 from parallelism.transforms import (
     SGD,
     Adam,
     AdamW,
     Parts,
+    Pipeline,
     Step,
     Strategy,
     carried,
@@ -122,7 +125,7 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
         program = right(train_step, _function(program, "--optimizer"), _optimizer(arguments.optimizer))
-    numbers = dict(map(_size, arguments.size))
+    numbers = dict(map(size, arguments.size))
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
@@ -141,6 +144,40 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
     found = Given(program, mesh, strategy, rows)
     _check_complete(found, arguments.file, symbols=symbols and mesh is None)
     return found
+
+
+def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> ir.Function:
+    """A loss whose one symbol is `ROWS`: its rows have the symbol ``name``, and ``sizes`` has all others.
+
+    ``ValueError`` if it has no such symbol, and for a symbol without a size.
+    """
+    if name not in program.symbols:
+        has = f"its symbols are {', '.join(sorted(program.symbols))}" if program.symbols else (
+            "it has none, and a fixed number of rows cannot be dealt to replicas and microbatches")
+        raise ValueError(f"@{program.name} has no symbol {name} for the rows of its batch: {has}")
+    numbers: dict[str, ir.Extent] = dict(sizes)
+    if name != ROWS:
+        numbers[name], = ir.symbols(ROWS)
+    found = program.specialize(**numbers)
+    if missing := sorted(found.symbols - {ROWS}):
+        raise ValueError(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
+    return found
+
+
+def trained_run(arguments: argparse.Namespace) -> TrainingRun:
+    """The training run of a loss in a file.  `WrongWords` unless there are an optimizer and a strategy."""
+    if not arguments.optimizer or arguments.strategy is None:
+        raise WrongWords("--json is for a step of training: it needs --optimizer and --strategy")
+    strategy, mesh = _mesh(arguments, MOST_DESCRIBED)
+    assert strategy is not None and mesh is not None
+    sizes = dict(map(size, arguments.size))
+    name = strategy.pipeline.batch if strategy.pipeline else ROWS if ROWS in sizes else next(iter(sizes), ROWS)
+    if (rows := sizes.pop(name, None)) is None:
+        raise WrongWords(f"--size must give a value for {name}, as {name}=64")
+    loss = right(loss_of_rows, _function(program_in(arguments.file), "--optimizer"), name, sizes)
+    inside = [replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms]
+    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, _optimizer(arguments.optimizer))
+    return run
 
 
 def _check_complete(found: Given, path: Path, *, symbols: bool) -> None:
@@ -231,7 +268,8 @@ def _optimizer(text: str) -> Any:
         raise WrongWords(f"--optimizer needs a name and a rate, as adam:0.001; got {text!r}: {error}") from None
 
 
-def _size(text: str) -> tuple[str, int]:
+def size(text: str) -> tuple[str, int]:
+    """A symbol and its number, from ``B=64``."""
     name, _, number = text.partition("=")
     if not number.isascii() or not number.isdigit() or len(number) > 18:
         raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")

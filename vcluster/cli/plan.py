@@ -16,7 +16,7 @@ from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
-from vcluster.cli.placed import program_in
+from vcluster.cli.placed import loss_of_rows, program_in, size
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.demo import WrongWords
@@ -39,6 +39,8 @@ _OPTIONS = {option.field: option for option in OPTIONS
 
 OWN: Arguments = {
     "--batch": {"metavar": "B=512", "help": "the rows of a step, of a program in a file"},
+    "--size": {"action": "append", "default": [], "metavar": "S=128",
+               "help": "the value of another symbol of a program in a file; may be repeated"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--top": {"type": whole(), "default": 10, "metavar": "N", "help": "how many plans to tell (default: 10)"},
     "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
@@ -94,6 +96,8 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
     try:
         model, batch = _model_and_batch(arguments, flags)
         asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)
+        if not isinstance(model, TransformerSpec):
+            asked = replace(asked, rows=_rows(arguments)[0], sizes=dict(map(size, arguments.size)))
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
             model = replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
@@ -103,6 +107,8 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         plans = find_plan(
             model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
             optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress(), **fixed)
+        if not len(plans) and plans.tightest is None:
+            raise ValueError(plans.refusals)
         document, trace = document_of(asked, plans, arguments.top, questions)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
@@ -116,6 +122,8 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
 def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tuple[TransformerSpec | ir.Function, int]:
     """The model of the first word, a name or a file, and the rows of a step."""
     if is_model(arguments.model):
+        if arguments.size:
+            raise ValueError("--size is for a program in a file; a model by its name has flags")
         if arguments.batch is not None:
             raise ValueError("--batch is for a program in a file; a model by its name has --global-batch-size")
         if flags.global_batch_size is None:
@@ -127,10 +135,16 @@ def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tup
     program = program_in(Path(arguments.model))
     if not isinstance(program, ir.Function):
         raise ValueError(f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss")
+    return loss_of_rows(program, _rows(arguments)[0], dict(map(size, arguments.size))), _rows(arguments)[1]
+
+
+def _rows(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The symbol for the rows of a program in a file, and their number."""
     name, _, rows = (arguments.batch or "").partition("=")
-    if name != ROWS or not rows.isdecimal() or not 0 < int(rows) < 10**9:
-        raise ValueError(f"--batch must give the rows of a step as the symbol {ROWS} of the program, as {ROWS}=512")
-    return program, int(rows)
+    if not name or not rows.isdecimal() or not 0 < int(rows) < 10**9:
+        raise ValueError("--batch must give the rows of a step, as the symbol that the program has for them and a "
+                         f"number: {ROWS}=512")
+    return name, int(rows)
 
 
 def fixed_settings(flags: MegatronFlags, model: TransformerSpec | ir.Function, fix: Sequence[str]) -> dict[str, Any]:

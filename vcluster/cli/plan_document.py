@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.training_run import ADAM_W, ROWS
+from parallelism.transforms import Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
 from vcluster.demo import WrongWords
@@ -38,13 +39,18 @@ class Asked:
     flags: MegatronFlags
     hardware: str
     devices: int | None
+    rows: str = ROWS
+    """The symbol for the rows of the batch, of a program in a file."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Those of its other symbols."""
 
     @property
     def prefix(self) -> list[str]:
         """The beginning of every `simulate` line."""
         if isinstance(self.model, Function):
             optimizer = f"adamw:{ADAM_W.lr:g}"
-            return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer]
+            sizes = [word for name, size in self.sizes.items() for word in ("--size", f"{name}={size}")]
+            return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer, *sizes]
         flags = MegatronFlags(**self.flags.given("model"))
         on = ["--hardware", self.hardware] + (["--devices", str(self.devices)] if self.devices is not None else [])
         return [*self.program.split(), "simulate", self.name, *flags.words(), *on]
@@ -72,8 +78,7 @@ def document_of(
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
         "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
         "plans": rows,
-        "front": [{"seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "split": plan.split}
-                  for plan in plans.front],
+        "front": [_of_front(asked, plan) for plan in plans.front],
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
         "why_not": [_why_not(asked, plans, *question, rows[0]) for question in questions.items()] if rows else [],
@@ -97,17 +102,29 @@ def _all(plans: Plans) -> dict[str, Any]:
 
 def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan with its figures, from its full simulation."""
-    flags = words_of(plan.run, plan.task.hardware)
+    flags = words_of(plan.run, plan.task.hardware, asked.rows)
     return {**plan.figures.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
             "split": plan.split, "flags": shlex.join(flags), "links": plan.figures.links}
 
 
-def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
-    """The words of `simulate` that give a run of its model: flags of Megatron-LM, or else ``--strategy``."""
+def _of_front(asked: Asked, plan: Plan) -> dict[str, Any]:
+    """A plan of the front.  If it was not simulated fully, its seconds are a lower bound."""
+    return {"seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "split": plan.split,
+            "simulated": plan.is_simulated,
+            "flags": shlex.join(words_of(plan.run, plan.task.hardware, asked.rows))}
+
+
+def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str]:
+    """The words of `simulate` that give a run of its model: flags of Megatron-LM, or else ``--strategy``.
+
+    ``rows`` is the symbol for the rows of the batch in the file of a program.
+    """
     if isinstance(run.model, Function):
         extents = "x".join(map(str, hardware.links[-1].extents))
         named = f"{hardware.name}:{extents}" if hardware.name in Hardware.presets() else hardware.name
-        return ["--strategy", run.strategy.text_on(run.mesh), "--size", f"{ROWS}={run.batch}", "--hardware", named]
+        parts = [replace(each, batch=rows) if isinstance(each, Pipeline) else each for each in run.strategy.transforms]
+        text = Strategy(*parts).text_on(run.mesh)
+        return ["--strategy", text, "--size", f"{rows}={run.batch}", "--hardware", named]
     flags = MegatronFlags.of(run)
     if flags is not None:
         given = {name: value for name, value in flags.given().items()
@@ -115,7 +132,7 @@ def words_of(run: TrainingRun, hardware: Hardware) -> list[str]:
         return [*MegatronFlags(**given).words()]
     batch = ["--global-batch-size", str(run.batch)]
     text = run.strategy.text_on(run.mesh)
-    strategy, mesh = type(run.strategy).parse_on_mesh(text)
+    strategy, mesh = Strategy.parse_on_mesh(text)
     if [*mesh.shape.items()] == [*run.mesh.shape.items()]:
         return ["--strategy", text, *batch]
     axes = ",".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
@@ -200,7 +217,7 @@ def _check(document: Mapping[str, Any]) -> None:
         _fields(run, ("strategy",), ("apart", "seconds", "received_bytes"), "verified")
         _mapping(run.get("mesh"), "mesh")
     for each in document["front"]:
-        _fields(each, ("split",), ("seconds", "peak_bytes"), "the front")
+        _fields(each, ("split", *(["flags"] if "flags" in each else [])), ("seconds", "peak_bytes"), "the front")
     _check_columns(document.get("all"))
     for each in document["why_not"]:
         _fields(each, ("question", "answer"), (), "why_not")

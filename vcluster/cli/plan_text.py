@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
-from parallelism.planning.explanation import Account, Need, need_text, refusals_text, why, why_not
+from parallelism.planning.explanation import Account, Need, need_text, why, why_not
 from parallelism.trace import Trace
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
@@ -25,7 +25,7 @@ def plan_text(document: Mapping[str, Any]) -> str:
     plans = document["plans"]
     lines = [*_search(document), ""]
     if plans:
-        lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"]), ""]
+        lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"], plans), ""]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
@@ -34,13 +34,15 @@ def plan_text(document: Mapping[str, Any]) -> str:
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:
-    fits = "; none fits" if not document["plans"] else ""
+    gap = document["gap"]
+    proof = "none fits" if not document["plans"] else "the first is the best of all" if not gap else (
+        f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
     text = (f"{document['model']}, {count(document['parameters'])} parameters: {document['batch']} sequences a step on "
             f"{document['devices']} devices of {document['hardware']}, {gigabytes(document['memory_bytes'])} GB each")
     refused = document["refused"]
     lines = [*wrap(text, WIDTH), "", *wrap(
         f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "
-        f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s{fits}", WIDTH)]
+        f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s; {proof}", WIDTH)]
     return lines + [fit(f"  {number:>8}  {reason}") for reason, number in refused.items()]
 
 
@@ -63,13 +65,28 @@ def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
 
 
-def _front(front: Sequence[Mapping[str, Any]]) -> list[str]:
-    """At most eight plans, spread over the front."""
+def _front(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At most eight plans, spread over the front, under the names of `_names`."""
+    shown = _shown(front)
+    names = _names(front, plans)
+    times = [f"{'' if each.get('simulated', True) else '>= '}{seconds(each['seconds'])}" for each in shown]
+    rows = in_columns([(names[each["split"]], time, f"{gigabytes(each['peak_bytes'])} GB")
+                       for each, time in zip(shown, times, strict=True)], 0)
+    part = "" if len(shown) == len(front) else f", {len(rows)} of {len(front)}"
+    return [f"no plan is both faster and smaller than these{part}:",
+            *(fit(f"  {row}  {each['split']}") for row, each in zip(rows, shown, strict=True))]
+
+
+def _shown(front: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     chosen = sorted({round(i * (len(front) - 1) / 7) for i in range(8)}) if len(front) > 8 else range(len(front))
-    rows = in_columns([(seconds(front[i]["seconds"]), f"{gigabytes(front[i]['peak_bytes'])} GB") for i in chosen], 0)
-    shown = "" if len(front) <= 8 else f", {len(rows)} of {len(front)}"
-    return [f"no plan is both faster and smaller than these{shown}:",
-            *(fit(f"  {row}  {front[i]['split']}") for row, i in zip(rows, chosen, strict=True))]
+    return [front[i] for i in chosen]
+
+
+def _names(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Names of the plans that are shown, by their settings: numbers of the best, and letters of others on the front."""
+    names = {plan["split"]: str(place) for place, plan in enumerate(plans, 1)}
+    others = [each["split"] for each in _shown(front) if each["split"] not in names]
+    return names | dict(zip(others, "abcdefgh", strict=False))
 
 
 def _why(plans: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -91,10 +108,16 @@ def _why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def _commands(document: Mapping[str, Any]) -> list[str]:
-    """The `simulate` line of each plan: what all have in common, then the words of each."""
-    lines = ["Each plan again:", *_wrapped(f"{document['prefix']} ...", "  ")]
-    for place, plan in enumerate(document["plans"], 1):
-        lines += _wrapped(plan["flags"], f"{place:>4}  ")
+    """The `simulate` line of each plan that is shown: what all have in common, then the words of each."""
+    plans, front = document["plans"], document["front"]
+    lines = ["Each plan again (the seconds behind >= are a bound, without shared links):",
+             *_wrapped(f"{document['prefix']} ...", "  ")]
+    flags = {each["split"]: each.get("flags", "") for each in front} | {plan["split"]: plan["flags"] for plan in plans}
+    for split, name in _names(front, plans).items():
+        lines += _wrapped(flags[split], f"{name:>4}  ") if flags[split] else []
+    for each in document["why_not"]:
+        if (plan := each.get("plan")) and not each["answer"]:
+            lines += [fit(f"  with {each['question']}:"), *_wrapped(plan["flags"], "      ")]
     return lines
 
 
@@ -119,8 +142,6 @@ def _wrapped(words: str, start: str) -> list[str]:
 
 def needs_text(document: Mapping[str, Any]) -> str:
     """Why nothing fits, on one line: the least memory that is needed, by category."""
-    if not document["needs"]:
-        return refusals_text(document["refused"])
     needs = [Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]]
     return f"no plan fits: {need_text(needs, document['memory_bytes'])}"
 

@@ -1,6 +1,7 @@
 """Commands on programs in files: `show` prints them, `simulate` predicts their time, `run` executes them here."""
 
 import argparse
+import json
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import MESSAGES
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
+from parallelism.training import figures
 from parallelism.transforms import Step, TensorParallel
 from parallelism.transforms.parts import NEXT
 from vcluster.cli.megatron_words import is_model
-from vcluster.cli.placed import ONE_DEVICE, Given, given, right
+from vcluster.cli.placed import ONE_DEVICE, Given, given, right, trained_run
 from vcluster.cli.training import simulated_training
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of
 from vcluster.demo.command_line import Arguments, whole, writable
@@ -153,7 +155,12 @@ def simulated(program: str, words: Sequence[str]) -> int:
         {**_priced(required=True),
          "--fold": {"action": argparse.BooleanOptionalAction,
                     "help": "simulate one representative of each class of equal devices "
-                            f"(default: from {FOLDED_FROM} devices on, where it is possible)"}})
+                            f"(default: from {FOLDED_FROM} devices on, where it is possible)"},
+         "--json": {"action": "store_true",
+                    "help": "print the figures of a step of training as JSON; with --optimizer and --strategy"}})
+    if arguments.json:
+        print(json.dumps(right(figures, trained_run(arguments), arguments.hardware).json(), indent=1))
+        return 0
     found = given(arguments)
     operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
     fold = mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold

@@ -111,7 +111,7 @@ def test_stages_that_are_asked_for_may_have_one_layer_fewer() -> None:
     assert str(plan) == "pp@block.1,block.3=3 1f1b:2"
     assert plan.seconds == plan.simulate().makespan_seconds and plan.peak_bytes == plan.figures.peak_bytes
     assert find_plan(spec, hardware="dgx-h100", devices=3, batch=4, schedule="1f1b", tp=1, dp=1, **FEW).refusals == (
-        "no plan is possible: dp is another (1), stages do not divide the blocks (1)")
+        "no plan is possible: dp is not the one that was asked for (1), stages do not divide the blocks (1)")
     assert "there are more stages than blocks (2)" in find_plan(
         spec, hardware="dgx-h100", devices=6, batch=4, pp=6, **FEW).refusals
 
