@@ -87,7 +87,8 @@ class Setting:
     def searched(self, name: str) -> dict[str, Any]:
         """The settings of a search of `SEARCHES`."""
         return {"pick": self.space, "gpipe": self.space | {"schedule": "gpipe", "chunks": 1},
-                "dp": {"tp": 1, "pp": 1, "zero": 0}, "zero3": {"tp": 1, "pp": 1, "zero": 3}}[name]
+                "dp": {"tp": 1, "pp": 1, "zero": 0},
+                "zero3": {"tp": 1, "pp": 1, "zero": 3, "microbatch": [1, 2, 4, 8, 16]}}[name]
 
 
 def settings() -> Iterator[Setting]:

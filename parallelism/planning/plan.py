@@ -47,7 +47,7 @@ class Task:
     def mesh(self, settings: Mapping[str, Any]) -> Mesh:
         """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline."""
         return Mesh(**{axis: settings[axis] for axis in settings["order"].split()
-                       if settings[axis] > 1 or (axis == "pp" and _is_pipelined(settings))})
+                       if settings[axis] > 1 or axis == "pp"})
 
     def microbatches(self, settings: Mapping[str, Any]) -> int:
         """The number of microbatches of each replica."""
@@ -72,11 +72,9 @@ class Task:
             parts.append(overlap_of(settings["dp"]))
         if settings["recompute"] != "none":
             parts.append(Recompute(model.recomputed[settings["recompute"]]))
-        if _is_pipelined(settings):
-            begin = model.begin(settings["pp"] * settings["chunks"])
-            parts.append(Pipeline(
-                "pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH))
-        return Strategy(*parts)
+        begin = model.begin(settings["pp"] * settings["chunks"])
+        pipeline = Pipeline("pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH)
+        return Strategy(*parts, pipeline)
 
     def run(self, settings: Mapping[str, Any]) -> TrainingRun:
         """The training run of a plan."""
@@ -91,11 +89,6 @@ class Task:
             with suppress(CannotFold):
                 return simulated(fold=True)
         return simulated(fold=bool(fold))
-
-
-def _is_pipelined(settings: Mapping[str, Any]) -> bool:
-    """Whether the step is cut into stages and microbatches; one with ZeRO-3 is a single program."""
-    return bool(settings["zero"] != 3)
 
 
 @dataclass(frozen=True)

@@ -182,10 +182,8 @@ class Plans(Sequence[Plan]):
             freed = self.again(simulations=0, **{key: value for key, value in self.fixed.items() if key != name}).least
             if freed is not None:
                 found.append(freed.need._replace(setting={name: freed.settings[name]}))
-        if not {"zero", "pp", "schedule", "chunks"} & {*self.fixed}:
-            least = self.tightest.settings
-            sharded = {"zero": 3, "pp": 1, "tp": least["tp"], "recompute": least["recompute"]}
-            freed = self.again(simulations=0, **{**self.fixed, **sharded}).least
+        if "zero" not in self.fixed and self.tightest.settings["dp"] > 1:
+            freed = self.again(simulations=0, **self.tightest.settings | {"zero": 3}).least
             if freed is not None:
                 found.append(freed.need._replace(setting={"zero": 3}))
         return found

@@ -141,8 +141,6 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     else:       # as people use Megatron-LM: it moves no more bytes, and saves memory
         even = table["tp"] > 0 if model.sequence is None else model.sequence % table["tp"] == 0
         table.columns["sp"] = ((table["tp"] > 1) & even).astype(np.int64)
-    table.refuse("ZeRO-3 does not go with stages or with several microbatches", (table["zero"] == 3) & (
-        table["pp"] * table["chunks"] * table["count"] > 1))
     grouped = np.isin(table["schedule"], [i for i, name in enumerate(words["schedule"]) if name in CHUNKED])
     table.refuse("pp does not divide the microbatches of an interleaved schedule",
                  grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0))

@@ -155,7 +155,7 @@ def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> i
         has = f"its symbols are {', '.join(sorted(program.symbols))}" if program.symbols else (
             "it has none, and a fixed number of rows cannot be dealt to replicas and microbatches")
         raise ValueError(f"@{program.name} has no symbol {name} for the rows of its batch: {has}")
-    numbers: dict[str, ir.Extent] = dict(sizes)
+    numbers: dict[str, Any] = dict(sizes)
     if name != ROWS:
         numbers[name], = ir.symbols(ROWS)
     found = program.specialize(**numbers)

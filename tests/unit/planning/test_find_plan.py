@@ -105,6 +105,14 @@ def test_overlap_is_a_setting() -> None:
     assert early.seconds == early.simulate().makespan_seconds
 
 
+def test_zero_3_goes_with_stages_and_microbatches() -> None:
+    plan, = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, dp=2, zero=3, schedule="1f1b", **FEW)
+    assert str(plan) == "dp=2 zero=3 pp@block.1=2 1f1b:2" and plan.seconds == plan.simulate().makespan_seconds
+    sharded = plan.memory[0]["weights"]
+    whole, = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, dp=2, zero=1, schedule="1f1b", **FEW)
+    assert sharded < whole.memory[0]["weights"] < 2.1 * sharded
+
+
 def test_stages_that_are_asked_for_may_have_one_layer_fewer() -> None:
     spec = replace(SPEC, layers=5)
     plan, = find_plan(spec, hardware="dgx-h100", devices=3, batch=4, pp=3, schedule="1f1b", **FEW)
