@@ -183,7 +183,7 @@ class Plans(Sequence[Plan]):
             if freed is not None:
                 found.append(freed.need._replace(setting={name: freed.settings[name]}))
         if "zero" not in self.fixed and self.tightest.settings["dp"] > 1:
-            freed = self.again(simulations=0, **self.tightest.settings | {"zero": 3}).least
+            freed = self.again(simulations=0, **{**self.tightest.settings, "zero": 3}).least
             if freed is not None:
                 found.append(freed.need._replace(setting={"zero": 3}))
         return found
