@@ -287,6 +287,20 @@ def test_a_file_that_is_none_of_plans_is_refused(
     assert (status, out) == (2, "") and error in err
 
 
+def test_a_file_from_before_overlap_and_words_of_the_front_is_read(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(file.read_text())
+    for each in document["front"]:
+        del each["flags"], each["simulated"]
+    document["all"]["names"].remove("overlap")
+    del document["all"]["columns"]["overlap"]
+    other, page = tmp_path / "other.json", tmp_path / "page.html"
+    other.write_text(json.dumps(document))
+    status, out, err = said(capsys, "plan", "--load", str(other), "--html", str(page))
+    assert (status, err) == (0, "") and "no plan is both faster and smaller" in out and page.stat().st_size > 10_000
+
+
 def test_the_page_has_all_plans_and_what_was_asked(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
