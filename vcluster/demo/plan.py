@@ -40,6 +40,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     for name, value in parts.items():
         share = value / best.figures.seconds
         screen.line(f"  {name:<12}{seconds(value):>9} {share:6.1%}  {'#' * round(40 * share)}".rstrip())
+    screen.line()
     for line in wrap(f"Why the first: {best.why()}.", WIDTH):
         screen.line(line)
 

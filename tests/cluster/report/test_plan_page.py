@@ -29,9 +29,10 @@ def browser() -> Any:
 
 def plans(count: int) -> dict[str, Any]:
     rng = random.Random(0)
-    names, words = ["pp", "tp", "sp", "zero", "schedule"], {"schedule": ["1f1b", "gpipe", "interleaved_1f1b"]}
+    names, words = ["pp", "tp", "sp", "zero", "overlap", "schedule"], {"schedule": ["1f1b", "gpipe", "interleaved_1f1b"]}
     columns = {name: [rng.choice([1, 2, 4, 8]) for _ in range(count)] for name in names[:2]}
-    columns |= {"sp": [rng.randrange(2) for _ in range(count)], "zero": [rng.randrange(4) for _ in range(count)],
+    columns |= {name: [rng.randrange(2) for _ in range(count)] for name in ("sp", "overlap")}
+    columns |= {"zero": [rng.randrange(4) for _ in range(count)],
                 "schedule": [rng.randrange(3) for _ in range(count)]}
     times = sorted(rng.uniform(1, 9) for _ in range(count))
     return {"names": names, "columns": columns, "words": words, "seconds": times,
@@ -66,11 +67,11 @@ def test_the_table_sorts_filters_and_turns_pages(browser: Any, tmp_path: Path) -
     browser.value(f"document.querySelectorAll('{HEADS}')[2].click()")
     downwards = sorted(range(COUNT), key=lambda i: (-found["peaks"][i], i))
     assert column(browser, 0) == [str(i + 1) for i in downwards[:100]]
-    browser.value("document.querySelector('#filter').value = 'tp=8 zero>1 schedule=gpipe sp';"
+    browser.value("document.querySelector('#filter').value = 'tp=8 zero>1 schedule=gpipe sp overlap=no';"
                   "document.querySelector('#filter').dispatchEvent(new Event('input'))")
     columns = found["columns"]
     kept = [i for i in downwards if columns["tp"][i] == 8 and columns["zero"][i] > 1 and columns["schedule"][i] == 1
-            and columns["sp"][i]]
+            and columns["sp"][i] and not columns["overlap"][i]]
     assert column(browser, 0) == [str(i + 1) for i in kept[:100]] and f"of {len(kept)}" in browser.text("#shown")
     browser.value("document.querySelector('#after').click()")
     assert column(browser, 0) == [str(i + 1) for i in kept[100:200]]
