@@ -80,12 +80,14 @@ class Failure:
         """The original exception with its causes. If it cannot be unpickled, a ``RuntimeError`` that names its type."""
         error: object = None
         if self.pickled is not None:
-            with suppress(Exception):  # the constructor of a user's exception may raise anything
+            with suppress(BaseException):  # the constructor of a user's exception may raise anything, SystemExit too
                 error = load(self.pickled)
         if not isinstance(error, BaseException):
             error = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
         if self.cause is not None:
-            setattr(error, "__cause__" if self.explicit else "__context__", self.cause.exception())
+            before = self.cause.exception()
+            with suppress(BaseException):  # so may its __setattr__
+                setattr(error, "__cause__" if self.explicit else "__context__", before)
         return error
 
     def format(self) -> str:
@@ -137,7 +139,11 @@ def describe_exception(exception: BaseException, program: CodeType | None = None
     ``program`` is the code that ran. If no line of the user's is in the traceback, the failure is reported at its first
     line.
     """
-    return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
+    try:
+        return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
+    except BaseException as error:  # its class may have no name, and its attributes may raise anything
+        text = f"an exception that cannot be described: to ask for its parts raised {type(error).__name__}"
+        return Failure("an exception", text, f"{text}\n", (), 0, None)
 
 
 def where_cancelled(exception: BaseException) -> tuple[Frame, ...]:
@@ -222,14 +228,14 @@ def _is_internal(exception: BaseException) -> bool:
 
 def _text(exception: BaseException) -> str:
     try:
-        return str(exception)
+        return str.__str__(str(exception))  # a subclass of str may refuse to be pickled
     except BaseException as error:  # even KeyboardInterrupt: the user's __str__ raised it
         return f"<str() of the exception raised {type(error).__name__}>"
 
 
 def _summary(exception: BaseException, name: str) -> str:
     try:
-        return "".join(traceback.format_exception_only(exception))
+        return str.__str__("".join(traceback.format_exception_only(exception)))
     except BaseException:
         return f"{name}: {_text(exception)}\n"
 

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -29,6 +30,28 @@ _PASSIVE = {"threading.py": {"wait", "join", "_wait_for_tstate_lock"}, "thread.p
 
 own: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """The threads of this process that the library has started. None of them runs code of the host."""
+
+
+_conducting: set[int] = set()
+"""The threads of this process that are in `run` of a cluster."""
+
+
+@contextmanager
+def conducts() -> Iterator[None]:
+    """A context in which the calling thread conducts a run."""
+    mine = threading.get_ident()
+    outermost = mine not in _conducting
+    _conducting.add(mine)
+    try:
+        yield
+    finally:
+        if outermost:
+            _conducting.discard(mine)
+
+
+def is_engaged() -> bool:
+    """Whether the calling thread serves a device, or waits for the devices of a run."""
+    return threading.get_ident() in _conducting or threading.current_thread() in own
 
 
 def others_run() -> bool:
@@ -154,10 +177,15 @@ def is_passive(frame: FrameType) -> bool:
     return timeout is None or timeout == -1
 
 
+def is_in_library(frame: FrameType | None) -> bool:
+    """Whether this frame itself is code of the library for devices."""
+    return frame is not None and frame.f_code.co_filename.startswith(_INSIDE)
+
+
 def _is_inside(frame: FrameType | None) -> bool:
     """Whether a thread is in a call of the library."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_INSIDE):
+        if is_in_library(frame):
             return True
         frame = frame.f_back
     return False

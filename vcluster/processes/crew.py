@@ -225,12 +225,21 @@ class ThreadCrew:
                 commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
                 link = _QueueLink(spec.rank, commands, self._replies)
                 worker = Worker(spec, self._arena, link, own_process=False)
-                thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
+                thread = threading.Thread(
+                    target=self._live, args=(spec.rank, worker), name=f"vcluster-{spec.rank}", daemon=True)
                 own.add(thread)
                 thread.start()
                 self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
                 ranks.append(spec.rank)
         _await_ready(self, ranks)
+
+    def _live(self, rank: int, worker: Worker) -> None:
+        """The life of a thread. What ends it before it was told so is reported."""
+        try:
+            worker.serve()
+        except BaseException:
+            self._replies.put((rank, Died(1, os.getpid())))
+            raise
 
     def send(self, rank: int, message: Any) -> None:
         self._devices[rank].commands.put(message)

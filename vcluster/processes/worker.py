@@ -11,13 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from parallelism.events import HOST
 from parallelism.mesh import Mesh
+from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import (
     Environment,
     Failure,
@@ -32,6 +33,7 @@ from vcluster.code import (
 from vcluster.code.arguments import fill
 from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout, forks
+from vcluster.memory.threads import is_in_library
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
@@ -165,13 +167,20 @@ class Worker:
                 end_fork(self.spec.rank)
             self.link.send(reply._replace(run=command.number))
 
-    def interrupt(self, raise_there: Callable[[], object]) -> None:
-        """Call ``raise_there`` if the kernel computes. A call of the library checks for a cancelled run by itself."""
+    def interrupt(self, raise_there: Callable[[], object], frame: FrameType | None = None) -> None:
+        """Call ``raise_there`` if the kernel computes. A call of the library checks for a cancelled run by itself.
+
+        ``frame`` is where the device's thread is. In code of ours, such as the callback of a block that is freed, an
+        error would be lost, or a state half done. The host tries again soon.
+        """
+        first = self.endpoint.threads.first
+        if is_in_library(frame or frames_by_thread().get(first)):
+            return
         if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
             try:
                 if self._in_kernel:
                     self.endpoint.signals.saw_cancellation = True
-                    if not defer(self.endpoint.threads.first, OperationCancelled("another device failed")):
+                    if not defer(first, OperationCancelled("another device failed")):
                         raise_there()
             finally:
                 self._gate.release()
@@ -374,7 +383,7 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:
-        signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
+        signal.signal(INTERRUPT, lambda _, frame: worker.interrupt(link.interrupt, frame))
     threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
     save_coverage = measure()
     with suppress(EOFError, OSError):  # the host is gone

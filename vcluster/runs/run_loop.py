@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from parallelism.operation import Stuck, deadlock_error
 from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
-from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame
+from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame, ranks_in_words
 from vcluster.memory import State
-from vcluster.memory.threads import others_run
+from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
 from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.runs.deadlock import look
@@ -66,7 +66,7 @@ class Conduct:
 
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
         """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
-        with self._crew.printing():
+        with self._crew.printing(), conducts():
             for rank in range(self._body.size):
                 self._status.begin(rank)
             try:
@@ -107,7 +107,11 @@ class Conduct:
             return self._deadlock()
         if self._late and isinstance(self.broken_off, ClusterTimeoutError):
             return self._too_late()
-        return self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
+        found = self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
+        if found is None and not all(isinstance(reply, Done) for reply in self.replies.values()):
+            missing = [rank for rank, reply in sorted(self.replies.items()) if not isinstance(reply, Done)]
+            return ClusterError(f"{ranks_in_words(missing)} did not finish the run, and no device failed", ranks=missing)
+        return found
 
     def _listen(self) -> None:
         """Receive messages of the devices, and now and then check for a deadlock."""

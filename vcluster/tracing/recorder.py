@@ -11,6 +11,7 @@ the machine is.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from parallelism.dtypes import as_dtype
 from vcluster.code import ClusterError
 from vcluster.memory import forks
-from vcluster.memory.threads import Threads
+from vcluster.memory.threads import Threads, is_engaged
 from vcluster.tracing.templates import DEFAULTS, INDEX, Row, Template, row_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ _MOST_LABELS = 4096
 
 ENTRIES = 5
 """Entries per event in a record: description, line, start and end in nanoseconds, CPU seconds."""
+
+_BREAKING = RecursionError, ctypes.ArgumentError
+"""What ends a call anywhere, even between two words that belong together: the second is the first in a call of C."""
 
 COMPUTE: Template = ("compute", "compute", {})
 
@@ -84,7 +88,8 @@ class Recorder:
         self._first = self._thread = self._threads.first
         """The thread whose compute is recorded; and the one that enters without a lock, 0 if none does."""
         self._shared = self._threads.many
-        self._forked_from: int | None = None
+        self._refusal = ""
+        """Why no call can be made; empty if one can."""
         self._pid = os.getpid()
         forks.members.add(self)
         self._clear()
@@ -107,6 +112,7 @@ class Recorder:
     def start(self) -> None:
         """Begin an empty record. Its clocks start here."""
         self._clear()
+        self._refusal = ""
         self._first, self._shared = get_ident(), self._threads.many
         self._thread = 0 if self._shared else self._first
         self.stopped = False
@@ -118,6 +124,8 @@ class Recorder:
         self._flush_compute()
         self._count_traffic()
         self.stopped = True
+        self._refuse("no run is in progress on this device, and the calls of its kernel end with the run; a __del__, a "
+                     "thread or an atexit handler may have come later")
         entries, self._entries = self._entries, []
         return self._wall_zero, entries
 
@@ -258,14 +266,21 @@ class Recorder:
         if get_ident() != self._thread and not self._comes_in():
             return time.perf_counter_ns()
         self._depth += 1
-        now = time.perf_counter_ns()
-        if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
-            self._flush_compute()
+        try:
             now = time.perf_counter_ns()
+            if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
+                self._flush_compute()
+                now = time.perf_counter_ns()
+        except RecursionError:
+            self._depth -= 1
+            raise
         return now
 
-    def leave(self, *_: object) -> None:
-        """Note that the call ends."""
+    def leave(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Note that the call ends, with an exception of this kind if there was one."""
+        if kind is not None and issubclass(kind, _BREAKING):
+            self._refuse(f"a call of the library was broken off by {kind.__name__} at the limit of Python's stack, and "
+                         f"the other devices may have seen a part of it; this run cannot go on")
         if self._shared and not self._goes_out():
             return
         self._depth -= 1
@@ -282,11 +297,12 @@ class Recorder:
 
     def _comes_in(self) -> bool:
         """Let the calling thread in, one at a time. Whether it is the kernel's own."""
-        if self._forked_from is not None:
+        if self._refusal:
+            raise ClusterError(self._refusal)
+        if self._first and get_ident() != self._first and is_engaged():
             raise ClusterError(
-                f"this process (pid {os.getpid()}) is a fork of pid {self._forked_from}, and only the original can use "
-                f"the devices and channels of its cluster; let the fork compute and hand back what it found, for "
-                f"example by a pipe, or make a new cluster in it"
+                "a device can be used by its own kernel only, and not in the thread of another device or of the host, "
+                "where it would wait for itself; a __del__ may run in any thread"
             )
         self._threads.__enter__()
         return get_ident() == self._first
@@ -298,7 +314,14 @@ class Recorder:
 
     def forked(self, *, keep: bool) -> None:
         """In a forked copy of the process: refuse every call from now on."""
-        self._thread, self._forked_from = -1, self._pid
+        self._refuse(
+            f"this process (pid {os.getpid()}) is a fork of pid {self._pid}, and only the original can use the devices "
+            f"and channels of its cluster; let the fork compute and hand back what it found, for example by a pipe, or "
+            f"make a new cluster in it")
+
+    def _refuse(self, why: str) -> None:
+        """Refuse every call from now on, until the next record is started."""
+        self._thread, self._refusal = -1, why
 
     def end_among_others(self, row: Row, name: str) -> None:
         """A call that was waited for ends. If other threads made calls meanwhile, it is one that was issued and later
