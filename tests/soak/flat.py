@@ -5,7 +5,6 @@ The programs of the warm-up come again and again, with failing runs among them, 
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import tracemalloc
@@ -43,21 +42,22 @@ def once(cluster, seed):
 
 def holds(cluster):
     """Counts that must be equal, and bytes that may vary: two dicts."""
-    gc.collect()
     cluster.forget()
-    cluster.run(kernels.collect)
+    used = cluster.run(kernels.collect).outputs
+    kernels.settle()
     body = cluster._body
     processes = {"the host": psutil.Process()}
     if cluster.backend == "process":
         processes |= {f"rank {rank}": psutil.Process(pid) for rank, pid in enumerate(cluster.pids())}
-    layout, words = body.layout, body.arena.words
-    counts = {"used shared memory": sum(words(layout.top_word(end))[0] for end in range(layout.endpoints))}
-    if body.arena.fd >= 0:
-        counts["shared memory"] = os.fstat(body.arena.fd).st_blocks * 512
+    counts = {f"blocks in shared memory of rank {rank}": nbytes for rank, nbytes in enumerate(used)}
+    counts["blocks in shared memory of the host"] = body.endpoint.heap.used_bytes()
     for name, process in processes.items():
         counts[f"descriptors of {name}"] = process.num_fds()
         counts[f"threads of {name}"] = process.num_threads()
-    return counts, {name: anonymous_bytes(process.pid) for name, process in processes.items()}
+    memory = {name: anonymous_bytes(process.pid) for name, process in processes.items()}
+    if body.arena.fd >= 0:  # grows when more blocks than ever are in use at once, which messages under way may be
+        memory["shared memory"] = os.fstat(body.arena.fd).st_blocks * 512
+    return counts, memory
 
 
 def anonymous_bytes(pid):
@@ -75,7 +75,7 @@ def rises(samples):
 
 
 def flat(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
-    """Counts equal, memory without trend and less than 1 MiB more."""
+    """Counts equal, memory that is in use without trend and less than 1 MiB more."""
     with host.new_cluster(mesh) as cluster:
         repeat(cluster, warm_up)
         counts, memory = holds(cluster)

@@ -176,6 +176,14 @@ class Heap:
                     loan.released[0] = 1
             self._collect_lent(size)
 
+    def used_bytes(self) -> int:
+        """The bytes of the blocks in use: neither freed, nor lent and released."""
+        with self._lock:
+            self._collect()
+            for size in list(self._lent):
+                self._collect_lent(size)
+            return sum(self._sizes.values())
+
     def block(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """A block and its offset. The block is freed when the last array in it is gone."""
         offset = self.allocate(nbytes)
