@@ -150,7 +150,10 @@ class Body:
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             outputs, refused = self._outputs(replies)
             if refused is not None:
-                raise refused
+                try:
+                    raise refused
+                finally:
+                    del refused, outputs  # no cycle, as above
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             records = [reply.record for reply in done if not isinstance(reply.record, int)]
             return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
@@ -163,9 +166,10 @@ class Body:
         own = hand_over(self.endpoint, mine[rank], rank) if mine else None
         return usual._replace(own=own, environment=now if changed else None)
 
-    def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
+    def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], BaseException | None]:
         """The outputs of the devices that finished, by rank, and the first exception raised while unpickling one."""
-        outputs, refused = {}, None
+        outputs: dict[int, Any] = {}
+        refused: BaseException | None = None
         for rank, reply in sorted(replies.items()):
             if isinstance(reply, Done):
                 try:
@@ -173,10 +177,13 @@ class Body:
                         decode_alone(reply.place) if isinstance(reply.place, bytearray)
                         else self.endpoint.mailbox(rank).adopt(reply.place)
                     )
-                except Exception as error:
+                except BaseException as error:  # SystemExit, too; the blocks of all others must be taken over
                     error.add_note(f"raised on the host while it unpacked the result of rank {rank}")
                     refused = refused or error
-        return outputs, refused
+        try:
+            return outputs, refused
+        finally:
+            del refused  # its traceback has this frame
 
     def _warn(self, dropped: dict[str, str]) -> None:
         """Warn once for each line that discards a result. Users of libraries that write in place make this mistake."""

@@ -110,7 +110,8 @@ class Conduct:
         found = self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
         if found is None and not all(isinstance(reply, Done) for reply in self.replies.values()):
             missing = [rank for rank, reply in sorted(self.replies.items()) if not isinstance(reply, Done)]
-            return ClusterError(f"{ranks_in_words(missing)} did not finish the run, and no device failed", ranks=missing)
+            text = f"{ranks_in_words(missing)} did not finish the run, and no device failed"
+            return ClusterError(text, ranks=missing)
         return found
 
     def _listen(self) -> None:

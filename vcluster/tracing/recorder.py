@@ -11,19 +11,17 @@ the machine is.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from parallelism.dtypes import as_dtype
 from vcluster.code import ClusterError
 from vcluster.memory import forks
 from vcluster.memory.threads import Threads, is_engaged
+from vcluster.tracing import refusals
 from vcluster.tracing.templates import DEFAULTS, INDEX, Row, Template, row_of
 
 if TYPE_CHECKING:
@@ -45,20 +43,11 @@ _MOST_LABELS = 4096
 ENTRIES = 5
 """Entries per event in a record: description, line, start and end in nanoseconds, CPU seconds."""
 
-_BREAKING = RecursionError, ctypes.ArgumentError
-"""What ends a call anywhere, even between two words that belong together: the second is the first in a call of C."""
-
 COMPUTE: Template = ("compute", "compute", {})
 
 
 Record = tuple[int, list[Any]]
 """The record of one device in one run: the wall time of its start in nanoseconds, and the entries."""
-
-
-@lru_cache(maxsize=64)
-def dtype_name(dtype: Any) -> str:
-    """``dtype.name``, cached, because NumPy computes it at every access."""
-    return str(as_dtype(dtype).name)
 
 
 class _Block:
@@ -124,8 +113,7 @@ class Recorder:
         self._flush_compute()
         self._count_traffic()
         self.stopped = True
-        self._refuse("no run is in progress on this device, and the calls of its kernel end with the run; a __del__, a "
-                     "thread or an atexit handler may have come later")
+        self._refuse(refusals.NO_RUN)
         entries, self._entries = self._entries, []
         return self._wall_zero, entries
 
@@ -278,9 +266,8 @@ class Recorder:
 
     def leave(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Note that the call ends, with an exception of this kind if there was one."""
-        if kind is not None and issubclass(kind, _BREAKING):
-            self._refuse(f"a call of the library was broken off by {kind.__name__} at the limit of Python's stack, and "
-                         f"the other devices may have seen a part of it; this run cannot go on")
+        if kind is not None and issubclass(kind, refusals.BREAKING):
+            self._refuse(refusals.broken_off(kind))
         if self._shared and not self._goes_out():
             return
         self._depth -= 1
@@ -300,10 +287,7 @@ class Recorder:
         if self._refusal:
             raise ClusterError(self._refusal)
         if self._first and get_ident() != self._first and is_engaged():
-            raise ClusterError(
-                "a device can be used by its own kernel only, and not in the thread of another device or of the host, "
-                "where it would wait for itself; a __del__ may run in any thread"
-            )
+            raise ClusterError(refusals.ELSEWHERE)
         self._threads.__enter__()
         return get_ident() == self._first
 
@@ -314,10 +298,7 @@ class Recorder:
 
     def forked(self, *, keep: bool) -> None:
         """In a forked copy of the process: refuse every call from now on."""
-        self._refuse(
-            f"this process (pid {os.getpid()}) is a fork of pid {self._pid}, and only the original can use the devices "
-            f"and channels of its cluster; let the fork compute and hand back what it found, for example by a pipe, or "
-            f"make a new cluster in it")
+        self._refuse(refusals.forked(self._pid))
 
     def _refuse(self, why: str) -> None:
         """Refuse every call from now on, until the next record is started."""

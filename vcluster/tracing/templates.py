@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
+from parallelism.dtypes import as_dtype
 from parallelism.events import Event
 
 FIELDS = tuple(field.name for field in fields(Event))[1:]
@@ -33,3 +35,9 @@ def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | N
     """The description that all messages of one size in one channel share."""
     counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
     return kind, kind, {"peer": peer, "tag": tag, "dtype": dtype, **counted}
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: Any) -> str:
+    """``dtype.name``, cached, because NumPy computes it at every access."""
+    return str(as_dtype(dtype).name)
