@@ -14,6 +14,7 @@ import numpy.typing as npt
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.arrays import refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
+from parallelism.collectives.integers import integer, integers
 from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
@@ -47,7 +48,7 @@ def members_of(
     seen: set[int] = set()
     mine: tuple[int, ...] | None = None
     for group in groups:
-        members = tuple(int(member) for member in group)
+        members = integers("a group of groups", group, "a rank of groups")
         for member in members:
             if not 0 <= member < mesh.size:
                 raise ValueError(f"groups of {mesh!r} hold ranks 0 to {mesh.size - 1}, got {member}")
@@ -75,7 +76,7 @@ def checked_options(call: str, options: dict[str, Any]) -> dict[str, Any]:
 def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int) -> tuple[tuple[int, int], ...]:
     """The pairs of the permute that a shift is."""
     members, _, _ = members_of(mesh, rank, "shift", axes, groups)
-    size = len(members or ())
+    by, size = integer("by", by), len(members or ())
     return tuple((position, (position + by) % size) for position in range(size))
 
 
@@ -149,15 +150,17 @@ def checked_tag(tag: Any) -> int:
     return number
 
 
-def checked_peer(mesh: Mesh, peer: int) -> int:
+def checked_peer(mesh: Mesh, peer: Any) -> int:
     """A rank of the mesh, or the host."""
+    peer = integer("a rank", peer)
     if peer != HOST and not 0 <= peer < mesh.size:
         raise ValueError(f"{mesh!r} has ranks 0 to {mesh.size - 1} (and HOST, -1), got {peer}")
     return peer
 
 
-def rank_at(group: Sequence[int], axes: Axes, position: int) -> int:
+def rank_at(group: Sequence[int], axes: Axes, position: Any) -> int:
     """The rank at a position of a group along ``axes``."""
+    position = integer("a position", position)
     if not 0 <= position < len(group):
         raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {position}")
     return group[position]

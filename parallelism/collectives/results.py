@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of
 from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
+from parallelism.collectives.integers import integer
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
 from parallelism.spelling import did_you_mean
@@ -56,18 +56,6 @@ def checked_root(kind: str, root: Any, size: int) -> int:
     if kind_of(kind).rooted and not 0 <= position < size:
         raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
     return position
-
-
-def integer(name: str, value: Any) -> int:
-    """NumPy's integers count as integers."""
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, got {value!r}")
-    return index(value)
-
-
-def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
-    """Pairs of Python's integers."""
-    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
 
 
 class Result(NamedTuple):

@@ -10,7 +10,7 @@ groups of ranks that differ only along some axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import product
 from math import prod
@@ -140,6 +140,7 @@ class Mesh(_NumbersOfAxes):
                 raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got "
                                  f"{_names(coordinates) or 'none'}")
             i = coordinates[axis]
+            i = i if type(i) is int else checked_integer(f"the coordinate on axis {axis!r}", i)
             if not 0 <= i < extent:
                 raise ValueError(f"axis {axis!r} of {self!r} has coordinates 0 to {extent - 1}, got {i}")
             rank = rank * extent + i
@@ -147,6 +148,7 @@ class Mesh(_NumbersOfAxes):
 
     def index(self, rank: int) -> MeshIndex:
         """The coordinates of a rank."""
+        rank = rank if type(rank) is int else checked_integer("a rank", rank)
         if not 0 <= rank < self.size:
             raise ValueError(f"{self!r} has ranks 0 to {self.size - 1}, got {rank}")
         coordinates = {}
@@ -159,9 +161,7 @@ class Mesh(_NumbersOfAxes):
         try:
             members = self._groups_by_rank.get((rank, axes))
         except TypeError:   # a list, or an array
-            raise TypeError(
-                f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}"
-            ) from None
+            raise self._no_axes(axes) from None
         if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)
@@ -180,12 +180,18 @@ class Mesh(_NumbersOfAxes):
         """``axes`` as a checked tuple of names; None means all axes."""
         if axes is None:
             return self.axes
+        if not isinstance(axes, Iterable):
+            raise self._no_axes(axes)
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         for axis in names:
             self._check_axis(axis)
         if len(set(names)) < len(names):
             raise ValueError(f"an axis is named twice in {names!r}")
         return names
+
+    def _no_axes(self, axes: object) -> TypeError:
+        return TypeError(
+            f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}")
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):

@@ -320,9 +320,10 @@ class Collectives:
     def _members(self, kind: str, axes: Axes, groups: Groups | None) -> Members:
         if groups is not None:
             return members_of(self._mesh, self._rank, kind, axes, groups)
-        if axes not in self._along:
-            self._along[axes] = members_of(self._mesh, self._rank, kind, axes, None)
-        return self._along[axes]
+        found = self._along.get(axes) if axes.__hash__ is not None else None  # a list is refused with the right words
+        if found is None:
+            found = self._along[axes] = members_of(self._mesh, self._rank, kind, axes, None)
+        return found
 
     def _reduce_tree(
         self, kind: str, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row

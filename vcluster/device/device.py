@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import plain_array
 from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, shift_pairs
+from parallelism.collectives.integers import integer
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
@@ -135,6 +137,8 @@ class VirtualDevice:
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         """Record that ``category`` holds ``nbytes`` more memory, or less if negative; see ``trace.peak_bytes``."""
+        if not isfinite(nbytes):
+            raise ValueError(f"hold() takes a finite number of bytes, got {nbytes}")
         self.recorder.begin_block()
         self.recorder.add_untimed("memory", category, {
             "nbytes": float(nbytes), "wall_start_seconds": self.recorder.now(), "stage": stage,
@@ -260,7 +264,7 @@ class VirtualDevice:
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
         """A `permute` around the ring: position p gets the ``x`` of position p - ``by``."""
-        groups = options.get("groups")
+        by, groups = integer("by", by), options.get("groups")
         if groups is None:
             pairs = _round_the_ring(len(self.group(axes)), by)
         else:
@@ -345,9 +349,10 @@ class VirtualDevice:
 
     def channel(self, peer: int) -> VirtualChannel:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
+        peer = checked_peer(self.mesh, peer)
         found = self._channels.get(peer)
         if found is None:
-            channel = VirtualChannel(self.collectives, checked_peer(self.mesh, peer))
+            channel = VirtualChannel(self.collectives, peer)
             found = self._channels.setdefault(peer, channel)
         return found
 

@@ -37,6 +37,8 @@ KEPT_GROUPS = 1024
 """The number of groups of a device from which on all groups are made anew in the next run."""
 STATUS_BYTES = 8 * PAGE
 SMALLEST_REGION_BYTES = 1 << 20
+MOST_ADDRESSES = 1 << 46
+"""Of the 2**47 bytes that a process can address."""
 WIRE_BYTES = 4 * PAGE
 
 
@@ -55,7 +57,13 @@ class Layout:
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
         while sparse and region > SMALLEST_REGION_BYTES and region * (size + 1) > _most_nbytes():
             region >>= 1
-        return cls(size, region // PAGE * PAGE, _cores())
+        made = cls(size, region // PAGE * PAGE, _cores())
+        if made.nbytes > MOST_ADDRESSES:
+            raise ValueError(
+                f"a cluster of {size} devices needs {made.nbytes >> 40} TiB of addresses for its shared memory, and a "
+                f"process has no more than {MOST_ADDRESSES >> 40}; record() and simulate() take as many devices as you "
+                f"like")
+        return made
 
     @property
     def endpoints(self) -> int:

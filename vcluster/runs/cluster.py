@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from numbers import Real
+from operator import index
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelism.hardware import is_calibrated
 from parallelism.mesh import Mesh
+from parallelism.mesh.mesh import checked_integer
 from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
 from vcluster.processes import start_early
@@ -101,10 +104,9 @@ class VirtualCluster:
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         self._fused = pricing is not None and pricing.hardware is not None and pricing.hardware.fused
-        for name, number, unit in (("channel_capacity", channel_capacity, " number of messages"), ("seed", seed, "")):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
-        if deadline_seconds is not None and not deadline_seconds > 0:
+        channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
+        seed = _whole("seed", seed)
+        if deadline_seconds is not None and not (isinstance(deadline_seconds, Real) and deadline_seconds > 0):
             raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
             raise ValueError(
@@ -206,6 +208,7 @@ class VirtualCluster:
 
     def channel(self, rank: int) -> VirtualChannel:
         """The host's end of its channel to device ``rank``. The device's end is ``device.channel(HOST)``."""
+        rank = checked_integer("a rank", rank)
         if not 0 <= rank < self.size:
             raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1}, got {rank}")
         return self._open().channel(rank)
@@ -312,6 +315,13 @@ def _pricing(
     if calibrated:
         hardware = Hardware.of_host(size) or hardware
     return Pricing.of(hardware, compute, priced_dtype).for_devices(size)
+
+
+def _whole(name: str, number: Any, unit: str = "") -> int:
+    """A checked option: an integer, Python's or NumPy's, of 0 or more."""
+    if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
+        raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
+    return index(number)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from oracle import assert_same
 
 from parallelism.mesh import Mesh
-from vcluster import HOST
+from vcluster import HOST, VirtualCluster
 from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeviceFailedError, PerDevice
 
 RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
@@ -369,6 +369,34 @@ def test_wrong_places_and_tags_are_refused(cluster_of, transport):
             "a tag must be a 64-bit integer, got 9223372036854775808", "a tag must be an integer, got 0.5",
             "a message takes numbers or bools, got an array of dtype <U1",
         ]
+
+
+def in_narrow_integers(device):
+    peer = 1 - device.rank
+    got = []
+    for kind in (np.uint8, np.int16, np.bool_, bool):   # of the first call, which makes the channel
+        device.send(np.arange(3.0) + device.rank, kind(peer), tag=np.int8(3) if kind is np.uint8 else 0)
+        got.append(device.recv(kind(peer), tag=3 if kind is np.uint8 else 0).tolist())
+    for wrong in (peer + 0.5, str(peer)):
+        try:
+            device.irecv(wrong)
+        except TypeError as error:
+            got.append(str(error))
+    return got
+
+
+@both
+def test_a_rank_may_be_any_integer_of_numpy_and_nothing_else(cluster_of, transport):
+    cluster = VirtualCluster(np.uint8(2), transport=transport, channel_capacity=np.uint8(3), seed=np.int64(4))
+    with cluster:
+        run = cluster.run(in_narrow_integers)
+        for rank, got in enumerate(run):
+            peer = 1 - rank
+            texts = [f"a rank is an integer, got {peer + 0.5}", f"a rank is an integer, got '{peer}'"]
+            assert got == [[peer, peer + 1, peer + 2]] * 4 + texts
+        assert {type(event.peer) for event in run.trace.filter(kind="send")} == {int}
+        cluster.channel(np.uint8(1)).send(7.0)
+        assert cluster.run(lambda device: device.recv(HOST) if device.rank else None).outputs == [None, 7.0]
 
 
 # Channels
