@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+import tempfile
 import threading
 import tracemalloc
 from contextlib import suppress
@@ -135,10 +136,38 @@ def settle():
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def bytes_in_use():
+    """The bytes that this process has asked malloc and Python's own allocator for and not given back; None if unknown.
+
+    What a process has resident goes by whole arenas of Python's allocator, 1 MiB each, and by how objects happen to lie
+    in them.
+    """
+    with suppress(OSError, AttributeError, StopIteration), tempfile.TemporaryFile() as told:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+        mallinfo.restype = _Mallinfo
+        found = mallinfo()
+        before = os.dup(2)
+        os.dup2(told.fileno(), 2)
+        try:
+            sys._debugmallocstats()
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        told.seek(0)
+        line = next(line for line in told if line.startswith(b"# bytes in allocated blocks"))
+        return found.uordblks + found.hblkhd + int(line.split(b"=")[1].replace(b",", b""))
+    return None
+
+
 def collect(device):
-    """Settles; returns the bytes of this device's blocks in shared memory."""
+    """Settles; returns the bytes of this device's blocks in shared memory, and what its process has in use."""
     settle()
-    return device.endpoint.heap.used_bytes()
+    return device.endpoint.heap.used_bytes(), bytes_in_use()
 
 
 def start_tracing(device):
