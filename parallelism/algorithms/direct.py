@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from parallelism.algorithms.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
-from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Stage, Turns, around, listed, with_root
+from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Rule, Stage, Turns, around, listed, with_root
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 IN_GROUP_ORDER = "in group order"
@@ -48,7 +48,7 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
         return Cost(int(used), tuple(part * n for n in messages), tuple(part * len(mine) for mine in needed), messages,
                     whole(g))
 
-    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Phase | Turns]:
+    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Rule]:
         if kind.paired:
             moved = [(s, t, 1) for s, t in sorted(pairs) if s != t]
             if moved:
@@ -65,7 +65,7 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
                 if some.any():
                     yield Phase(1, phase.sources[some], phase.targets[some], phase.parts[some], phase.whole)
         elif kind.sources == "root" or kind.gets == "root":
-            yield from with_root(g, root, kind.sources == "root", whole(g))
+            yield with_root(g, root, kind.sources == "root", whole(g))
         else:
             yield Turns(g, 1, whole(g))
 

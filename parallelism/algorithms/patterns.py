@@ -6,6 +6,7 @@ with its part of S.  Positions are 0 to g-1, d is a distance, k a step.  The rec
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -176,8 +177,17 @@ def binomial_scatter(g: int, root: int) -> Stages:
 
 def around(g: int, distance: int, part: int, whole: int, times: int = 1) -> Phase:
     """A phase in which every position p sends to position p + distance."""
+    here, there = _ends(g, distance)
+    return Phase(times, here, there, np.full(g, part), whole)
+
+
+@lru_cache(maxsize=64)
+def _ends(g: int, distance: int) -> tuple[Ints, Ints]:
+    """All positions, and those at a distance from them; read-only, because many phases share them."""
     here = np.arange(g)
-    return Phase(times, here, (here + distance) % g, np.full(g, part), whole)
+    there = (here + distance) % g
+    here.flags.writeable = there.flags.writeable = False
+    return here, there
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +202,38 @@ class Turns:
         return (around(self.g, distance, self.part, self.whole) for distance in range(1, self.g))
 
 
-def each_phase(phases: Iterable[Phase | Turns]) -> Iterator[Phase]:
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """The phases of single messages of one part, each after the one before."""
+
+    messages: tuple[tuple[int, int], ...]
+    """(source, target)."""
+    whole: int
+
+    def __iter__(self) -> Iterator[Phase]:
+        return (listed([(source, target, 1)], self.whole) for source, target in self.messages)
+
+
+def with_root(g: int, root: int, away: bool, whole: int) -> OneByOne:
+    """The root sends to one position after the other (``away``), or receives from them."""
+    others = [(root + distance) % g for distance in range(1, g)]
+    return OneByOne(tuple((root, other) if away else (other, root) for other in others), whole)
+
+
+Rule = Phase | Turns | OneByOne
+"""A phase, or many by one rule."""
+
+
+def each_phase(rules: Iterable[Rule]) -> Iterator[Phase]:
     """The phases, those of turns one by one."""
-    for phase in phases:
-        yield from phase if isinstance(phase, Turns) else (Phase._make(phase),)
+    for rule in rules:
+        yield from (Phase._make(rule),) if isinstance(rule, tuple) else rule
 
 
 def swap(g: int, distance: int, part: int, whole: int) -> Phase:
     """A phase in which positions at a distance exchange; g is a power of two."""
     here = np.arange(g)
     return Phase(1, here, here ^ distance, np.full(g, part), whole)
-
-
-def with_root(g: int, root: int, away: bool, whole: int) -> Iterator[Phase]:
-    """The root sends to one position after the other (``away``), or receives from them."""
-    one = np.ones(1, np.int64)
-    for d in range(1, g):
-        here, there = one * root, one * ((root + d) % g)
-        yield Phase(1, *((here, there) if away else (there, here)), one, whole)
 
 
 def listed(moves: list[tuple[int, int, int]], whole: int, times: int = 1, piped: bool = False) -> Phase:

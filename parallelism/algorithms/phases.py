@@ -42,7 +42,7 @@ all_gather and all_to_all in lg g steps.  Hensgen, Finkel and Manber (1988): the
 
 from parallelism.algorithms.algorithms import algorithm, record_of, records_of
 from parallelism.algorithms.kinds import Pairs, kind_of
-from parallelism.algorithms.patterns import Phase, Turns, each_phase, listed
+from parallelism.algorithms.patterns import Rule, each_phase, listed
 from parallelism.algorithms.records import Phases
 
 
@@ -61,8 +61,8 @@ def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = 
 
 def phase_rules(
     collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()
-) -> tuple[Phase | Turns, ...]:
-    """`phases`, with those of `Turns` as one."""
+) -> tuple[Rule, ...]:
+    """`phases`, with those of one rule as one."""
     record, kind = record_of(collective, name, size), kind_of(collective)
     named = pairs if kind.paired else None
     if kind.rooted or record.steps is not None:

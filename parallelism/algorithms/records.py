@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Phase, Stage, Turns
+from parallelism.algorithms.patterns import Phase, Rule, Stage
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -100,7 +100,7 @@ class CollectiveAlgorithm:
     ``chunks``
         By the size, the number of chunks that the buffer is cut into.
     ``phases``
-        Yields `Phase` and `Turns`; None: each step is one.
+        Yields a `Rule` after the other; None: each step is one.
     ``order``
         In words, the order in which it reduces; empty where nothing is reduced.
     ``applies``, ``needs``
@@ -119,7 +119,7 @@ class CollectiveAlgorithm:
     closed_form: Callable[[int, int, Pairs], Cost]
     steps: Callable[[int, int, Pairs], Iterable[Stage]] | None = None
     chunks: Callable[[int], int] = lambda g: 1
-    phases: Callable[[int, int, Pairs], Iterable[Phase | Turns]] | None = None
+    phases: Callable[[int, int, Pairs], Iterable[Rule]] | None = None
     order: str = ""
     applies: Callable[[int], bool] | None = None
     needs: str = ""

@@ -6,6 +6,7 @@ Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communicati
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
     Listed,
+    OneByOne,
     Turns,
     around,
     listed,
@@ -34,7 +35,7 @@ def _chains(kind: str, formula: str, away: bool, order: str = "") -> tuple[Colle
         CollectiveAlgorithm(
             "ring", (kind,), formula, cost,
             lambda g, root, pairs: [Listed(((s, t, (0,)),), not away) for s, t in links(g, root)],
-            phases=lambda g, root, pairs: (listed([(s, t, 1)], 1) for s, t in links(g, root)), order=order, turns=True),
+            phases=lambda g, root, pairs: (OneByOne(tuple(links(g, root)), 1),), order=order, turns=True),
         CollectiveAlgorithm(
             "pipelined_ring", (kind,), formula, cost,
             phases=lambda g, root, pairs: [

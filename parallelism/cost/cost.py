@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phase, bus_factor, kind_of, record_of
-from parallelism.algorithms.patterns import Turns, each_phase
+from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, bus_factor, kind_of, record_of
+from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
-from parallelism.cost.group_shapes import group_shapes, has_own_ports
+from parallelism.cost.group_shapes import group_shapes, has_own_ports, places_of
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
@@ -257,7 +257,9 @@ class Costs:
         reached = [(level, link.reached.base_seconds) for level, link in enumerate(self.hardware.links) if link.reached]
         if not any(base for _, base in reached):
             return 0.0
-        used = {self.hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        places = places_of(self.hardware, np.array(ranks, np.int64))
+        used = [level for level in range(len(self.hardware.links))
+                if (places // self.hardware.inside(level) != places[0] // self.hardware.inside(level)).any()]
         return max((base for level, base in reached if level <= max(used)), default=0.0)
 
     @memoized
@@ -279,7 +281,7 @@ class Costs:
 
     def _rules(
         self, collective: str, name: str, group: Group, root: int, pairs: Pairs
-    ) -> tuple[Phase | Turns, ...]:
+    ) -> tuple[Rule, ...]:
         if name != TORUS or collective not in ON_A_TORUS:
             return phase_rules(collective, name, len(group), root, pairs)
         grid = positions_on_torus(self.hardware, group)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
-from parallelism.algorithms.patterns import Turns, each_phase
+from parallelism.algorithms.patterns import OneByOne, Rule, Turns, each_phase
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, places_of
 from parallelism.cost.hierarchical import Groups
 from parallelism.hardware import Channel, Hardware, Ints, Link
@@ -74,7 +74,7 @@ def patterns_of(links: tuple[Any, ...], placement: tuple[int, ...]) -> Patterns:
 
 
 def terms(
-    hardware: Hardware, rules: Sequence[Phase | Turns], groups: Groups, rounds: int = 0, share: float = 1.0
+    hardware: Hardware, rules: Sequence[Rule], groups: Groups, rounds: int = 0, share: float = 1.0
 ) -> dict[Term, int]:
     """The phases, and how many are alike, of an algorithm that every group runs at the same time.
 
@@ -90,7 +90,9 @@ def terms(
     shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
     patterns = patterns_of(shapes, tuple(hardware.placement or ()))
     for rule in rules:
-        alike = _turns(hardware, rule, groups, share) if isinstance(rule, Turns) else None
+        alike = None if isinstance(rule, Phase) else (
+            _one_by_one(hardware, rule, groups, share) if isinstance(rule, OneByOne)
+            else _turns(hardware, rule, groups, share))
         for term, times in alike if alike is not None else (
             (Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns), phase.piped), phase.times)
             for phase in each_phase((rule,))
@@ -114,6 +116,28 @@ def _turns(hardware: Hardware, turns: Turns, groups: Groups, share: float) -> li
     return [
         (Term(tuple(lines[level] for level in blocks.levels(first))), end - first)
         for first, end in blocks.distances()]
+
+
+def _one_by_one(
+    hardware: Hardware, rule: OneByOne, groups: Groups, share: float
+) -> list[tuple[Term, int]] | None:
+    """The same of single messages.  On a striped level each spreads over the ports of all members in its unit."""
+    blocks = blocks_of(hardware, groups[0]) if len(groups) == 1 and has_own_ports(hardware) else None
+    if blocks is None:
+        return None
+    places = places_of(hardware, np.array(groups[0], np.int64))
+    here, there = places[np.array(rule.messages, np.int64).reshape(-1, 2).T]
+    found, near = [], here == there
+    for level, link in enumerate(hardware.links):
+        unit = hardware.inside(level) * link.units
+        within = here // unit == there // unit
+        met = np.flatnonzero(within & ~near)
+        if len(met):
+            ports = blocks.inside[level] if _is_striped(hardware, level) else 1
+            line = Line(link.latency_seconds, 1, rule.whole * link.bytes_per_second * ports)
+            found.append((int(met[0]), Term((_with_pieces(line, link, share),)), len(met)))
+        near = within
+    return [(term, times) for _, term, times in sorted(found)]
 
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
@@ -228,17 +252,19 @@ def _lines_of(
 
     Phases of equal parts that differ in their size alone are looked at once; all of it grows with the part.
     """
-    if hardware.faults or not len(phase.parts) or (phase.parts != phase.parts[0]).any():
+    parts = phase.parts
+    if hardware.faults or not len(parts) or (len(parts) > 1 and (parts != parts[0]).any()):
         return tuple(_with_pieces(line, hardware.links[level], share)
                      for level, line in _lines(hardware, phase, ranks, places))
     key = groups, blake2b(phase.sources.tobytes() + phase.targets.tobytes(), digest_size=16).digest()
-    if key not in patterns:
+    found = patterns.get(key)
+    if found is None:
         if len(patterns) >= MOST_PATTERNS:
             patterns.clear()
-        patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
-    part = int(phase.parts[0])
+        found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
+    part = int(parts[0])
     lines = []
-    for level, hops, count, ports in patterns[key]:
+    for level, hops, count, ports in found:
         link = hardware.links[level]
         line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second * ports)
         lines.append(_with_pieces(line, link, share))

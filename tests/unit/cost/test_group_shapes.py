@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import kind_of
-from parallelism.algorithms.patterns import Turns
+from parallelism.algorithms.patterns import OneByOne, Turns, with_root
 from parallelism.cost import Costs, cost, phase_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
@@ -80,6 +80,24 @@ def test_turns_have_the_terms_of_their_phases_in_their_order() -> None:
                 by_rule = phase_costs.terms(hardware, (turns, turns), groups)
                 one_by_one = phase_costs.terms(hardware, tuple(turns) * 2, groups)
                 assert list(by_rule.items()) == list(one_by_one.items())
+
+
+@pytest.mark.parametrize("striped", [False, True])
+def test_single_messages_in_turn_have_the_terms_of_their_phases(striped: bool) -> None:
+    for extents in ((2, 3, 2), (4, 3), (5,), (2, 2, 2)):
+        links = [Link(f"level {i}", extent, 1e-6 / (i + 1), 1e9 * (i + 1), striped=striped and i == len(extents) - 1)
+                 for i, extent in enumerate(extents)]
+        hardware = replace(BASE, links=tuple(links), placement=())
+        for size, step in ((size, step) for size in range(2, hardware.ranks + 1) for step in (1, 2, 3)):
+            groups = (tuple(range(0, size * step, step)),)
+            if groups[0][-1] >= hardware.ranks:
+                continue
+            for root, away in ((0, True), (size - 1, False), (size // 2, True)):
+                chain = OneByOne(tuple(((root + k) % size, (root + k + 1) % size) for k in range(size - 1)), 1)
+                for rule in (with_root(size, root, away, size), chain):
+                    by_rule = phase_costs.terms(hardware, (rule,), groups)
+                    in_turn = phase_costs.terms(hardware, tuple(rule), groups)
+                    assert list(by_rule.items()) == list(in_turn.items()), (groups, root)
 
 
 def test_groups_that_lie_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
