@@ -67,6 +67,10 @@ Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, int, int, int], ...]]
 one makes there, the most of them that come together on a channel, and over how many channels these spread."""
 
 
+Seen = dict[tuple[int, int], tuple[Phase, tuple[tuple[int, int, int, int], ...]]]
+"""The same by the identity of the two arrays, which a phase keeps alive: many phases share them."""
+
+
 @lru_cache(maxsize=8)
 def patterns_of(links: tuple[Any, ...], placement: tuple[int, ...]) -> Patterns:
     """What was found so far for messages on links of these shapes, whatever their rates."""
@@ -88,13 +92,13 @@ def terms(
     found: dict[Term, int] = {}
     ranks, places = _ranks_and_places(hardware, groups)
     shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
-    patterns = patterns_of(shapes, tuple(hardware.placement or ()))
+    patterns, seen = patterns_of(shapes, tuple(hardware.placement or ())), Seen()
     for rule in rules:
-        alike = None if isinstance(rule, Phase) else (
+        alike = None if isinstance(rule, tuple) else (
             _one_by_one(hardware, rule, groups, share) if isinstance(rule, OneByOne)
             else _turns(hardware, rule, groups, share))
         for term, times in alike if alike is not None else (
-            (Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns), phase.piped), phase.times)
+            (Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns, seen), phase.piped), phase.times)
             for phase in each_phase((rule,))
         ):
             found[term] = found.get(term, 0) + times
@@ -246,7 +250,8 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
 
 
 def _lines_of(
-    hardware: Hardware, phase: Phase, groups: Groups, ranks: Ints, places: Ints, share: float, patterns: Patterns
+    hardware: Hardware, phase: Phase, groups: Groups, ranks: Ints, places: Ints, share: float, patterns: Patterns,
+    seen: Seen,
 ) -> tuple[Line, ...]:
     """By level: the longest latency, and what comes together on one channel.
 
@@ -256,12 +261,16 @@ def _lines_of(
     if hardware.faults or not len(parts) or (len(parts) > 1 and (parts != parts[0]).any()):
         return tuple(_with_pieces(line, hardware.links[level], share)
                      for level, line in _lines(hardware, phase, ranks, places))
-    key = groups, blake2b(phase.sources.tobytes() + phase.targets.tobytes(), digest_size=16).digest()
-    found = patterns.get(key)
+    ends = id(phase.sources), id(phase.targets)
+    _, found = seen.get(ends, (phase, None))
     if found is None:
-        if len(patterns) >= MOST_PATTERNS:
-            patterns.clear()
-        found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
+        key = groups, blake2b(phase.sources.tobytes() + phase.targets.tobytes(), digest_size=16).digest()
+        found = patterns.get(key)
+        if found is None:
+            if len(patterns) >= MOST_PATTERNS:
+                patterns.clear()
+            found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
+        seen[ends] = phase, found
     part = int(parts[0])
     lines = []
     for level, hops, count, ports in found:
