@@ -4,6 +4,7 @@ A `ProcessCrew` has one process for each device, a `ThreadCrew` one thread.
 """
 
 import ctypes
+import io
 import os
 import pickle
 import queue
@@ -352,7 +353,7 @@ class _ByThread:
     """A stream that forwards to a different stream for some threads."""
 
     def __init__(self, usual: Any, by_thread: dict[int | None, Any]) -> None:
-        self.usual = usual
+        self.usual = usual if usual is not None else io.StringIO()  # a program without a console has none
         self._by_thread = by_thread
 
     def __getattr__(self, name: str) -> Any:

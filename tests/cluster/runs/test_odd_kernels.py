@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from contextlib import suppress
 
@@ -221,6 +222,15 @@ def uses_the_other(device):
     except ClusterError as error:
         said[device.rank] = str(error)
     device.barrier()
+
+
+# -- the host has no console -------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_may_print_where_the_host_has_no_stdout(cluster, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cluster.run(lambda device: print("heard by nobody") or device.rank).outputs == [0, 1]
 
 
 # -- an interrupt comes while a block is freed -------------------------------------------------------------------------
