@@ -34,7 +34,8 @@ from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
 from parallelism.cost.group_shapes import group_shapes, has_own_ports, places_of
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
-from parallelism.cost.phase_costs import Term, channel_loads, terms
+from parallelism.cost.lines import Term
+from parallelism.cost.phase_costs import channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.hardware.rates import Shape

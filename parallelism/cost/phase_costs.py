@@ -8,7 +8,6 @@ textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest le
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,48 +17,13 @@ from parallelism.algorithms import Phase, Phases
 from parallelism.algorithms.patterns import OneByOne, Rule, Turns, each_phase
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, places_of
 from parallelism.cost.hierarchical import Groups
-from parallelism.hardware import Channel, Hardware, Ints, Link
+from parallelism.cost.lines import Line, Term, with_pieces
+from parallelism.hardware import Channel, Hardware, Ints
 
 MOST_PATTERNS = 2**15
 """The most patterns of messages that are kept for a hardware."""
 MOST_LOADS = 2**20
 """The most messages that are looked at together, and the most loads of channels that are added up."""
-
-
-class Line(NamedTuple):
-    """On one level of links: latency_seconds + S * load / per_second."""
-
-    latency_seconds: float
-    load: int
-    per_second: float
-    link: Link | None = None
-    """Where that changes with what each member has."""
-    share: float = 1.0
-    """That, of S."""
-
-    def seconds(self, nbytes: float) -> float:
-        """The seconds for a buffer of ``nbytes``."""
-        latency, per_second = self.latency_seconds, self.per_second
-        if self.link is not None:
-            other = self.link.line(nbytes * self.share, collective=True)
-            latency += other[0] - self.link.latency_seconds
-            per_second *= other[1] / self.link.bytes_per_second
-        return latency + nbytes * self.load / per_second
-
-
-class Term(NamedTuple):
-    """A phase: it takes as long as the longest of its lines."""
-
-    lines: tuple[Line, ...]
-    piped: bool = False
-
-    def seconds(self, times: int, nbytes: float) -> float:
-        """The seconds of ``times`` such phases for a buffer of ``nbytes``; piped, of a chain of ``times`` links."""
-        if self.piped:
-            latency = max(line.latency_seconds for line in self.lines)
-            whole = max(nbytes * line.load / line.per_second for line in self.lines)
-            return _pipelined(times, latency, whole, nbytes)
-        return times * max(line.seconds(nbytes) for line in self.lines)
 
 
 Patterns = dict[tuple[Groups, bytes], tuple[tuple[int, int, int, int], ...]]
@@ -115,7 +79,7 @@ def _turns(hardware: Hardware, turns: Turns, groups: Groups, share: float) -> li
     if blocks is None:
         return None
     lines = [
-        _with_pieces(Line(link.latency_seconds, turns.part, turns.whole * link.bytes_per_second), link, share)
+        with_pieces(Line(link.latency_seconds, turns.part, turns.whole * link.bytes_per_second), link, share)
         for link in hardware.links]
     return [
         (Term(tuple(lines[level] for level in blocks.levels(first))), end - first)
@@ -139,7 +103,7 @@ def _one_by_one(
         if len(met):
             ports = blocks.inside[level] if _is_striped(hardware, level) else 1
             line = Line(link.latency_seconds, 1, rule.whole * link.bytes_per_second * ports)
-            found.append((int(met[0]), Term((_with_pieces(line, link, share),)), len(met)))
+            found.append((int(met[0]), Term((with_pieces(line, link, share),)), len(met)))
         near = within
     return [(term, times) for _, term, times in sorted(found)]
 
@@ -259,7 +223,7 @@ def _lines_of(
     """
     parts = phase.parts
     if hardware.faults or not len(parts) or (len(parts) > 1 and (parts != parts[0]).any()):
-        return tuple(_with_pieces(line, hardware.links[level], share)
+        return tuple(with_pieces(line, hardware.links[level], share)
                      for level, line in _lines(hardware, phase, ranks, places))
     ends = id(phase.sources), id(phase.targets)
     _, found = seen.get(ends, (phase, None))
@@ -276,7 +240,7 @@ def _lines_of(
     for level, hops, count, ports in found:
         link = hardware.links[level]
         line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second * ports)
-        lines.append(_with_pieces(line, link, share))
+        lines.append(with_pieces(line, link, share))
     return tuple(lines)
 
 
@@ -372,11 +336,6 @@ def _is_each_once(positions: Ints) -> bool:
     return not len(positions) or int(np.bincount(positions).max()) < 2
 
 
-def _with_pieces(line: Line, link: Link, share: float) -> Line:
-    """The line, which knows its link if that has other lines for other sizes."""
-    return line._replace(link=link, share=share) if link.pieces or link.collective_pieces else line
-
-
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
     """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
     if all(link.shape != "fully_connected" for link in hardware.links):
@@ -397,11 +356,3 @@ def _at_once(made: Phases) -> Phase:
 
 def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:
     return np.full(ranks.shape, True) if end is None else ranks == end
-
-
-def _pipelined(links: int, latency: float, whole: float, nbytes: float) -> float:
-    """S goes down a chain of links in k pieces: (links - 1 + k) (a + S b / k) for the k for which it is least."""
-    most = max(1, int(nbytes))
-    best = min(sqrt((links - 1) * whole / latency), most) if latency else most
-    pieces = {max(1, int(best)), min(int(best) + 1, most)}
-    return min((links - 1 + k) * (latency + whole / k) for k in pieces)
