@@ -74,6 +74,10 @@ class StagePrograms:
         """The first of the parts of the batch for which the programs do the same work, and differ in values at most."""
         return part if self._counts_places else (0, part[1])
 
+    def all_alike(self, parts: Sequence[Part]) -> list[Part]:
+        """`alike` for each of the parts."""
+        return list(parts) if self._counts_places else [(0, rows) for _, rows in parts]
+
     @property
     def first(self) -> StagePrograms:
         """The programs of the first stage that differs from this one in names alone; this, if there is none before."""

@@ -12,6 +12,7 @@ from .messages import (
     free_tag as free_tag,
     message_user as message_user,
     passed as passed,
+    passed_columns as passed_columns,
 )
 from .pipeline import Pipeline as Pipeline, PipelineStage as PipelineStage, Status as Status
 from .pipelined_operation import PipelinedOperation as PipelinedOperation

@@ -1,7 +1,10 @@
 """The messages between the actions of a schedule: the result that each takes, where its own goes, and their tags."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from parallelism.pipelining.actions import KINDS, MESSAGES, Action
 from parallelism.pipelining.pipeline import Pipeline
@@ -26,26 +29,31 @@ class Passed(NamedTuple):
     """The tag of this result; of no meaning where there is no target."""
 
 
-def passed(pipeline: Pipeline, actions: Iterable[Action]) -> list[Passed]:
+def passed(pipeline: Pipeline, actions: Sequence[Action]) -> list[Passed]:
     """What each of these actions takes and gives.
 
     A tag says which action takes the result, so every result of a step has another.  It does not matter whether the
     stage that takes a gradient splits its backward.
     """
+    return list(map(Passed, *passed_columns(pipeline, actions).tolist()))
+
+
+def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray[np.int64]:
+    """`passed` as an array: a row for each field of `Passed`, a column for each action."""
     schedule, count = pipeline.schedule, pipeline.microbatches
-    ranks = (*schedule.placement, NOBODY)       # also of the stage before the first, and of that after the last
-    rules = {kind: (
-        1 if kind[-1] == "F" else -1,
-        kind[0] != "S" and (kind in MESSAGES or schedule.passes_on(kind)),
-        kind[0] != "R" and (kind in MESSAGES or schedule.passes_on(kind))) for kind in (*KINDS, *MESSAGES)}
-    found = []
-    for stage, kind, microbatch in actions:
-        step, takes, gives = rules[kind]
-        tag = 2 * (stage * count + microbatch) + (step < 0)
-        found.append(Passed(
-            ranks[stage - step] if takes else NOBODY, tag, ranks[stage + step] if gives else NOBODY,
-            tag + 2 * count * step))
-    return found
+    ranks = np.array([*schedule.placement, NOBODY])     # also of the stage before the first, and of that after the last
+    kinds = {kind: number for number, kind in enumerate((*KINDS, *MESSAGES))}
+    step_of = np.array([1 if kind[-1] == "F" else -1 for kind in kinds])
+    passes = np.array([kind in MESSAGES or schedule.passes_on(kind) for kind in kinds])
+    takes = passes & [kind[0] != "S" for kind in kinds]
+    gives = passes & [kind[0] != "R" for kind in kinds]
+    stages, names, microbatches = zip(*actions, strict=True) if actions else ((), (), ())
+    kind = np.array([kinds[name] for name in names], np.int64)
+    stage, step = np.array(stages, np.int64), step_of[kind]
+    tag = 2 * (stage * count + np.array(microbatches, np.int64)) + (step < 0)
+    return np.stack([
+        np.where(takes[kind], ranks[stage - step], NOBODY), tag,
+        np.where(gives[kind], ranks[stage + step], NOBODY), tag + 2 * count * step])
 
 
 def message_user(pipeline: Pipeline, tag: int) -> Action:

@@ -165,25 +165,28 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     ways = _Ways(hardware, source, target)
     channel = _codes(ways.channel)
     among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
-    alike = _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel])
-    if not alike or ((among > 0) & (among < count)).any():
+    # The kinds of messages on each channel; and on each path its channels by these.
+    users = _bags(like[ways.message], channel, len(count))
+    if not _all_alike(like, _bags(users[channel], ways.message, len(like))) or ((among > 0) & (among < count)).any():
         raise CannotFold(_SHARED)
 
 
-def _of_users(like: Ints, channel: Ints) -> Ints:
-    """A number for each channel: equal for channels that are crossed by the same kinds of messages, in any order."""
-    users = np.split(like[np.lexsort((like, channel))], np.cumsum(np.bincount(channel))[:-1])
-    seen: dict[bytes, int] = {}
-    return np.array([seen.setdefault(each.tobytes(), len(seen)) for each in users], np.int64)
+def _bags(values: Ints, owner: Ints, owners: int) -> Ints:
+    """A number for each of the ``owners``: equal for those that own the same values, in any order."""
+    counts = np.bincount(owner, minlength=owners)
+    begins, values = np.cumsum(counts) - counts, values[np.lexsort((values, owner))]
+    numbers = np.zeros(owners, np.int64)
+    for length in np.flatnonzero(np.bincount(counts)).tolist():
+        at = np.flatnonzero(counts == length)
+        if length:
+            numbers[at] = 1 + numbers.max() + _codes_of_rows(values[begins[at, None] + np.arange(length)])
+    return numbers
 
 
-def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
-    """Whether messages that are alike meet the same other messages on their paths."""
-    counts = np.bincount(message, minlength=len(like))
-    ways = np.split(users[np.lexsort((users, message))], np.cumsum(counts)[:-1])
-    seen: dict[int, bytes] = {}
-    pairs = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
-    return all(seen.setdefault(kind, way) == way for kind, way in pairs)
+def _all_alike(like: Ints, ways: Ints) -> bool:
+    """Whether messages that are alike have equal ``ways``."""
+    _, first, place = np.unique(like, return_index=True, return_inverse=True)
+    return bool((ways == ways[first][place]).all())
 
 
 _SHARED = ("messages of equal devices share links, so that one of them cannot stand for the others; simulate them all, "

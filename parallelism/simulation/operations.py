@@ -104,8 +104,10 @@ class PipelinedStep:
             return tuple(range(self.mesh.size)), np.arange(self.mesh.size)
         even = list(map(self._even_inside, range(self.program.pipeline.ranks)))
         first: dict[Any, int] = {}
+        parts: dict[Any, int] = {}
+        dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
         of = [
-            first.setdefault((position, self._alike[replica], even[position] or self.program.place(self.mesh, rank),
+            first.setdefault((position, dealt[replica], even[position] or self.program.place(self.mesh, rank),
                               self.program.class_of_update(self.mesh, rank, position)), rank)
             for rank, (position, replica) in enumerate(self.places)
         ]
@@ -171,7 +173,7 @@ class PipelinedStep:
         for stage in self.program.stages_on(position):
             programs = self.programs(stage, rank)
             functions = programs.functions
-            alike = list(map(programs.alike, parts))
+            alike = programs.all_alike(parts)
             arrays = {part: list(map(TypedArray.of, programs.data(part))) for part in dict.fromkeys(alike)}
             data |= {name: tuple([arrays[part][place] for part in alike]) for place, name in enumerate(functions.data)}
             weights |= zip(functions.weights, map(TypedArray.of, programs.weight_types), strict=True)

@@ -18,8 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import ABSENT, Columns, Table
+from parallelism.events.columns import combined
 from parallelism.layouts.stages import Part
-from parallelism.pipelining import MESSAGES, NOBODY, Action, Passed, Pipeline, event_name, parts_of, passed, run_action
+from parallelism.pipelining import (
+    MESSAGES,
+    NOBODY,
+    Action,
+    Passed,
+    Pipeline,
+    event_name,
+    parts_of,
+    passed_columns,
+    run_action,
+)
 from parallelism.simulation.device_events import FIELDS, Bulk, CollectiveRow, DeviceEvents
 from parallelism.simulation.repeated_stages import RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice, TypedWork
@@ -38,13 +49,16 @@ def run_repeated(
     if not actions:
         return
     kinds = _Kinds(device, pipeline, axis, stages)
-    moves = passed(pipeline, actions)
-    known, alike = kinds.known, kinds.alike
-    looks = [
-        known.get((action[0], action[1], alike[action[0]][action[2]])) or kinds.run(action, move)
-        for action, move in zip(actions, moves, strict=True)
-    ] if all(stage.closing is None for stage in stages.values()) else list(map(kinds.of, actions, moves))
-    _add(device, actions, moves, kinds, looks, listed=pipeline.schedule.lists_messages)
+    moves = passed_columns(pipeline, actions)
+    if all(stage.closing is None for stage in stages.values()):
+        different, first, place = np.unique(kinds.numbers(actions), return_index=True, return_inverse=True)
+        found = [_Look(0, 0, 0, 0)] * len(different)
+        for one in np.argsort(first).tolist():
+            found[one] = kinds.run(actions[first[one]], Passed(*moves[:, first[one]].tolist()))
+        looks = np.array(found, np.int64)[place]
+    else:
+        looks = np.array(list(map(kinds.of, actions, map(Passed, *moves.tolist()))), np.int64)
+    _add(device, actions, moves, kinds, looks.T, listed=pipeline.schedule.lists_messages)
 
 
 Result = tuple[int, bool, Part]
@@ -78,7 +92,7 @@ class _Kinds:
         self.wait_of_recv, self.wait_of_send = 0, 1
         self.part_of: dict[int, str] = {}
         """The parts of actions, by the place of their compute event, whose name has the number of the microbatch."""
-        self.alike = {number: list(map(stage.programs.alike, stage.parts)) for number, stage in stages.items()}
+        self.alike = {number: stage.programs.all_alike(stage.parts) for number, stage in stages.items()}
         self.left: dict[TypedWork, Action] = {}
         """The collectives that an action leaves under way."""
         self.known: dict[tuple[int, str, Part], _Look] = {}
@@ -90,6 +104,18 @@ class _Kinds:
         self._inputs: dict[tuple[int, Part, str], Any] = {}
         self._run_for: dict[tuple[int, int], set[str]] = {}
         """The kinds of actions that ran on a stage for a microbatch."""
+
+    def numbers(self, actions: Sequence[Action]) -> Ints:
+        """A number for each action: equal for those of one kind on one stage, for parts of the batch that are alike."""
+        parts: dict[Part, int] = {}
+        part_of = {number: np.array([parts.setdefault(part, len(parts)) for part in alike])
+                   for number, alike in self.alike.items()}
+        stages, kinds, microbatches = zip(*actions, strict=True)
+        stage, microbatch, different = np.array(stages), np.array(microbatches), list(dict.fromkeys(kinds))
+        part = np.zeros(len(actions), np.int64)
+        for number in part_of:
+            part[stage == number] = part_of[number][microbatch[stage == number]]
+        return combined(part, stage, np.array(list(map(different.index, kinds))))
 
     def of(self, action: Action, move: Passed) -> _Look:
         """The events of an action.  The last backward of a stage is an action of its own, and what comes after it on
@@ -159,16 +185,15 @@ class _Kinds:
 
 
 def _add(
-    device: TypedDevice, actions: Sequence[Action], moves: Sequence[Passed], kinds: _Kinds, looks: Sequence[_Look], *,
-    listed: bool,
+    device: TypedDevice, actions: Sequence[Action], moves: Ints, kinds: _Kinds, looks: Ints, *, listed: bool,
 ) -> None:
-    """Adds the events of all actions."""
-    number, microbatch = (np.array(each, np.int64) for each in (
-        [action.stage for action in actions], [action.microbatch for action in actions]))
-    source, taken, target, given = np.array(moves, np.int64).T
-    start, end, received, sent = np.array(looks, np.int64).T
+    """Adds the events of all actions.  ``moves`` and ``looks`` have a row for each field of `Passed` and `_Look`."""
+    stages, names, microbatches = zip(*actions, strict=True)
+    number, microbatch = np.array(stages, np.int64), np.array(microbatches, np.int64)
+    source, taken, target, given = moves
+    start, end, received, sent = looks
     here = device.position(kinds.axis) if kinds.axis is not None else 0
-    computes = np.array([action.kind not in MESSAGES for action in actions])
+    computes = np.array([name not in MESSAGES for name in names])
     remote = (source != NOBODY) & (source != here)
     takes = remote & computes
     posts, posted = (remote & ~computes), np.arange(len(actions))

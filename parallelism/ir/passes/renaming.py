@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core import Function, Value
 from parallelism.ir.core.derived import derived_later, renamed_value, with_values
 from parallelism.ir.core.table import Attributes
+from parallelism.ir.core.types import TensorType
 from parallelism.ir.passes.gradients import GRADIENT, MARK
+from parallelism.sharding import TensorSharding
 
 _MARKED = f"{MARK}."
 _SEED = "seed"
@@ -35,12 +37,9 @@ class Form:
     def __init__(
         self, functions: Iterable[Function | None], names: Iterable[Sequence[str]] = (), more: Any = None
     ) -> None:
-        numbers: dict[str, int] = {}
-        regions: dict[str, int] = {}
-        seeds: dict[Any, int] = {}
-        self._key = (
-            *(_key(function, numbers, regions, seeds) for function in functions),
-            *(tuple([numbers.setdefault(name, len(numbers)) for name in each]) for each in names), more)
+        numbers = _Numbers()
+        ops = [numbers.key(function) for function in functions]
+        self._key = (*ops, *map(numbers.named, names), *map(tuple, (numbers.looks, numbers.texts)), more)
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -51,33 +50,59 @@ class Form:
             isinstance(other, Form) and self._hash == other._hash and self._key == other._key)
 
 
-def _key(
-    function: Function | None, numbers: dict[str, int], regions: dict[str, int], seeds: dict[Any, int]
-) -> Any:
-    if function is None:
-        return None
+class _Numbers:
+    """Numbers for what occurs in functions, in the order in which it first does."""
 
-    def named(values: Sequence[Value]) -> tuple[int, ...]:
-        return tuple([numbers.setdefault(value.name, len(numbers)) for value in values])
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.regions: dict[str, int] = {}
+        self.seeds: dict[Any, int] = {}
+        self.looks: dict[tuple[TensorType, TensorSharding | None], int] = {}
+        """Types with layouts."""
+        self.texts: dict[str, int] = {}
+        """Attributes.  As texts, because 1, 1.0 and True are equal, but not as attributes."""
+        self._known: dict[Any, int] = {}
+        """Numbers of looks and texts by the ids of objects, which the functions keep alive."""
 
-    def region(op: Op) -> Any:
-        if op.region is None:
+    def key(self, function: Function | None) -> Any:
+        """The function in numbers."""
+        if function is None:
             return None
-        marks, path = _unmarked(op.region)
-        return marks, regions.setdefault(path, len(regions))
+        return (
+            self.named([value.name for value in function.inputs]), tuple(map(self.look, function.inputs)),
+            tuple([
+                (op.kind, self.named([value.name for value in op.inputs]), self.text(op.attributes),
+                 self.named([value.name for value in op.outputs]), *map(self.look, op.outputs), self.region(op.region))
+                for op in function.ops]),
+            self.named([value.name for value in function.outputs]))
 
-    def seed(value: Any) -> int:
-        return seeds.setdefault(value, len(seeds))
+    def named(self, names: Sequence[str]) -> tuple[int, ...]:
+        """The numbers of names."""
+        numbers = self.names
+        return tuple([numbers.setdefault(name, len(numbers)) for name in names])
 
-    inputs = function.inputs
-    return (
-        tuple([(number, value.type, value.layout) for number, value in zip(named(inputs), inputs, strict=True)]),
-        # repr: 1, 1.0 and True are equal, but not as attributes.
-        tuple([
-            (op.kind, named(op.inputs), repr(_with_seeds(op.attributes, seed)), named(op.outputs),
-             tuple([(value.type, value.layout) for value in op.outputs]), region(op))
-            for op in function.ops]),
-        named(function.outputs))
+    def look(self, value: Value) -> int:
+        """The number of the type and the layout of a value."""
+        own = id(value.type), id(value.layout)
+        number = self._known.get(own)
+        if number is None:
+            number = self._known[own] = self.looks.setdefault((value.type, value.layout), len(self.looks))
+        return number
+
+    def text(self, attributes: Attributes) -> int:
+        """The number of the attributes of an op."""
+        number = self._known.get(id(attributes))
+        if number is None:
+            numbered = _with_seeds(attributes, lambda seed: self.seeds.setdefault(seed, len(self.seeds)))
+            number = self._known[id(attributes)] = self.texts.setdefault(repr(numbered), len(self.texts))
+        return number
+
+    def region(self, path: str | None) -> Any:
+        """The marks of a region, and the number of its path."""
+        if path is None:
+            return None
+        marks, path = _unmarked(path)
+        return marks, self.regions.setdefault(path, len(self.regions))
 
 
 def _with_seeds(attributes: Attributes, seed: Callable[[Any], Any]) -> Attributes:
