@@ -6,6 +6,7 @@ from itertools import count, filterfalse
 from typing import Any
 
 from parallelism.ir.core import regions
+from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.function import Function, Op, Value, frozen_attributes
 from parallelism.ir.core.table import Attributes, meaning, operator
 from parallelism.ir.core.types import TensorType
@@ -42,8 +43,8 @@ class Builder:
         types = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
         lays = operator(kind).lays
         layout = None if lays is None else lays(**dict(frozen))
-        outputs = tuple(Value(next(self._numbers), type, layout) for type in types)
-        self.ops.append(Op(kind, tuple(inputs), frozen, outputs, self._region))
+        outputs = tuple([Value(next(self._numbers), type, layout) for type in types])
+        self.ops.append(checked_op(kind, inputs, frozen, outputs, self._region))
         if key is not None:
             self._constants[key] = outputs
         return outputs

@@ -60,6 +60,14 @@ def specialized_ops(ops: Iterable[Op], numbers: Mapping[str, Extent]) -> tuple[O
     return function.specialize(**{name: numbers[name] for name in function.symbols & numbers.keys()}).ops
 
 
+def checked_op(
+    kind: str, inputs: Iterable[Value], attributes: Attributes, outputs: Iterable[Value], region: str | None
+) -> Op:
+    """An op whose attributes are frozen, and whose outputs have the types that the table of operators says."""
+    return _built(Op, kind=kind, inputs=tuple(inputs), attributes=attributes, outputs=tuple(outputs), region=region,
+                  checked=True)
+
+
 def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:
     """The same op with other values, which have the types of the old ones."""
     return _built(Op, kind=op.kind, inputs=tuple(inputs), attributes=op.attributes, outputs=tuple(outputs),

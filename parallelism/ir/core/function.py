@@ -21,7 +21,7 @@ from parallelism.ir.core.errors import VerifyError
 from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
 from parallelism.ir.core.printing import names, print_function, print_op, print_value
 from parallelism.ir.core.rules import Rule
-from parallelism.ir.core.table import Attributes, Operator, flops, meaning, operator
+from parallelism.ir.core.table import Attributes, Operator, known_meaning, meaning, operator
 from parallelism.ir.core.types import TensorType, dtype_text
 from parallelism.sharding import TensorSharding
 
@@ -102,12 +102,13 @@ class Op:
     @property
     def rule(self) -> Rule:
         """How the dims of inputs and outputs relate."""
-        return meaning(self.kind, self.types, self.attributes).rule
+        return (known_meaning if self.checked else meaning)(self.kind, self.types, self.attributes).rule
 
     @property
     def flops(self) -> Extent:
         """Floating-point operations; a multiply-add counts as two."""
-        return flops(self.kind, self.types, self.attributes)
+        rule, count = self.rule, self.operator.flops
+        return count(rule) if callable(count) else count * rule.points if count else 0
 
     @property
     def nbytes(self) -> Extent:

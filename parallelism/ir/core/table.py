@@ -143,14 +143,15 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
         if not KINDS[wanted](given[name]):
             raise TypeError(f"{kind}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
     try:
-        return _meaning(kind, types, attributes)
+        return known_meaning(kind, types, attributes)
     except (ValueError, TypeError) as error:
         refused = TypeError if isinstance(error, TypeError) else ValueError
         raise refused(f"{kind}: {error}") from None
 
 
 @lru_cache(maxsize=8192)
-def _meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:
+def known_meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:
+    """`meaning` of an op whose types and attributes were checked."""
     entry = OPERATORS[kind]
     given = dict(attributes)
     try:
@@ -162,12 +163,6 @@ def _meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         raise
     each = dtypes if isinstance(dtypes, tuple) else (dtypes,) * len(rule.outputs)
     return Meaning(rule, tuple(TensorType(d, shape) for d, shape in zip(each, rule.output_shapes, strict=True)))
-
-
-def flops(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Extent:
-    """Floating-point operations of one op."""
-    rule, count = meaning(kind, types, attributes).rule, OPERATORS[kind].flops
-    return count(rule) if callable(count) else count * rule.points if count else 0
 
 
 Span = tuple[Extent, Extent]

@@ -39,7 +39,8 @@ class Form:
     ) -> None:
         numbers = _Numbers()
         ops = [numbers.key(function) for function in functions]
-        self._key = (*ops, *map(numbers.named, names), *map(tuple, (numbers.looks, numbers.texts)), more)
+        named = list(map(numbers.named, names))
+        self._key = *ops, *named, tuple(numbers.looks), tuple(numbers.texts), more
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:

@@ -99,32 +99,36 @@ class _Propagation:
         """Propagate until nothing changes: one-to-one relations first, then one step through each other op."""
         numbers = range(len(self.relations))
         self._one_to_one(numbers)
-        changed = 1
-        while changed:
-            changed = sum(self._step(number, self.sides[number][1]) for number in numbers)
-            changed += sum(self._step(number, self.sides[number][0]) for number in reversed(numbers))
+        # Forwards and backwards, as long as a value of an op changed since the last step to the same side of it.
+        waiting = [[True] * len(numbers), [True] * len(numbers)]
+        while any(map(any, waiting)):
+            for side, order in ((1, numbers), (0, reversed(numbers))):
+                for number in order:
+                    if waiting[side][number]:
+                        waiting[side][number] = False
+                        for changed in self._step(number, self.sides[number][side]):
+                            for near in self.near[changed]:
+                                waiting[0][near] = waiting[1][near] = True
 
-    def _step(self, number: int, side: range) -> int:
-        """Propagate to the values on one side of an op from all its other values; return the number of changes."""
-        count = len(self.values[number])
-        changed = [
-            value for target in side
-            for value in self._take(number, target, (i for i in range(count) if i != target))
-        ]
-        for value in changed:
-            self._one_to_one(self.near[value.name])
-        return len(changed)
+    def _step(self, number: int, side: range) -> set[str]:
+        """Propagate to the values on one side of an op from all its other values; the names of what changed."""
+        every = range(len(self.values[number]))
+        changed = dict.fromkeys(
+            value.name for target in side for value in self._take(number, target, [i for i in every if i != target]))
+        return {*changed}.union(*[self._one_to_one(self.near[name]) for name in changed])
 
-    def _one_to_one(self, numbers: Iterable[int]) -> None:
-        """Propagate, from these ops on, between values of which one has all the dims of the other."""
-        waiting = dict.fromkeys(numbers)
+    def _one_to_one(self, numbers: Iterable[int]) -> set[str]:
+        """Propagate, from these ops on, between values of which one has all the dims of the other; what changed."""
+        waiting, changed = dict.fromkeys(numbers), set[str]()
         while waiting:
             number = next(iter(waiting))
             del waiting[number]
             inputs, outputs = self.sides[number]
             for target in (*outputs, *inputs):
                 for value in self._take(number, target, self.relations[number].above[target]):
+                    changed.add(value.name)
                     waiting.update(dict.fromkeys(self.near[value.name]))
+        return changed
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
         """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
