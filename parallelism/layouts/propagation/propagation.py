@@ -132,16 +132,18 @@ class _Propagation:
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
         """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
-        value, of = self.values[number][target], self.relations[number]
-        dims, used = self.dims[value.name], self.used[value.name]
-        open_dims = [d for d, letter in enumerate(self.letters[number][target]) if letter and not dims[d]]
-        if value.name in self.given or not open_dims:
+        values, letters_of, of = self.values[number], self.letters[number], self.relations[number]
+        value = values[target]
+        if value.name in self.given:
             return []
-        values, letters_of = self.values[number], self.letters[number]
+        dims, used = self.dims[value.name], self.used[value.name]
+        open_dims = [d for d, letter in enumerate(letters_of[target]) if letter and not dims[d]]
+        if not open_dims:
+            return []
         sides = [(values[source], letters_of[source]) for source in sources if self.used[values[source].name]]
         changed = []
         for d in open_dims if sides else ():
-            letter = self.letters[number][target][d]
+            letter = letters_of[target][d]
             assert letter is not None
             asked = [
                 (axes, other, e) for other, letters in sides for e, same in enumerate(letters)

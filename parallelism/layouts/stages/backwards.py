@@ -36,8 +36,9 @@ def with_backward(
     joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
     joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
-    needed = [value for value in forward.values if value in backward.inputs and value not in weights]
-    kept = [value for value in needed if value not in forward.inputs]
+    given, read_backwards = {*forward.inputs}, {*backward.inputs}.difference(weights)
+    needed = [value for value in forward.values if value in read_backwards]
+    kept = [value for value in needed if value not in given]
     again = left_over(f"{forward.name}.recompute", forward, forward.inputs, kept) if recompute and kept else None
     if again is not None:
         read = {*needed, *again.inputs}
@@ -49,7 +50,8 @@ def with_backward(
         f"{backward.name}_weights", backward, [*backward.inputs, *(v for op in first.ops for v in op.outputs)],
         backward.outputs[len(returned):])
     between = [value for value in second.inputs if value not in weights]
-    handed_on = [value for value in between if value not in backward.inputs and value not in returns]
+    there = {*backward.inputs, *returns}
+    handed_on = [value for value in between if value not in there]
     return StageFunctions(
         forward=replace(
             forward, name=f"{forward.name}.forward",
