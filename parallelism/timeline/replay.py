@@ -3,7 +3,8 @@
 Eight processes on two cores cannot show the timeline of a cluster in wall time.  So each device records what it does,
 and this module computes afterwards when each event would have happened.  The rules are those of
 `parallelism.timeline.engine`: each rank has a clock, which compute, messages and collectives advance.  This one engine
-times emulated runs, simulations and schedules under given costs.
+times emulated runs, simulations and schedules under given costs; where transfers do not disturb each other,
+`parallelism.timeline.undisturbed` finds the same times sooner.
 
     compute      advances the clock by its price
     send         takes no time: a copy is on its way, and arrives after what its path takes
