@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, repeat
+from typing import Any
 
 from parallelism.execution.waiting import Run, Start, Step, Wait
 from parallelism.ir import Op, Value
@@ -66,7 +67,8 @@ def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, 
     others: Counter[str] = Counter()
     for value in values:
         if value.type.dtype != dtype:
-            others[value.type.dtype.name] += int(value.type.nbytes)
+            nbytes: Any = value.type.nbytes
+            others[value.type.dtype.name] += nbytes
     return tuple(others.items())
 
 

@@ -36,7 +36,7 @@ from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inne
 from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.execution.waiting import Run, Start, Wait, in_steps, owners_overlapped
-from parallelism.ir import Function, Op, Value
+from parallelism.ir import Expression, Function, Op, Value
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.donation import owners
@@ -269,32 +269,13 @@ class DeviceProgram:
         return tuple(values[value.name] for value in self.function.outputs)
 
     def _cost(self, op: Op) -> DeclaredCost | None:
-        if communicates(op) or op.operator.view:
-            return None
-        cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
-        nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
-        dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
-        floating = next(filter(is_floating, dtypes), None)
-        flops = float(op.flops) if floating is not None else 0.0
-        dtype = floating or dtypes[0]
-        if not flops and not nbytes:
-            return None
-        others: Counter[str] = Counter()
-        for value in (*op.outputs, *op.inputs):
-            other = value.type.dtype
-            # An operator that counts its own bytes does not read all of its floats.
-            if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
-                others[other.name] += int(value.type.nbytes)
-        shape = product_shape(op)
-        return DeclaredCost(
-            flops, nbytes, dtype.name, None if self.seconds is None or cut else self.seconds(op), tuple(others.items()),
-            shape and tuple(map(int, shape)))
+        return declared_cost(op, self.seconds)
 
     def _cost_of_chain(self, ops: Sequence[Op], inner: Collection[Value]) -> DeclaredCost | None:
         """The flops of all ops; the bytes of what they read from others, and of what others use."""
         moved = moved_values(ops, inner)
-        flops = sum(cost.flops for cost in map(self._cost, ops) if cost is not None)
-        nbytes = float(sum(int(value.type.nbytes) for value in moved))
+        flops = number(sum(whole_number(cost.flops) for cost in map(self._cost, ops) if cost is not None))
+        nbytes = number(sum((value.type.nbytes for value in moved), 0))
         if not flops and not nbytes:
             return None
         product = next(filter(product_shape, ops), None)        # what follows a product ends its kernel
@@ -304,12 +285,12 @@ class DeviceProgram:
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))
         return DeclaredCost(flops, nbytes, dtype.name, seconds, bytes_of_others(moved, dtype),
-                            shape and tuple(map(int, shape)))
+                            shape and tuple(map(whole_number, shape)))
 
     def _held(self, values: Sequence[Value]) -> Held:
         held: Counter[str] = Counter()
         for value in values:
-            held[self._category.get(value.name, ACTIVATIONS)] += int(value.type.nbytes)
+            held[self._category.get(value.name, ACTIVATIONS)] += whole_number(value.type.nbytes)
         return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
     @cached_property
@@ -322,6 +303,40 @@ class DeviceProgram:
             self.function, self.donated)
         found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
         return found | {name: own[name] for name in inputs}
+
+
+def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> DeclaredCost | None:
+    """The cost that an op declares; None if it costs nothing or communicates.  ``seconds`` as in `DeviceProgram`."""
+    if communicates(op) or op.operator.view:
+        return None
+    cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
+    nbytes = number(2 * op.outputs[0].type.nbytes if cut else op.nbytes)
+    dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
+    floating = next(filter(is_floating, dtypes), None)
+    flops = number(op.flops) if floating is not None else 0.0
+    dtype = floating or dtypes[0]
+    if not flops and not nbytes:
+        return None
+    others: Counter[str] = Counter()
+    for value in (*op.outputs, *op.inputs):
+        other = value.type.dtype
+        # An operator that counts its own bytes does not read all of its floats.
+        if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
+            others[other.name] += whole_number(value.type.nbytes)
+    shape = product_shape(op)
+    return DeclaredCost(
+        flops, nbytes, dtype.name, None if seconds is None or cut else seconds(op), tuple(others.items()),
+        shape and tuple(map(whole_number, shape)))
+
+
+def number(extent: Any) -> Any:
+    """A number of flops or bytes.  An expression of symbols stays one (`parallelism.planning` prices such programs)."""
+    return extent if isinstance(extent, Expression) else float(extent)
+
+
+def whole_number(extent: Any) -> Any:
+    """`number`, as an integer."""
+    return extent if isinstance(extent, Expression) else int(extent)
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, whole_number
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
@@ -174,16 +174,17 @@ class StagePrograms:
             return 0
         stage = self.functions
         sizes: dict[str, tuple[tuple[str, str], int]] = {
-            f"{GRADIENT}{name}": (("", name), int(type.nbytes))
+            f"{GRADIENT}{name}": (("", name), whole_number(type.nbytes))
             for name, type in zip(stage.answered, self.answers(part), strict=True)
         }
         for source in _SOURCES[kind]:
             function, own = self.function(source, part), self.program(source, part).function
             there = {}
             for value, local in zip(function.inputs, own.inputs, strict=True):
-                there[local.name] = sizes.setdefault(value.name, ((source, local.name), int(local.type.nbytes)))
+                taken = (source, local.name), whole_number(local.type.nbytes)
+                there[local.name] = sizes.setdefault(value.name, taken)
             for value, local in zip(function.outputs, own.outputs, strict=True):
-                computed = (source, local.name), int(local.type.nbytes)
+                computed = (source, local.name), whole_number(local.type.nbytes)
                 sizes.setdefault(value.name, there.get(local.name, computed))
         again = tuple(value.name for value in stage.recompute.outputs) if stage.recompute else ()
         names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}[kind]

@@ -50,10 +50,10 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
             groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
         left += table.price(groups)
     setup = process_time() - start
-    timed = sum(map(len, groups.values()))
-    for shape, rows in groups.items():
-        if table is not None and rows:
-            seconds[rows] = table.seconds(shape, rows)
+    rows = [row for each in groups.values() for row in each]
+    timed = len(rows)
+    if table is not None:
+        seconds[rows] = table.seconds(rows)
     timing = process_time() - start - setup
     for done, row in enumerate(left):
         told("simulated", done, len(left))

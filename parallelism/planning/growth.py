@@ -66,6 +66,47 @@ def _inserted(one: Sequence[object], two: Sequence[object], i: int, j: int) -> i
     raise Unpriceable("the events of a stage do not repeat with its blocks")
 
 
+def spliced(own: Sequence[int], one: Sequence[int], two: Sequence[int]) -> list[tuple[int, bool]]:
+    """The events of a stage with two blocks, from its ``own`` with one and from those of another with one and with two.
+
+    Each segment that the other stage has more is put between the events between which it is there.  An event is given
+    by a number, equal for equal events.  The result has places: of ``two`` if the flag is set, else of ``own``.
+
+    `Unpriceable` if there is no such place, or more than one.
+    """
+    found, done = list[tuple[int, bool]](), 0
+    mine, other = np.array(own, np.int64), np.array(one, np.int64)
+    place = 0
+    for start, end, first in segments_between(one, two):
+        if first >= 0:
+            place = first + end - start
+            continue
+        at = _between(mine, other, place)
+        if at < done:
+            raise Unpriceable("the blocks of a stage do other things than those of the stages between")
+        found += [(i, False) for i in range(done, at)] + [(i, True) for i in range(start, end)]
+        done = at
+    return found + [(i, False) for i in range(done, len(own))]
+
+
+def _between(own: Ints, one: Ints, place: int) -> int:
+    """The place in ``own`` that has most of the same events before and after it as ``place`` has in ``one``."""
+    same, alive = np.zeros((2, len(own) + 1), np.int64), np.ones((2, len(own) + 1), np.bool_)
+    for i in range(min(WINDOWS[0], place, len(own))):
+        alive[0, :i + 1] = False
+        alive[0, i + 1:] &= own[:len(own) - i] == one[place - 1 - i]
+        same[0] += alive[0]
+    for i in range(min(WINDOWS[0], len(one) - place, len(own))):
+        alive[1, len(own) - i:] = False
+        alive[1, :len(own) - i] &= own[i:] == one[place + i]
+        same[1] += alive[1]
+    total = same.sum(axis=0)
+    best = int(total.argmax())
+    if total[best] < WINDOWS[-1] or np.count_nonzero(total == total[best]) > 1:
+        raise Unpriceable("the place of a block in a stage is not known")
+    return best
+
+
 def peak(segments: Sequence[Segment], one: Ints, two: Ints, blocks: int) -> tuple[int, int]:
     """The largest sum of the first changes of memory, and the sum of all, for so many blocks.
 

@@ -3,12 +3,14 @@
 The actions are put on levels: an action is one level above the last of those that it waits for, which are the action
 before it on its rank, and the one whose result it takes.  Actions on one level do not depend on each other, so a level
 of all plans is computed at once.  Memory needs only the different states in which a rank starts an action.
+
+With many microbatches most levels repeat (`Window`), so that only an order of few microbatches is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES
+from parallelism.planning.repeats import Labelled, Levels, Window, levels_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Work = tuple[int, str, int]
 
 KINDS = "F", "B", "I", "W"
@@ -32,9 +36,7 @@ class Order:
 
     ranks: int
     stages: int
-    levels: tuple[tuple[Ints, Ints, Ints, Ints, Ints], ...]
-    """For each level its actions, the actions before them on their ranks, those whose results they take, and the rows
-    of their durations and of their messages.  Row ``count`` of the times is always 0."""
+    levels: Levels
     count: int
     last: Ints
     """The last action of each rank."""
@@ -49,6 +51,11 @@ class Order:
     """For each state ``4 * place + kind`` of the action that begins in it."""
     first_state: Ints
     """By rank, its first state."""
+    key_of: Ints
+    """By action ``4 * stage + kind``."""
+    microbatch_of: Ints
+    window: Window | None = None
+    """The levels that repeat with more microbatches."""
 
     @classmethod
     def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int) -> Order:
@@ -57,20 +64,31 @@ class Order:
         rows = [list(_works(SCHEDULES[schedule](rank, ranks, microbatches, *more))) for rank in range(ranks)]
         return _order(rows, ranks * chunks)
 
+    @property
+    def labelled(self) -> Labelled:
+        """The levels, and what the actions are."""
+        return self.levels, self.key_of, self.microbatch_of
+
     @cached_property
     def works(self) -> tuple[tuple[int, str], ...]:
         """The places of stages, with the kinds of actions that they have."""
         return tuple((each // 4, KINDS[each % 4]) for each in np.unique(self.begun).tolist())
 
-    def ends(self, durations: Floats, messages: Floats) -> Floats:
+    def ends(self, durations: Floats, messages: Floats, repeats: Ints | int = 0) -> Floats:
         """When each rank has done its last action: ``[rank, plan]``.
 
         ``durations[4 * place + kind]`` are those of an action, by plan; ``messages`` those of `messages`, with a row of
-        zeros at the end.
+        zeros at the end.  ``repeats`` says for each plan how often the `window` comes once more.
         """
         times = np.zeros((self.count + 1, durations.shape[1]))
-        for action, before, taken, duration, message in self.levels:
-            times[action] = np.maximum(times[before], times[taken] + messages[message]) + durations[duration]
+        levels = self.levels
+        if np.any(repeats):
+            assert self.window is not None
+            levels.run(times, durations, messages, 0, self.window.end)
+            self.window.repeat(levels, times, durations, messages, np.broadcast_to(repeats, durations.shape[1]))
+            levels.run(times, durations, messages, self.window.end, levels.depth)
+        else:
+            levels.run(times, durations, messages, 0, levels.depth)
         ends: Floats = times[self.last]
         return ends
 
@@ -91,10 +109,40 @@ def place_of(stage: int, stages: int) -> int:
     return FIRST if stage == 0 else LAST if stage == stages - 1 else MIDDLE
 
 
-@lru_cache(maxsize=256)
-def order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> Order:
-    """`Order.of`, remembered."""
+def order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> tuple[Order, int]:
+    """An order for so many microbatches, and how often its `Order.window` comes once more.
+
+    It is that of few microbatches if the levels and the states of the orders of few microbatches, and of a period more,
+    are the same but for the period.
+    """
+    unit = ranks if chunks > 1 and microbatches % ranks == 0 else 1
+    for period in (unit, 2 * unit):
+        for least in (2 * ranks, 4 * ranks):
+            few = least + 2 * period
+            few += (microbatches - few) % period
+            if few + period > microbatches:
+                continue
+            order = _repeating(schedule, ranks, few, chunks, period)
+            if order is not None:
+                return order, (microbatches - few) // period
+    return _order_of(schedule, ranks, microbatches, chunks), 0
+
+
+@lru_cache(maxsize=512)
+def _order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> Order:
     return Order.of(schedule, ranks, microbatches, chunks)
+
+
+@lru_cache(maxsize=512)
+def _repeating(schedule: str, ranks: int, microbatches: int, chunks: int, period: int) -> Order | None:
+    """The order, with a window of so many microbatches; None if nothing repeats."""
+    less, order = (_order_of(schedule, ranks, count, chunks) for count in (microbatches - period, microbatches))
+    same = (np.array_equal(of, than) for of, than in (
+        (less.kept, order.kept), (less.begun, order.begun), (less.first_state, order.first_state)))
+    if less.messages != order.messages or not all(same):
+        return None
+    window = Window.between(less.labelled, order.labelled, period)
+    return None if window is None else replace(order, window=window)
 
 
 def _works(steps: Any) -> Any:
@@ -133,15 +181,13 @@ def _order(rows: Sequence[Sequence[Work]], stages: int) -> Order:
                 key = rank_of[source], rank, "F" if kind == "F" else "B"
                 message[i] = messages.setdefault(key, len(messages))
     message[message < 0] = len(messages)
-    level = _levels(rows, number, before, taken)
-    order = np.argsort(level, kind="stable")
-    edges = np.flatnonzero(np.diff(level[order])) + 1
-    levels = tuple((at, before[at], taken[at], duration[at], message[at]) for at in np.split(order, edges))
+    levels = levels_of(_levels(rows, number, before, taken), before, taken, duration, message)
     states = [_states(row, stages) for row in rows]
     every = np.array([state for each in states for state in each])
     return Order(
         len(rows), stages, levels, count, np.array([number[row[-1]] for row in rows]), tuple(rank_of), tuple(messages),
-        every[:, :-1], every[:, -1], np.cumsum([0, *map(len, states[:-1])]))
+        every[:, :-1], every[:, -1], np.cumsum([0, *map(len, states[:-1])]),
+        np.array([4 * stage + KINDS.index(kind) for stage, kind, _ in number]), np.array([work[2] for work in number]))
 
 
 def _levels(rows: Sequence[Sequence[Work]], number: dict[Work, int], before: Ints, taken: Ints) -> Ints:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.hardware import Hardware
+from parallelism.display.quantities import bytes_in
+from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning.costing import costed
-from parallelism.planning.machine import machine_of, memory_of
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
@@ -111,3 +111,34 @@ def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
 
 def _silent(what: str, done: int, count: int) -> None:
     pass
+
+
+# -- the hardware that is planned for, as a user gives it --------------------------------------------------------------
+
+
+def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) -> tuple[Hardware, int]:
+    """The hardware, and the number of its devices that are planned for.
+
+    ``ValueError`` as from `sized_hardware`, and for the name of a preset without any number.
+    """
+    if devices is None and isinstance(hardware, str) and hardware in Hardware.presets():
+        raise ValueError(f"say how many devices of {hardware} there are: devices=64, or a number of nodes behind a "
+                         "colon, as in dgx-h100:8")
+    found = sized_hardware(hardware, devices)
+    return found, devices or found.ranks
+
+
+def memory_of(memory: float | str | None, hardware: Hardware) -> float:
+    """The bytes of memory of a device: a number, a text such as ``72GB`` or ``64GiB``, or None for the hardware's."""
+    if memory is None:
+        return hardware.memory_bytes
+    if isinstance(memory, str):
+        try:
+            memory = bytes_in(memory)
+        except ValueError:
+            raise ValueError(
+                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {memory!r}") from None
+    if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
+        raise ValueError(f"memory must be above 0 bytes and finite; got {memory!r}")
+    return memory
+

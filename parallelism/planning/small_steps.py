@@ -1,19 +1,26 @@
-"""`SmallSteps`: sheets of a model's pieces, measured on the same model with one block and with two in a stage."""
+"""`SmallSteps`: sheets of a model's pieces, laid out once on the same model with one block and with two in a stage.
+
+Of the stages only one between others is laid out with two blocks: a second block does the same in every stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple
 
 from parallelism.ir import Function
+from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
-from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.planning.growth import spliced
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.sheets import Interpolated, Sheet, Unpriceable, divided, sections_of, whole
+from parallelism.planning.pieces import EndPieces, Row, Split, StepPieces, inside_of
+from parallelism.planning.sheets import LEFT, SIZE, Kind, Sheet, SymbolicSheet, Unpriceable
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.simulation.step_pieces import EndPieces, StagePieces, action_pieces, end_pieces
 from parallelism.transforms import (
     ContextParallel,
     DataParallel,
@@ -43,80 +50,109 @@ class Pattern(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def small_steps(model: TrainedModel, tensor: tuple[int, ...], replicas: tuple[int, ...], *, fused: bool) -> SmallSteps:
+def small_steps(model: TrainedModel, *, fused: bool) -> SmallSteps:
     """`SmallSteps` with these arguments; those of another search for the same model are used again."""
-    return SmallSteps(model, tensor, replicas, fused=fused)
+    return SmallSteps(model, fused=fused)
+
+
+class Formed(NamedTuple):
+    """The sheet of a pattern, and what must be even in it."""
+
+    sheet: SymbolicSheet
+    splits: frozenset[Split]
+
+    def at(self, **numbers: int) -> Sheet:
+        """The sheet for these numbers.  `Unpriceable` if parts are uneven."""
+        for extent, axes in self.splits:
+            of: Any = specialized(extent, numbers)
+            if of % prod(numbers[axis] for axis in axes):
+                raise Unpriceable(f"a dim of {of} is not split evenly over {' and '.join(axes)}")
+        return self.sheet.at(numbers)
+
+
+Sections = Mapping[Any, Sequence[Row]]
+
+
+class Measured(NamedTuple):
+    """Rows by section, and what must be even in them."""
+
+    sections: Sections
+    splits: frozenset[Split]
 
 
 class SmallSteps:
     """Sheets by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  ``Unpriceable`` for uneven shards."""
 
-    def __init__(self, model: TrainedModel, tensor: Sequence[int], replicas: Sequence[int], *, fused: bool) -> None:
-        """``tensor`` and ``replicas`` are the extents of ``tp`` and of ``dp`` that sheets are wanted for.
-        ``fused`` as for `parallelism.execution.operation_on`."""
+    def __init__(self, model: TrainedModel, *, fused: bool) -> None:
+        """``fused`` as for `parallelism.execution.operation_on`."""
         if not isinstance(model.model, TransformerSpec):
             raise Unpriceable("the pieces of a program are not known")
-        self.model, self.weights, self.fused = model, model.model.weights, fused
-        self.tensor = _ends([n for n in tensor if n > 1])
-        most = self.tensor[1] if self.tensor else max(tensor, default=1)
-        self.replicas = _ends([n for n in replicas if n > 1 and self._is_even(most * n)])
-        self._programs: dict[Any, Function] = {}
-        self._sheets: dict[Any, Interpolated] = {}
+        self.model, self.fused = model, fused
 
+    @memoized
     def actions(self, pattern: Pattern, rows: int, tp: int) -> Sheet:
         """The actions of stages."""
-        if pattern not in self._sheets:
-            self._sheets[pattern] = Interpolated(
-                partial(self._measure, pattern, action_pieces, 1), [(1, 2, whole), _line(self.tensor)])
-        return self._sheets[pattern].at(rows, tp)
+        return self._actions(pattern).at(**{BATCH: rows, "tp": tp, "cp": pattern.cp})
 
+    @memoized
     def ends(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
         """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row."""
-        lines = self._is_even(tp * dp) and [_line(self.tensor), _line(self.replicas) if dp > 1 else None]
-        key: Any = pattern, bool(lines), dp > 1
-        if key not in self._sheets:
-            self._sheets[key] = Interpolated(partial(self._measured_end, pattern), lines or [None, None])
-        return self._sheets[key].at(tp, dp)
+        return self._ends(pattern, dp > 1).at(**{BATCH: 1, "tp": tp, "cp": pattern.cp, "dp": dp})
 
-    def _is_even(self, devices: int) -> bool:
-        """Whether every dim that ZeRO may split is divided evenly."""
-        return all(extent % devices == 0 for shape in self.weights.values() for extent in shape)
-
-    def _measured_end(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
-        return self._measure(pattern, end_pieces, dp, 1, tp)
-
-    def _measure(
-        self, pattern: Pattern, pieces: Callable[..., Sequence[StagePieces | EndPieces]], dp: int, rows: int, tp: int
-    ) -> Sheet:
-        places = (FIRST, MIDDLE, LAST) if pattern.in_stages else (ONLY,)
-        sections: list[Any] = []
-        axes: Mapping[str, int] = {"pp": len(places), "dp": dp, "cp": pattern.cp, "tp": tp}
-        mesh = Mesh(**{axis: n for axis, n in axes.items() if n > 1 or axis == "pp"})
-        for blocks in (1, 2):
-            step = self._step(pattern, len(places), blocks, replicated=dp > 1 or pattern.zero > 0)
+    @memoized
+    def _actions(self, pattern: Pattern) -> Formed:
+        """The sheet of all stages with one block and with two.  What a second block does is taken from the stages
+        between the first and the last, where its place in the others is clear; else all are laid out with two."""
+        with _unpriceable():
+            own = self._action_sections(pattern, 1)
+            middle = self._action_sections(pattern._replace(in_stages=True), 1)
             try:
-                found = pieces(step, mesh, rows * dp, fused=self.fused)
-            except ValueError as error:
-                raise Unpriceable(str(error)) from error
-            for place, each in zip(places, found, strict=True):
-                sections += sections_of((place, blocks), each, mesh)
-        return Sheet.of(sections)
+                of_two: Sections = _of_two_blocks(own.sections, middle.sections)
+            except Unpriceable:
+                of_two = self._action_sections(pattern, 2).sections
+            return Formed(SymbolicSheet.of({**own.sections, **of_two}.items()), own.splits | middle.splits)
 
-    def _step(self, pattern: Pattern, stages: int, blocks: int, *, replicated: bool) -> Step:
-        model = self.model.of_layers(stages * blocks)
-        assert model is not None
-        parts: list[Any] = [model.precision] if model.precision else []
+    @memoized
+    def _ends(self, pattern: Pattern, replicated: bool) -> Formed:
+        with _unpriceable():
+            own, more = (self._end_sections(pattern, blocks, replicated=replicated) for blocks in (1, 2))
+            return Formed(SymbolicSheet.of({**own.sections, **more.sections}.items()), own.splits | more.splits)
+
+    @memoized
+    def _action_sections(self, pattern: Pattern, blocks: int) -> Measured:
+        kinds = "FIW" if pattern.split else "FB"
+        pieces = self._pieces(pattern._replace(split=False), blocks)
+        return Measured(dict(pieces.actions(_labels(pattern, blocks), kinds)), frozenset(pieces.splits(kinds)))
+
+    @memoized
+    def _end_sections(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Measured:
+        stages = self._pieces(pattern._replace(zero=min(pattern.zero, 1) if pattern.sp else 0), blocks)
+        end = EndPieces(self._step(pattern, blocks, replicated=replicated or pattern.zero > 0), stages.stages,
+                        stages.inside, inside_of(dp=0 if replicated else 1), self.fused)
+        return Measured(dict(end.sections(_labels(pattern, blocks))), frozenset(end.splits()))
+
+    @memoized
+    def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
+        """The pieces of a step with the stages of `_labels`, on one replica."""
+        inside = inside_of(cp=pattern.cp, tp=0 if pattern.tp else 1)
+        step = self._step(pattern, blocks, replicated=pattern.zero > 0)
+        return StepPieces(step, len(_labels(pattern, blocks)), inside, self.fused)
+
+    def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
+        each = [own for _, own in _labels(pattern, blocks)]
+        parts: list[Any] = [self.model.precision] if self.model.precision else []
         parts += [TensorParallel("tp")] * pattern.tp + [SequenceParallel("tp")] * pattern.sp
         parts += [ContextParallel("cp")] * (pattern.cp > 1) + [DataParallel("dp")] * replicated
         parts += [Zero(pattern.zero, "dp")] if pattern.zero else []
-        key = stages * blocks, tuple(parts)
-        if key not in self._programs:
-            program: Any = Strategy(*parts)(self._step_of(stages * blocks))
-            self._programs[key] = program
-        schedule = "zero_bubble_h1" if pattern.split else "1f1b"
-        pipeline = Pipeline("pp", 1, schedule, 1, model.begin(stages), BATCH)
-        again = (Recompute(model.recomputed[pattern.recompute]),) if pattern.recompute != "none" else ()
-        return Step(self._programs[key], pipeline, again)
+        begin = tuple(f"{self.model.prefix}.{first}" for first in list(accumulate(each))[:-1])
+        again = (Recompute(self.model.recomputed[pattern.recompute]),) if pattern.recompute != "none" else ()
+        return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH), again)
+
+    @memoized
+    def _program(self, layers: int, parts: tuple[Any, ...]) -> Function:
+        program = Strategy(*parts)(self._step_of(layers))
+        assert isinstance(program, Function)
+        return program
 
     @memoized
     def _step_of(self, layers: int) -> Function:
@@ -125,11 +161,55 @@ class SmallSteps:
         return model.step
 
 
-def _ends(values: Sequence[int]) -> tuple[int, int] | None:
-    """The two least values; None if there are no two."""
-    different = sorted(set(values))
-    return (different[0], different[1]) if len(different) > 1 else None
+def _labels(pattern: Pattern, blocks: int) -> tuple[tuple[int, int], ...]:
+    """The stages that are laid out: the place of each and its blocks."""
+    if not pattern.in_stages:
+        return (ONLY, blocks),
+    between = ((MIDDLE, 1), (MIDDLE, 2)) if blocks == 1 else ()
+    return (FIRST, blocks), *between, (LAST, blocks)
 
 
-def _line(ends: tuple[int, int] | None) -> Any:
-    return None if ends is None else (*ends, divided)
+@contextmanager
+def _unpriceable() -> Iterator[None]:
+    """Tells any ``ValueError`` as an `Unpriceable`."""
+    try:
+        yield
+    except Unpriceable:
+        raise
+    except ValueError as error:
+        raise Unpriceable(str(error)) from error
+
+
+def _of_two_blocks(own: Sections, middle: Sections) -> dict[Any, list[Row]]:
+    """The rows of stages with two blocks, from those with one, and from those of a stage between others."""
+    return {
+        ((place, 2), *what): _of_two(rows, middle[(MIDDLE, 1), *what], middle[(MIDDLE, 2), *what])
+        for ((place, blocks), *what), rows in own.items() if place != MIDDLE and blocks == 1}
+
+
+def _of_two(own: Sequence[Row], one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
+    """The rows of a stage with two blocks, from its own with one, and from those of a stage between others."""
+    tokens = _numbered(own, one, two)
+    more: dict[Kind, Any] = {}
+    for sign, rows in ((-1, one), (1, two)):
+        for kind, extents in rows:
+            if kind.what in GROWING:
+                more[kind] = more.get(kind, 0) + sign * extents[0]
+    found: list[Row] = []
+    for place, inserted in spliced(*tokens):
+        kind, extents = (two if inserted else own)[place]
+        found.append((kind, [extents[0] + more.pop(kind, 0)] if kind.what in GROWING else extents))
+    if any(more.values()):
+        raise Unpriceable("what a stage holds does not grow as that of the stages between others")
+    return found
+
+
+GROWING = LEFT, SIZE
+"""What there is once for all blocks of a stage."""
+
+
+def _numbered(*several: Sequence[Row]) -> list[list[int]]:
+    """A number for each row, equal for equal rows; of what grows with the blocks for equal kinds."""
+    numbers: dict[Any, int] = {}
+    return [[numbers.setdefault((kind, *(extents if kind.what not in GROWING else ())), len(numbers))
+             for kind, extents in rows] for rows in several]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from parallelism.memoized import memoized
 from parallelism.planning.growth import Segment, peak, segments_between
 from parallelism.planning.row_prices import Layout, RowPrices
-from parallelism.planning.sheets import COLLECTIVE, MEMORY, MESSAGE, Sheet
+from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, Sheet
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ class SheetCosts:
 
     def _changes(self, section: Any) -> Ints:
         kinds, numbers = self.sheet.rows(section)
-        memory = np.array([kind.what == MEMORY for kind in kinds], np.bool_)
+        memory = np.array([kind.what in (MEMORY, LEFT) for kind in kinds], np.bool_)
         return np.where(memory, numbers[:, 0], 0).astype(np.int64)
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -159,6 +159,5 @@ class Forms:
     def _tokens(sheet: Sheet, section: Any) -> list[Any]:
         """What events are compared by; of memory that is freed at the end, with all blocks together, the kind alone."""
         kinds, numbers = sheet.rows(section)
-        last = max((i for i, kind in enumerate(kinds) if kind.what != MEMORY), default=-1)
         plain = numbers.astype(np.float64).tolist()
-        return [(kind, plain[i] if i <= last else None) for i, kind in enumerate(kinds)]
+        return [(kind, None if kind.what == LEFT else plain[i]) for i, kind in enumerate(kinds)]

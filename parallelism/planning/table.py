@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.memoized import memoized
 from parallelism.pipelining.generators import V_SHAPED
 from parallelism.planning.orders import FIRST, KINDS, LAST, MIDDLE, ONLY, Order, order_of, place_of
 from parallelism.planning.plan import Task
@@ -54,8 +55,7 @@ class PlanTable:
 
     def __init__(self, task: Task, possible: Choices) -> None:
         self.task, self.possible = task, possible
-        tensor, replicas = (tuple(np.unique(possible[axis]).tolist()) for axis in ("tp", "dp"))
-        self.steps = small_steps(task.model, tensor, replicas, fused=task.hardware.fused)
+        self.steps = small_steps(task.model, fused=task.hardware.fused)
         self.prices = RowPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         if task.hardware.message_overhead_seconds:
             raise Unpriceable("messages hold their ends")
@@ -100,20 +100,29 @@ class PlanTable:
     def ends(self, row: int, *, in_stages: bool) -> SheetCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
         s = self.settings(row)
-        pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", s["zero"])
+        # The events at the end are the same in stages 1 and 2 of ZeRO.
+        pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1))
         key = "ends", pattern, s["tp"], s["dp"]
         if key not in self._sheets:
             self._sheets[key] = SheetCosts(self.steps.ends(pattern, s["tp"], s["dp"]), self.forms)
         return self._sheets[key]
 
     def _devices(self, row: int) -> list[tuple[SheetCosts, int, int]]:
-        """By rank: the costs of its end, its place, and its blocks."""
+        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `_number_of`."""
         shape = self.shape(row)
         blocks = self.blocks(shape) * shape.chunks
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.schedule in V_SHAPED:
-            return [(self.ends(row, in_stages=False), ONLY, blocks), *[(several, MIDDLE, blocks)] * (shape.ranks - 1)]
-        return [(several, place_of(rank, shape.ranks), blocks) for rank in range(shape.ranks)]
+            return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
+        places = dict.fromkeys(place_of(rank, shape.ranks) for rank in (0, shape.ranks // 2, shape.ranks - 1))
+        return [(several, place, blocks) for place in places]
+
+    def _number_of(self, shape: Shape, different: int) -> Ints:
+        """For each rank, the number of its kind of devices among the ``different`` ones."""
+        number = np.minimum(np.arange(shape.ranks), 1)
+        if shape.schedule not in V_SHAPED:
+            number[-1] = different - 1
+        return number
 
     def _seconds_of(self, costs: SheetCosts, layout: Layout) -> SheetSeconds:
         key = id(costs), layout.inside
@@ -146,12 +155,7 @@ class PlanTable:
         return odd
 
     def _price(self, shape: Shape, row: int) -> None:
-        order, layout = self._order(shape), self.layout(row)
-        for kind in {kind for _, kind in order.works}:
-            self._seconds_of(self.actions(row, kind), layout)
-        for source, target, kind in order.messages:
-            self.prices.message(self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind), source, target,
-                                layout)
+        self._column(self._order(shape), shape, row)
         self._end(shape, row)
 
     def layout(self, row: int) -> Layout:
@@ -175,9 +179,10 @@ class PlanTable:
                 peaks[4 * place + KINDS.index(kind), i] = memory.peak
                 if kind in "FI":
                     changes[2 * place + (kind == "I"), i] = memory.change
-            for rank, (end, place, own) in enumerate(self._devices(row)):
-                held[rank, i] = self._held(row, end, place, own)
-                ends[rank, i] = end.end_peak(place, own)
+            devices = self._devices(row)
+            number = self._number_of(shape, len(devices))
+            held[:, i] = np.array([self._held(row, *each) for each in devices])[number]
+            ends[:, i] = np.array([end.end_peak(place, own) for end, place, own in devices])[number]
         every: Ints = (held + np.maximum(order.peaks(changes, peaks), ends)).max(axis=0)
         return every
 
@@ -192,12 +197,24 @@ class PlanTable:
             held += end.held(place, blocks, "gradients")
         return held
 
-    def seconds(self, shape: Shape, rows: Sequence[int]) -> Floats:
+    def seconds(self, rows: Sequence[int]) -> Floats:
         """The seconds of a step of each plan, without shared links."""
-        order = self._order(shape)
-        columns, ends = [self._column(order, shape, row) for row in rows], [self._end(shape, row) for row in rows]
+        of_order: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            of_order.setdefault(id(self._order(self.shape(row))), []).append(place)
+        found = np.zeros(len(rows))
+        for places in of_order.values():
+            found[places] = self._seconds_in_order([rows[place] for place in places])
+        return found
+
+    def _seconds_in_order(self, rows: Sequence[int]) -> Floats:
+        """The seconds of plans with one order, which may be repeated."""
+        shapes = [self.shape(row) for row in rows]
+        shape, order = shapes[0], self._order(shapes[0])
+        given = list(zip(shapes, rows, strict=True))
+        columns, ends = [self._column(order, *each) for each in given], [self._end(*each) for each in given]
         durations, messages = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
-        times = order.ends(durations, messages)
+        times = order.ends(durations, messages, np.array([self._orders(each)[1] for each in shapes]))
         times += np.stack([end.before for end in ends], axis=1)
         if shape.ranks > 1:
             there, back = (np.array([getattr(end, way) for end in ends]) for way in ("there", "back"))
@@ -212,15 +229,23 @@ class PlanTable:
         key = (order.works, order.messages, shape.stages, layout, s["sp"], s["recompute"], s["microbatch"],
                s["sp"] and min(s["zero"], 1))
         if key not in self._columns:
-            durations, messages = np.zeros(16), np.zeros(len(order.messages) + 1)
+            durations = np.zeros(16)
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(place, kind, blocks)
-            for j, (source, target, kind) in enumerate(order.messages):
-                nbytes = self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind)
-                messages[j] = self.prices.message(nbytes, source, target, layout)
-            self._columns[key] = durations, messages
+            taken = tuple((kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
+                          for kind in dict.fromkeys(kind for _, _, kind in order.messages))
+            self._columns[key] = durations, self._messages(order.messages, taken, layout)
         return self._columns[key]
+
+    @memoized
+    def _messages(
+        self, messages: tuple[tuple[int, int, str], ...], taken: tuple[tuple[str, int], ...], layout: Layout
+    ) -> Floats:
+        """The seconds of the messages of an order, given the bytes that each kind of action takes; and a 0."""
+        nbytes = dict(taken)
+        return np.array([*(self.prices.message(nbytes[kind], source, target, layout)
+                           for source, target, kind in messages), 0.0])
 
     def _end(self, shape: Shape, row: int) -> _Ends:
         """The end of a plan's step."""
@@ -229,7 +254,7 @@ class PlanTable:
         if key not in self._ends:
             devices, last = self._devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
-            before, after = np.array(pairs).T
+            before, after = np.array(pairs)[self._number_of(shape, len(devices))].T
             there = back = -np.inf
             if last and (nbytes := devices[0][0].exchanged(devices[0][1])):
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
@@ -237,5 +262,10 @@ class PlanTable:
         return self._ends[key]
 
     def _order(self, shape: Shape) -> Order:
+        return self._orders(shape)[0]
+
+    @memoized
+    def _orders(self, shape: Shape) -> tuple[Order, int]:
+        """The order of a pipeline, and how often its window comes once more."""
         return order_of(*shape)
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from parallelism import Hardware, Pipeline, models
+from parallelism.ir import largest, symbols
 from parallelism.planning import find_plan
-from parallelism.planning.growth import peak, segments_between
-from parallelism.planning.orders import KINDS, order_of, place_of
+from parallelism.planning.growth import peak, segments_between, spliced
+from parallelism.planning.orders import KINDS, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.search import full_seconds
-from parallelism.planning.sheets import Unpriceable
+from parallelism.planning.sheets import Formulas, Unpriceable
+from parallelism.planning.small_steps import Pattern, SmallSteps, _of_two_blocks
 from parallelism.planning.space import Choices, choices
 from parallelism.planning.table import PlanTable
 from parallelism.planning.trained import TrainedModel
@@ -31,9 +33,9 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
     table.prepare(row)
     shape, settings = table.shape(row), possible.settings(row)
     trace = table.task.simulate(settings, link_sharing=False)
-    assert table.seconds(shape, [row])[0] == pytest.approx(trace.makespan_seconds, rel=1e-12), settings
+    assert table.seconds([row])[0] == pytest.approx(trace.makespan_seconds, rel=1e-12), settings
     assert table.peaks(shape, [row])[0] == max(trace.peaks().values()), settings
-    assert table.seconds(shape, [row])[0] <= full_seconds(table.task, settings) * (1 + 1e-12)
+    assert table.seconds([row])[0] <= full_seconds(table.task, settings) * (1 + 1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,9 @@ def test_plans_of_random_spaces(seed: int) -> None:
     ("dual_pipe_v", 4, 9, 2), ("v_min", 3, 7, 2), ("looped_bfs", 2, 4, 2), ("1f1b", 1, 3, 1),
 ])
 def test_an_order_is_timed_as_the_schedule(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:
-    rng, stages, order = np.random.default_rng(0), ranks * chunks, order_of(schedule, ranks, microbatches, chunks)
+    rng, stages, (order, repeats) = np.random.default_rng(0), ranks * chunks, order_of(
+        schedule, ranks, microbatches, chunks)
+    assert repeats == 0
     durations = rng.integers(1, 1000, (16, 3)).astype(float)
     messages = np.append(np.full((len(order.messages), 3), rng.integers(0, 300, 3)), np.zeros((1, 3)), axis=0)
     ends = order.ends(durations, messages.astype(float))
@@ -124,6 +128,81 @@ def test_an_order_is_timed_as_the_schedule(schedule: str, ranks: int, microbatch
         timeline = Pipeline(stages, microbatches, schedule, chunks).schedule.timeline(
             costs | {"message": float(messages[0, plan])})
         assert [row[-1].end for row in timeline.spans] == ends[:, plan].tolist()
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "microbatches", "chunks"), [
+    ("1f1b", 2, 40, 1), ("1f1b", 5, 83, 1), ("interleaved_1f1b", 3, 60, 2), ("interleaved_1f1b", 4, 92, 3),
+    ("zero_bubble_h1", 4, 61, 1), ("zero_bubble_h2", 3, 50, 1), ("zero_bubble_v", 3, 70, 2),
+])
+def test_repeated_levels_take_as_long_as_those_of_the_whole_order(
+    schedule: str, ranks: int, microbatches: int, chunks: int
+) -> None:
+    """Plans with different slowest stages, of which some come to a steady state late, and with other messages."""
+    rng, (order, repeats) = np.random.default_rng(1), order_of(schedule, ranks, microbatches, chunks)
+    whole = Order.of(schedule, ranks, microbatches, chunks)
+    assert repeats > 0
+    assert order.count < whole.count
+    durations = rng.integers(95, 105, (16, 30)) / 3
+    durations[:, :3] = [[1 / 3], *[[1 / 7]] * 15]
+    messages = np.append(rng.integers(0, 30, (len(order.messages), 30)) / 7, np.zeros((1, 30)), axis=0)
+    expected = whole.ends(durations, messages)
+    np.testing.assert_allclose(order.ends(durations, messages, repeats), expected, rtol=1e-13, atol=0)
+    fewer = rng.integers(0, repeats + 1, 30)
+    fewer[0] = repeats
+    np.testing.assert_allclose(order.ends(durations, messages, fewer)[:, 0], expected[:, 0], rtol=1e-13, atol=0)
+    changes, peaks = rng.integers(0, 50, (8, 3)), rng.integers(0, 90, (16, 3))
+    assert (order.peaks(changes, peaks) == whole.peaks(changes, peaks)).all()
+
+
+def test_an_order_whose_levels_do_not_repeat_is_made_as_a_whole() -> None:
+    order, repeats = order_of("gpipe", 2, 40, 1)
+    assert (order.window, repeats, order.count) == (None, 0, 160)
+
+
+def test_formulas_are_evaluated_at_once() -> None:
+    rows, devices = symbols("B tp")
+    extents = (0, 7, rows * 3 * 2**40 + 5, rows * 96 // devices, largest(rows, 4 * devices), -rows)
+    for b, tp in ((1, 2), (5, 3), (17, 32)):
+        assert Formulas(extents).at({"B": b, "tp": tp}).astype(int).tolist() == [
+            0, 7, b * 3 * 2**40 + 5, b * 96 // tp, max(b, 4 * tp), -b]
+
+
+def test_uneven_parts_have_no_price() -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6)
+    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    pattern = Pattern(in_stages=False, split=False, tp=True, sp=False, cp=1, recompute="none", zero=0)
+    assert steps.actions(pattern, 2, 3).kinds
+    with pytest.raises(Unpriceable, match=r"a dim of .* is not split evenly over tp"):
+        steps.actions(pattern, 2, 5)
+
+
+@pytest.mark.parametrize("tp", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize("in_stages", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_second_block_does_the_same_in_every_stage(tp: bool, recompute: str, in_stages: bool) -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16")
+    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    pattern = Pattern(in_stages, split=False, tp=tp, sp=tp, cp=1, recompute=recompute, zero=0)
+    own, middle = (steps._action_sections(each, 1).sections for each in (pattern, pattern._replace(in_stages=True)))
+    laid_out = steps._action_sections(pattern, 2).sections
+    found = _of_two_blocks(own, middle)
+    assert {key: [(kind, [*given]) for kind, given in rows] for key, rows in found.items()} == {
+        key: [(kind, [*given]) for kind, given in rows] for key, rows in laid_out.items()}
+
+
+def test_a_block_is_put_where_it_is_in_another_stage() -> None:
+    one, two = "^ABCDEFGH$", "^ABCDEFGHABCDEFGH$"
+
+    def of_two(own: str) -> str:
+        places = spliced([ord(c) for c in own], [ord(c) for c in one], [ord(c) for c in two])
+        return "".join((two if inserted else own)[i] for i, inserted in places)
+
+    assert of_two("xyzABCDEFGH$") == "xyzABCDEFGHABCDEFGH$"
+    assert of_two("^ABCDEFGHxyz") == "^ABCDEFGHABCDEFGHxyz"
+    with pytest.raises(Unpriceable, match="the place of a block"):
+        of_two("^ABC$")
+    with pytest.raises(Unpriceable, match="the place of a block"):
+        of_two("xABCDEFGHyABCDEFGHx")
 
 
 def test_events_grow_by_segments() -> None:

@@ -1,0 +1,319 @@
+"""The events of a step's pieces, in which the rows of a microbatch and the devices along an axis are symbols.
+
+The pieces are the actions of each stage and the end of the step on each device.  Their programs are those that run
+(`parallelism.execution`), laid out once for any numbers of rows and devices.  Parts are assumed to be even; `splits`
+says which extents must divide by which devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any
+
+from parallelism.execution.device_program import (
+    ACTIVATIONS,
+    DeclaredCost,
+    DeviceProgram,
+    Held,
+    communicates,
+    declared_cost,
+)
+from parallelism.execution.overlapping import arranged
+from parallelism.execution.stage_code import GRADIENTS, StagePrograms, cached
+from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.core import Attributes, Extent, meaning, symbol
+from parallelism.ir.passes import Kinds, donations
+from parallelism.ir.passes.gradients import GRADIENT
+from parallelism.layouts import Devices, Localized, localize
+from parallelism.layouts.localization.local_program import moves_of
+from parallelism.layouts.stages import Part
+from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.planning.sheets import COLLECTIVE, COMPUTE, LEFT, MEMORY, MESSAGE, NUMBERS, SIZE, Kind, Unpriceable
+from parallelism.transforms import Step, carried, categories
+
+Row = tuple[Kind, Sequence[Extent]]
+Section = tuple[Any, Sequence[Row]]
+Inside = Mapping[str, Extent]
+"""The number of devices along each axis inside a stage, or of replicas: a symbol, or a number above 1."""
+Split = tuple[Extent, tuple[str, ...]]
+"""An extent, and the axes over whose devices it is divided."""
+
+ANY: Part = 0, 0
+"""Stands for every part of the batch."""
+BEFORE = {"R": "F", "B": "F", "I": "F", "W": "I"}
+"""For each kind of action the one before it, of the same microbatch, if nothing is computed again."""
+
+
+class SymbolicProgram(DeviceProgram):
+    """A `DeviceProgram` that may have symbols, so it cannot run: its steps say what they cost.
+
+    Ops of one kind on arrays of equal types cost the same, which is computed once.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+    def _cost(self, op: Op) -> DeclaredCost | None:
+        return None if communicates(op) or op.operator.view else _cost_of(op.kind, op.types, op.attributes)
+
+    def _held(self, values: Sequence[Value]) -> Held:
+        held: dict[str, Any] = {}
+        for value in values:
+            category = self._category.get(value.name, ACTIVATIONS)
+            held[category] = held.get(category, 0) + nbytes_of_one(value.type)
+        return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
+
+
+@lru_cache(maxsize=16384)
+def _cost_of(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> DeclaredCost | None:
+    """What an op of this kind declares on inputs of these types."""
+    made = meaning(kind, types, attributes).outputs
+    inputs, outputs = (tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
+                       for name, side in (("x", types), ("y", made)))
+    return declared_cost(Op(kind, inputs, attributes, outputs))
+
+
+@lru_cache(maxsize=16384)
+def nbytes_of_one(type: TensorType) -> Any:
+    """The bytes of an array of this type."""
+    return type.nbytes
+
+
+class SymbolicStage(StagePrograms):
+    """The programs of a stage for any number of rows, on any number of devices."""
+
+    @cached_property
+    def devices(self) -> Devices | None:
+        """Those inside the stage; None if it is on one."""
+        inside: Any = self.inside
+        return Devices.of(inside) if inside else None
+
+    def numbers(self, part: Part) -> dict[str, int]:
+        """None: the rows stay symbols."""
+        return {}
+
+    @cached
+    def program(self, kind: str, part: Part) -> DeviceProgram:
+        """As `StagePrograms.program`, with symbols."""
+        function, categories = self.local_function(kind, part)
+        function, calls, chains = arranged(function, None, fused=self.fused)
+        return SymbolicProgram(function, categories, calls=calls, chains=chains)
+
+    def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
+        return local_type(value, self.devices)
+
+    @cached
+    def localized(self, kind: str, part: Part) -> Localized | None:
+        """The function of an action, laid out."""
+        return localize(self.function(kind, part), self.inside) if self.inside else None
+
+    # -- what a stage does ---------------------------------------------------------------------------------------------
+
+    def sections(self, label: Any, kinds: Sequence[str], *, last: bool) -> Iterator[Section]:
+        """The events of the actions of these kinds, under ``(label, kind)``; what the stage keeps more after each; and
+        the messages that it takes, under ``(label, "received")``."""
+        again = ("R",) if self.functions.recompute else ()
+        for kind in (*kinds, *again):
+            yield (label, kind), self._rows(kind, last=last)
+            before = "R" if again and kind in "BI" else BEFORE.get(kind)
+            kept: Any = self.held(kind, ANY) - self.held(before, ANY)
+            yield (label, kind, "kept"), [(Kind(SIZE, "kept"), [kept])]
+        messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
+        yield (label, "received"), [
+            (Kind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"), [nbytes_of(types)])
+            for kind, types in messages if types]
+
+    def _rows(self, kind: str, *, last: bool) -> list[Row]:
+        """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
+        received = nbytes_of(self.message(kind, ANY, last=last))
+        held = [(Kind(MEMORY, ACTIVATIONS), [received])] if received else []
+        rows: list[Row] = [*held, *chain.from_iterable(
+            step_rows(step, self.devices) for step in self.program(kind, ANY).steps)]
+        rows += [(Kind(LEFT, category), [-nbytes]) for category, nbytes in self.left(kind, ANY)]
+        return [*rows, (Kind(MEMORY, ACTIVATIONS), [-received])] if received else rows
+
+    def splits(self, kinds: Sequence[str]) -> set[Split]:
+        """What must be even."""
+        found: set[Split] = set()
+        for kind in (*kinds, *(("R",) if self.functions.recompute else ())):
+            localized = self.localized(kind, ANY)
+            found |= splits_of(localized) if localized is not None else set()
+        return found
+
+
+@dataclass(frozen=True)
+class StepPieces:
+    """The pieces of a step with one stage at each position of the pipeline.
+
+    ``inside`` are the axes inside a stage.
+    """
+
+    step: Step
+    count: int
+    """The number of stages."""
+    inside: Inside
+    fused: bool = False
+
+    @cached_property
+    def stages(self) -> list[SymbolicStage]:
+        """The programs of each stage."""
+        parts = self.step.stages(self.count)
+        laid = laid_out_stages(parts, self.inside, self.sums) if self.inside else parts
+        inside: Any = dict(self.inside) or None
+        return [SymbolicStage(functions, parts.batch, 0, inside, sums=self.sums, fused=self.fused)
+                for functions in laid.functions]
+
+    @cached_property
+    def sums(self) -> dict[str, Any]:
+        """The dtypes in which gradients are added up, by the names of weights."""
+        return {value.name.removeprefix(GRADIENT): value.type.dtype for value in self.step.parts.gradients}
+
+    def actions(self, labels: Sequence[Any], kinds: Sequence[str]) -> Iterator[Section]:
+        """The sections of all stages: see `SymbolicStage.sections`."""
+        for label, stage in zip(labels, self.stages, strict=True):
+            yield from stage.sections(label, kinds, last=stage is self.stages[-1])
+
+    def splits(self, kinds: Sequence[str]) -> set[Split]:
+        """What must be even in the actions."""
+        return set[Split]().union(*(stage.splits(kinds) for stage in self.stages))
+
+
+@dataclass(frozen=True)
+class EndPieces:
+    """What the devices of a step hold during it, and do after the last action."""
+
+    step: Step
+    stages: Sequence[SymbolicStage]
+    """Of a step whose stages are laid out on the same axes inside."""
+    inside: Inside
+    replicas: Inside
+    fused: bool = False
+
+    @cached_property
+    def around(self) -> Inside:
+        """The devices of an update."""
+        return {**self.replicas, **self.inside}
+
+    def sections(self, labels: Sequence[Any]) -> Iterator[Section]:
+        """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
+        events at the end, under ``(label, "end")``."""
+        state = {value.name for value in self.step.parts.state}
+        for label, stage, localized in zip(labels, self.stages, self.updates, strict=True):
+            program = self._program(localized)
+            functions = stage.functions
+            held = {
+                "weights": nbytes_of(stage.types(functions.forward.inputs, functions.weights)),
+                "inputs": nbytes_of(stage.data(ANY)),
+                GRADIENTS: nbytes_of(stage.sum_types),
+                "optimizer": nbytes_of(v.type for v in program.function.inputs if v.name in state)}
+            yield (label, "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
+            around = Devices.of(self.around or {"one": 1})
+            yield (label, "end"), [*self._sums(stage), *chain.from_iterable(
+                step_rows(step, around) for step in program.steps)]
+
+    def _sums(self, stage: SymbolicStage) -> list[Row]:
+        """The sum of the loss, and the exchange of gradients that several stages have: see
+        `parallelism.execution.PipelinedProgram.added_up`."""
+        rows: list[Row] = []
+        functions = stage.functions
+        if stage is self.stages[-1] and self.replicas:
+            loss, = stage.types(functions.forward.outputs, functions.sent, ANY)
+            rows.append((Kind(COLLECTIVE, "all_reduce", loss.dtype.name, tuple(self.replicas)), [loss.nbytes]))
+        types = dict(zip(functions.trained, stage.sum_types, strict=True))
+        for other in self.stages:
+            same = [types[name] for name in functions.trained if name in other.functions.trained]
+            if other is stage:
+                continue
+            for dtype in dict.fromkeys(type.dtype for type in same):
+                nbytes = nbytes_of(type for type in same if type.dtype == dtype)
+                rows.append((Kind(MESSAGE, "send", dtype.name), [nbytes]))
+        return rows
+
+    @cached_property
+    def updates(self) -> list[Localized]:
+        """The update of each stage, laid out."""
+        if self.step.sums_over_stages:
+            raise Unpriceable("the update needs numbers of all stages")
+        layouts = {value.name: value.layout for stage in self.stages for value in stage.functions.forward.inputs
+                   if value.layout is not None}
+        around: Any = self.around or {"one": 1}
+        found, seen = [], set[str]()
+        for stage in self.stages:
+            names = dict.fromkeys(stage.functions.trained)
+            function = self.step.update(
+                names, layouts, replicas=tuple(self.replicas), counted=[n for n in names if n not in seen])
+            seen.update(names)
+            found.append(localize(function, around))
+        return found
+
+    def _program(self, localized: Localized) -> DeviceProgram:
+        function, calls, chains = arranged(localized.program(), None, fused=self.fused)
+        known = {value.name for value in function.values}
+        return SymbolicProgram(
+            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
+            donated=donations(function, carried(localized.function), Kinds.of(localized.function)),
+            calls=calls, chains=chains)
+
+    def splits(self) -> set[Split]:
+        """What must be even."""
+        return set[Split]().union(*map(splits_of, self.updates))
+
+
+def step_rows(step: Any, devices: Devices | None) -> Iterator[Row]:
+    """The events of a step of a program.  `Unpriceable` for events that have no price of their own."""
+    for category, nbytes in step.held:
+        yield Kind(MEMORY, category), [nbytes]
+    if communicates(step.op):
+        yield from _call(step.op, devices)
+    elif step.cost is not None:
+        flops, nbytes, dtype, seconds, others, shape = step.cost
+        if 2 + len(others) + len(shape or ()) > NUMBERS:
+            raise Unpriceable(f"{step.name} has values of {len(others) + 1} dtypes")
+        yield Kind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
+                   extents=len(shape or ()), seconds=seconds), [
+                       nbytes, flops, *(size for _, size in others), *(shape or ())]
+    for category, nbytes in step.freed:
+        yield Kind(MEMORY, category), [-nbytes]
+
+
+def _call(op: Op, devices: Devices | None) -> Iterator[Row]:
+    """A collective.  Its payload is what a member gives, or of an all_gather what it gets."""
+    if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        raise Unpriceable(f"{op.kind} has no price of its own")
+    assert devices is not None
+    over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
+    nbytes = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
+    if over:
+        yield Kind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes]
+
+
+def nbytes_of(types: Iterable[TensorType]) -> Any:
+    """The bytes of arrays of these types."""
+    return sum(map(nbytes_of_one, types), 0)
+
+
+def local_type(value: Value, devices: Devices | None) -> TensorType:
+    """The type of a device's part of a value."""
+    if devices is None or value.layout is None:
+        return value.type
+    place = dict.fromkeys(devices.shape, 0)
+    return TensorType(value.type.dtype, [
+        devices.part(extent, dim.axes, place)[1]
+        for extent, dim in zip(value.type.shape, value.layout.dims, strict=True)])
+
+
+def splits_of(localized: Localized) -> set[Split]:
+    """Which extents of a program must divide by the devices along which axes."""
+    function: Function = localized.function
+    laid = {(value.type.shape, value.layout) for value in function.values}
+    laid |= {(op.outputs[0].type.shape, move.after) for op in function.ops for move in moves_of(op, localized.devices)}
+    return {(extent, dim.axes) for shape, layout in laid if layout is not None
+            for extent, dim in zip(shape, layout.dims, strict=True) if dim.axes}
+
+
+def inside_of(**devices: int) -> Inside:
+    """The axes that have several devices: 0 stands for a symbol, which has the name of the axis."""
+    return {axis: n or symbol(axis) for axis, n in devices.items() if n != 1}
