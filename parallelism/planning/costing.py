@@ -22,7 +22,8 @@ class Costed(NamedTuple):
     """The plans of a space, by row."""
 
     seconds: npt.NDArray[np.float64]
-    """Of a step in which nothing shares links; infinite for plans that need too much memory."""
+    """Of a step in which nothing shares links, or fewer (`PlanTable.is_exact`); infinite for plans that need too much
+    memory."""
     peaks: npt.NDArray[np.int64]
     """The bytes of the fullest device."""
     timed: int

@@ -100,7 +100,7 @@ class Plan:
     seconds: float
     """Of a step: those of the full simulation if ``is_simulated``, else ``bound_seconds``."""
     bound_seconds: float
-    """Of a step in which nothing shares links: the step takes as long or longer."""
+    """Of a step in which nothing shares links, as in `Plans.bounds`: the step takes as long or longer."""
     peak_bytes: int
     """The memory of the fullest device."""
     is_simulated: bool

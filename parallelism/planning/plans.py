@@ -46,7 +46,8 @@ class Plans(Sequence[Plan]):
     choices: Choices
     """The settings of the plans, in order."""
     bounds: Floats
-    """By plan, the seconds of a step in which nothing shares links."""
+    """By plan, the seconds of a step in which nothing shares links; or fewer, where equal devices communicate over
+    different links and all of them count as the fastest."""
     peaks: Ints
     """By plan, the memory of the fullest device."""
     full: Mapping[int, float]

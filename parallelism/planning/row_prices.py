@@ -40,6 +40,11 @@ class Layout:
         return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", "tp"))
 
     @cached_property
+    def lines(self) -> Along:
+        """How the groups along each axis lie."""
+        return tuple(self._axes.values())
+
+    @cached_property
     def _axes(self) -> dict[str, tuple[int, int]]:
         stride, found = 1, {}
         for axis, extent in reversed([*self.mesh.shape.items()]):
@@ -49,7 +54,7 @@ class Layout:
 
 
 class RowPrices:
-    """Seconds on one hardware.  `Unpriceable` where groups or messages of equal devices differ in price."""
+    """Seconds on one hardware; of groups or messages of equal devices that differ in price those of the cheapest."""
 
     def __init__(self, pricing: Pricing) -> None:
         hardware = pricing.hardware
@@ -58,7 +63,9 @@ class RowPrices:
             raise Unpriceable(f"devices of {hardware.name} differ")
         self.pricing, self.hardware = pricing, hardware
         self._computes: dict[tuple[Kind, bytes], float] = {}
-        self._groups: dict[Along, tuple[int, ...] | None] = {}
+        self._groups: dict[Along, tuple[tuple[int, ...], ...]] = {}
+        self._different: set[tuple[int, int]] = set()
+        """How axes lie along which messages differ in price."""
         self._collectives: dict[Any, float] = {}
         self._messages: dict[Any, float] = {}
 
@@ -101,20 +108,25 @@ class RowPrices:
         key = kind, payload, along
         if key not in self._collectives:
             assert kind.name is not None
-            call = CollectiveCall(kind.name, self._group(kind.axes, along, layout), payload, pairs=kind.pairs)
-            self._collectives[key] = self.pricing.collective(call, kind.dtype).seconds
+            self._collectives[key] = min(
+                self.pricing.collective(CollectiveCall(kind.name, group, payload, pairs=kind.pairs), kind.dtype).seconds
+                for group in self._different_groups(along, kind.axes, layout))
         return self._collectives[key]
 
-    def _group(self, axes: Sequence[str], along: Along, layout: Layout) -> tuple[int, ...]:
-        """The first group along these axes, if all lie alike."""
+    def _different_groups(self, along: Along, axes: Sequence[str], layout: Layout) -> tuple[tuple[int, ...], ...]:
+        """A group of each price along these axes."""
         if along not in self._groups:
             groups = members(layout.mesh, tuple(axes))
-            alike = same_prices(self.hardware, groups)
-            self._groups[along] = tuple(groups[0].tolist()) if (alike == alike[0]).all() else None
-        group = self._groups[along]
-        if group is None:
-            raise Unpriceable(f"the groups along {' and '.join(axes)} of {layout.mesh!r} lie differently")
-        return group
+            _, first = np.unique(same_prices(self.hardware, groups), return_index=True)
+            self._groups[along] = tuple(tuple(groups[place].tolist()) for place in sorted(first.tolist()))
+        return self._groups[along]
+
+    def is_exact(self, layout: Layout) -> bool:
+        """Whether all groups and messages along the axes of a mesh have one price, of those that were priced."""
+        return not any(
+            along in self._different or len(self._groups.get((along,), ())) > 1 for along in layout.lines
+        ) and not any(len(groups) > 1 for along, groups in self._groups.items()
+                      if len(along) > 1 and {*along} <= {*layout.lines})
 
     def message(self, nbytes: int, source: int, target: int, layout: Layout, axis: str = "pp") -> float:
         """The seconds of a message from one position of an axis to another."""
@@ -127,8 +139,7 @@ class RowPrices:
             alike = same_prices(self.hardware, ends)
             seconds = {self.pricing.costs.message_seconds(nbytes, *ends[place].tolist())
                        for place in np.unique(alike, return_index=True)[1].tolist()}
-            self._messages[key] = seconds.pop() if len(seconds) == 1 else np.nan
-        found = self._messages[key]
-        if np.isnan(found):
-            raise Unpriceable(f"the messages along {axis} of {layout.mesh!r} take different ways")
-        return found
+            self._messages[key] = min(seconds)
+            if len(seconds) > 1:
+                self._different.add((extent, stride))
+        return self._messages[key]

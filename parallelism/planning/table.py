@@ -197,8 +197,15 @@ class PlanTable:
             held += end.held(place, blocks, "gradients")
         return held
 
+    def is_exact(self, row: int) -> bool:
+        """Whether the `seconds` of a plan are those of its simulation; else they are fewer."""
+        return self.prices.is_exact(self.layout(row))
+
     def seconds(self, rows: Sequence[int]) -> Floats:
-        """The seconds of a step of each plan, without shared links."""
+        """The seconds of a step of each plan, without shared links.
+
+        Where equal devices communicate over different links, all of them count as the fastest.
+        """
         of_order: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
             of_order.setdefault(id(self._order(self.shape(row))), []).append(place)

@@ -33,7 +33,11 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
     table.prepare(row)
     shape, settings = table.shape(row), possible.settings(row)
     trace = table.task.simulate(settings, link_sharing=False)
-    assert table.seconds([row])[0] == pytest.approx(trace.makespan_seconds, rel=1e-12), settings
+    found = table.seconds([row])[0]
+    if table.is_exact(row):
+        assert found == pytest.approx(trace.makespan_seconds, rel=1e-12), settings
+    else:
+        assert found <= trace.makespan_seconds * (1 + 1e-12), settings
     assert table.peaks(shape, [row])[0] == max(trace.peaks().values()), settings
     assert table.seconds([row])[0] <= full_seconds(table.task, settings) * (1 + 1e-12)
 
