@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from parallelism.execution.waiting import Run, Start, Step, Wait
-from parallelism.ir import Op, Value
+from parallelism.ir import Expression, Op, Value
 
 Chain = list[Run]
 """One or more ops that run one after the other in one kernel."""
@@ -67,9 +67,18 @@ def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, 
     others: Counter[str] = Counter()
     for value in values:
         if value.type.dtype != dtype:
-            nbytes: Any = value.type.nbytes
-            others[value.type.dtype.name] += nbytes
+            others[value.type.dtype.name] += whole_number(value.type.nbytes)
     return tuple(others.items())
+
+
+def number(extent: Any) -> Any:
+    """A number of flops or bytes.  An expression of symbols stays one (`parallelism.planning` prices such programs)."""
+    return extent if isinstance(extent, Expression) else float(extent)
+
+
+def whole_number(extent: Any) -> Any:
+    """`number`, as an integer."""
+    return extent if isinstance(extent, Expression) else int(extent)
 
 
 def name_of(ops: Sequence[Op]) -> str:

@@ -32,11 +32,20 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
-from parallelism.execution.chains import Chain, bytes_of_others, in_chains, inner_values, moved_values, name_of
+from parallelism.execution.chains import (
+    Chain,
+    bytes_of_others,
+    in_chains,
+    inner_values,
+    moved_values,
+    name_of,
+    number,
+    whole_number,
+)
 from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.execution.waiting import Run, Start, Wait, in_steps, owners_overlapped
-from parallelism.ir import Expression, Function, Op, Value
+from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.donation import owners
@@ -327,16 +336,6 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
     return DeclaredCost(
         flops, nbytes, dtype.name, None if seconds is None or cut else seconds(op), tuple(others.items()),
         shape and tuple(map(whole_number, shape)))
-
-
-def number(extent: Any) -> Any:
-    """A number of flops or bytes.  An expression of symbols stays one (`parallelism.planning` prices such programs)."""
-    return extent if isinstance(extent, Expression) else float(extent)
-
-
-def whole_number(extent: Any) -> Any:
-    """`number`, as an integer."""
-    return extent if isinstance(extent, Expression) else int(extent)
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

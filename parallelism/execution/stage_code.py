@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, whole_number
+from parallelism.execution.chains import whole_number
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
