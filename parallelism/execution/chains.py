@@ -1,19 +1,36 @@
-"""Chains of ops that run as one kernel: their steps, and what they declare (`parallelism.ir.passes.fusion`)."""
+"""What an op declares; and chains of ops that run as one kernel (`parallelism.ir.passes.fusion`): what they declare."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
+from parallelism.dtypes import is_floating
 from parallelism.execution.waiting import Run, Start, Step, Wait
 from parallelism.ir import Expression, Op, Value
+from parallelism.ir.operators.contractions import product_shape
 
 Chain = list[Run]
 """One or more ops that run one after the other in one kernel."""
 MOST_KINDS = 4
 """Kinds of ops in the name of a chain."""
+
+
+class DeclaredCost(NamedTuple):
+    """The cost that an op declares."""
+
+    flops: float
+    nbytes: float
+    """Bytes that the op reads and writes."""
+    dtype: str | None
+    seconds: float | None = None
+    """Seconds that the op takes, if they are known: they count in place of flops and bytes."""
+    other_bytes: tuple[tuple[str, int], ...] = ()
+    """Of ``nbytes``, those of values of other dtypes than ``dtype``, by dtype."""
+    shape: tuple[int, ...] | None = None
+    """Of products of matrices: (count, m, n, k)."""
 
 
 def in_chains(steps: Iterable[Step], lengths: Sequence[int]) -> list[Chain | Start | Wait]:
@@ -69,6 +86,28 @@ def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, 
         if value.type.dtype != dtype:
             others[value.type.dtype.name] += whole_number(value.type.nbytes)
     return tuple(others.items())
+
+
+def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> DeclaredCost | None:
+    """The cost that an op on arrays of its own declares; None if it is nothing.  ``seconds`` as for a program."""
+    cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
+    nbytes = number(2 * op.outputs[0].type.nbytes if cut else op.nbytes)
+    dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
+    floating = next(filter(is_floating, dtypes), None)
+    flops = number(op.flops) if floating is not None else 0.0
+    dtype = floating or dtypes[0]
+    if not flops and not nbytes:
+        return None
+    others: Counter[str] = Counter()
+    for value in (*op.outputs, *op.inputs):
+        other = value.type.dtype
+        # An operator that counts its own bytes does not read all of its floats.
+        if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
+            others[other.name] += whole_number(value.type.nbytes)
+    shape = product_shape(op)
+    return DeclaredCost(
+        flops, nbytes, dtype.name, None if seconds is None or cut else seconds(op), tuple(others.items()),
+        shape and tuple(map(whole_number, shape)))
 
 
 def number(extent: Any) -> Any:

@@ -34,7 +34,9 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.execution.chains import (
     Chain,
+    DeclaredCost,
     bytes_of_others,
+    declared_cost,
     in_chains,
     inner_values,
     moved_values,
@@ -60,21 +62,6 @@ CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", 
 INPUTS, ACTIVATIONS, OUTPUTS, GRADIENTS = "inputs", "activations", "outputs", "gradients"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
-
-
-class DeclaredCost(NamedTuple):
-    """The cost that an op declares."""
-
-    flops: float
-    nbytes: float
-    """Bytes that the op reads and writes."""
-    dtype: str | None
-    seconds: float | None = None
-    """Seconds that the op takes, if they are known: they count in place of flops and bytes."""
-    other_bytes: tuple[tuple[str, int], ...] = ()
-    """Of ``nbytes``, those of values of other dtypes than ``dtype``, by dtype."""
-    shape: tuple[int, ...] | None = None
-    """Of products of matrices: (count, m, n, k)."""
 
 
 class ChainedOp(NamedTuple):
@@ -278,7 +265,7 @@ class DeviceProgram:
         return tuple(values[value.name] for value in self.function.outputs)
 
     def _cost(self, op: Op) -> DeclaredCost | None:
-        return declared_cost(op, self.seconds)
+        return None if communicates(op) or op.operator.view else declared_cost(op, self.seconds)
 
     def _cost_of_chain(self, ops: Sequence[Op], inner: Collection[Value]) -> DeclaredCost | None:
         """The flops of all ops; the bytes of what they read from others, and of what others use."""
@@ -312,30 +299,6 @@ class DeviceProgram:
             self.function, self.donated)
         found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
         return found | {name: own[name] for name in inputs}
-
-
-def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> DeclaredCost | None:
-    """The cost that an op declares; None if it costs nothing or communicates.  ``seconds`` as in `DeviceProgram`."""
-    if communicates(op) or op.operator.view:
-        return None
-    cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
-    nbytes = number(2 * op.outputs[0].type.nbytes if cut else op.nbytes)
-    dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
-    floating = next(filter(is_floating, dtypes), None)
-    flops = number(op.flops) if floating is not None else 0.0
-    dtype = floating or dtypes[0]
-    if not flops and not nbytes:
-        return None
-    others: Counter[str] = Counter()
-    for value in (*op.outputs, *op.inputs):
-        other = value.type.dtype
-        # An operator that counts its own bytes does not read all of its floats.
-        if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
-            others[other.name] += whole_number(value.type.nbytes)
-    shape = product_shape(op)
-    return DeclaredCost(
-        flops, nbytes, dtype.name, None if seconds is None or cut else seconds(op), tuple(others.items()),
-        shape and tuple(map(whole_number, shape)))
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

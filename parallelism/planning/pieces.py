@@ -13,14 +13,8 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
-from parallelism.execution.device_program import (
-    ACTIVATIONS,
-    DeclaredCost,
-    DeviceProgram,
-    Held,
-    communicates,
-    declared_cost,
-)
+from parallelism.execution.chains import DeclaredCost, declared_cost
+from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held, communicates
 from parallelism.execution.overlapping import arranged
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms, cached
 from parallelism.ir import Function, Op, TensorType, Value
