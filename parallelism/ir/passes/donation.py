@@ -6,6 +6,7 @@ and its output are matched here; `parallelism.ir.passes.memory` counts what a pr
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -102,9 +103,13 @@ def donations(function: Function, names: str | Iterable[str], kinds: Kinds | Non
 
 def _donated(function: Function, names: str | Iterable[str]) -> list[Value]:
     """The inputs that the names fit, in the order of the function."""
+    begun: dict[str, list[Value]] = {}
+    for value in function.inputs:
+        for beginning in accumulate(value.name.split("."), "{}.{}".format):
+            begun.setdefault(beginning, []).append(value)
     found: set[Value] = set()
     for name in [names] if isinstance(names, str) else names:
-        fitting = inputs_named(function, name)
+        fitting = begun.get(name, [])
         if not fitting:
             raise ValueError(f"donate names {name!r}, which no input of @{function.name} is called, or begins with: "
                              f"{', '.join(value.name for value in function.inputs) or 'it has none'}")
