@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 import signal
 
@@ -37,3 +38,15 @@ def pytest_collection_modifyitems(items):
             if counts.get(test, 0) % every:
                 item.add_marker(pytest.mark.slow)
             counts[test] = counts.get(test, 0) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Thousands of tests are made and stay until the end: the garbage collector would look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

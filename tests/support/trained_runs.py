@@ -11,6 +11,11 @@ B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 
 
+def in_turn(cases, backends=("thread", "process")):
+    """The cases, each with one of the backends."""
+    return [(*case, backends[i % len(backends)]) for i, case in enumerate(cases)]
+
+
 def trained_on(cluster, step, like, steps=3):
     """What some steps give, as `transformed.trained`, and the trace of the last one."""
     runs = []

@@ -24,10 +24,12 @@ from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, known_meaning, meaning, operator
 from parallelism.ir.core.types import TensorType, dtype_text
 from parallelism.sharding import TensorSharding
+from parallelism.slotted import unpickled_quickly
 
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
+@unpickled_quickly
 @dataclass(frozen=True, slots=True)
 class Value:
     """An output of an op or an input of a function: a name, unique in the function, and a type."""
@@ -57,6 +59,7 @@ class Value:
     __str__ = print_value
 
 
+@unpickled_quickly
 @dataclass(frozen=True, slots=True)
 class Op:
     """One use of an operator of the table: ``outputs = kind(inputs, **attributes)``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trained_runs import ON, B, assert_trains
+from trained_runs import ON, B, assert_trains, in_turn
 from transformed import MODELS, balanced, transformer
 
 from parallelism.transforms import SGD, LocalLayers, Strategy, train_step
@@ -11,15 +11,15 @@ from parallelism.transforms import SGD, LocalLayers, Strategy, train_step
 DEEP = {"mlp": (MODELS["mlp"], "layer.*"), "gpt": (lambda batch: transformer(layers=3).function(batch), "block.*"),
         "experts": (balanced, "block.*")}
 CASES = [
-    ("gpt", 5, "dp=2 tp=2 sp zero=2"), ("mlp", 7, "pp@layer.1,layer.2=3 local:2 dp=2 zero=1"),
-    ("gpt", 6, "pp@block.1=2 local:2 dp=2 tp=2 sp zero=1"), ("gpt", 5, "pp@block.2=2 zero_bubble_h1:3 tp=2"),
-    ("gpt", 4, "pp=2 1f1b:2 recompute=block.*"), ("experts", 6, "pp@block.1=2 local:2 dp=2 ep=2 overlap"),
+    ("mlp", 7, "pp@layer.1,layer.2=3 local:2 dp=2 zero=1"), ("gpt", 5, "dp=2 tp=2 sp zero=2"),
+    ("gpt", 5, "pp@block.2=2 zero_bubble_h1:3 tp=2"), ("gpt", 4, "pp=2 1f1b:2 recompute=block.*"),
+    ("gpt", 6, "pp@block.1=2 local:2 dp=2 tp=2 sp zero=1"), ("experts", 6, "pp@block.1=2 local:2 dp=2 ep=2 overlap"),
 ]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
+@pytest.mark.parametrize(
+    ("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_local_layers_train_and_are_simulated_as_they_run(cluster_of, model, rows, text, backend):
     (make, regions), rule = DEEP[model], SGD(0.1, 0.5)
     strategy, mesh = Strategy.parse_on_mesh(f"{text} local={regions}")

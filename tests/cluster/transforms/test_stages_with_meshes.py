@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from overlapped import bits
-from trained_runs import ON, B, assert_trains, trained_on
+from trained_runs import ON, B, assert_trains, in_turn, trained_on
 from transformed import MODELS
 
 from parallelism import Mesh
@@ -22,11 +22,11 @@ from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, St
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
 CASES = [
     ("mlp", 8, "dp", Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(dp=3)]), SGD(0.1), None),
-    ("mlp", 8, "dp tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(tp=3)]), SGD(0.1, 0.5), 0.3),
     ("gpt", 7, "dp tp sp zero=1", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]), Adam(0.01), 0.3),
     ("gpt", 7, "dp tp sp zero=1 overlap=100B", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=3)]),
      Adam(0.01), 0.3),
     ("recurrent", 6, "dp tp zero=2", Pipeline(microbatches=2, meshes=[Mesh(tp=2), Mesh(dp=3, tp=2)]), SGD(0.1), None),
+    ("mlp", 8, "dp tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(tp=3)]), SGD(0.1, 0.5), 0.3),
     ("mlp", 9, "dp tp zero=3 overlap", Pipeline(microbatches=2, meshes=[Mesh(dp=3, tp=2), Mesh(dp=2)]), SGD(0.1), None),
     ("gpt", 7, "dp zero=3 tp", Pipeline(microbatches=2, meshes=[Mesh(dp=2, tp=2), Mesh(dp=2)]), AdamW(0.01), None),
     ("llama", 6, "dp tp recompute=block.*",
@@ -51,9 +51,9 @@ def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread")
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize(
-    ("model", "rows", "text", "pipeline", "rule", "clip"), CASES, ids=[f"{m}-{t}" for m, _, t, *_ in CASES])
+    ("model", "rows", "text", "pipeline", "rule", "clip", "backend"), in_turn(CASES),
+    ids=[f"{m}-{t}" for m, _, t, *_ in CASES])
 def test_stages_on_other_meshes_train_and_are_simulated_as_they_run(
         cluster_of, model, rows, text, pipeline, rule, clip, backend):
     check(cluster_of, model, rows, text, pipeline, rule, clip, backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trained_runs import ON, assert_trains, trained_on
+from trained_runs import ON, assert_trains, in_turn, trained_on
 from transformed import MODELS, assert_trained, interpreted
 
 from parallelism import Mesh, ir, models
@@ -20,9 +20,9 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("backend", ["process", "thread"])
-@pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("model", "rows", "text", "backend"), in_turn(CASES, ("process", "thread")), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):
     alone = train_step(MODELS[model](rows), AdamW(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)

@@ -22,7 +22,7 @@ from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
 from vcluster.cli import doctor
-from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp, moved
+from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp, traffic
 from vcluster.demo.command_line import serve
 from vcluster.runs import VirtualCluster
 
@@ -357,7 +357,7 @@ def test_command_lines_are_refused_before_a_device_starts(monkeypatch, tmp_path,
     def start(*_, **__):
         raise Started
 
-    for module in (mlp, moved):
+    for module in (mlp, traffic):
         monkeypatch.setattr(module, "VirtualCluster", start)
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):

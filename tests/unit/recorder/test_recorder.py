@@ -121,8 +121,8 @@ def test_products_of_any_dims_are_counted_as_on_a_device():
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring"])
-def test_a_thousand_ranks_get_two_turns_each_and_count_once_what_they_share(monkeypatch, algorithm):
-    size, counted, turns = 600, [], []
+def test_hundreds_of_ranks_get_two_turns_each_and_count_once_what_they_share(monkeypatch, algorithm):
+    size, counted, turns = 300, [], []
     count, run = recording.traffics, Lockstep.run
     monkeypatch.setattr(recording, "traffics", lambda *args: counted.append(1) or count(*args))
     monkeypatch.setattr(rendezvous, "LONG_TURN_SECONDS", 60)

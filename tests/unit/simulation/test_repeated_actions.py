@@ -49,7 +49,7 @@ def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
     return events.columns, collectives, pieces, events.peer_axis(mesh).tolist(), len(events)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(pipelines, st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())
 def test_repeated_actions_are_those_of_the_loop(
     pipeline: Pipeline, split: bool, more: int, recompute: bool, pieces: bool

@@ -130,6 +130,7 @@ def arrivals(trace):
     return np.array([event.start_seconds + event.duration_seconds for event in trace if event.kind == "recv"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("storm", [all_pairs, random_pairs])
 @pytest.mark.parametrize("hardware", ["ethernet-cpu", "dgx-h100:2"])
 def test_a_crowd_is_nearly_as_quick_as_by_exact_rates(monkeypatch, storm, hardware):
