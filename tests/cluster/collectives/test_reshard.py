@@ -348,11 +348,11 @@ def check_random(cluster, rng, count):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("mesh", MESHES[3:5] + MESHES[6:8], ids=str)
 def test_random_layouts(cluster_of, mesh):
-    check_random(cluster_of(mesh, "thread"), random.Random(str(mesh)), 25)
+    check_random(cluster_of(mesh, "thread"), random.Random(str(mesh)), 15)
 
 
 def test_random_layouts_on_processes(cluster_of):
-    check_random(cluster_of(MESH), random.Random(1), 60)
+    check_random(cluster_of(MESH), random.Random(1), 40)
 
 
 @pytest.mark.slow

@@ -99,15 +99,15 @@ def leftovers():
 
 
 def test_right_programs_run(clusters):
-    right_programs(clusters, 30)
+    right_programs(clusters, 20)
 
 
 def test_a_planted_mistake_is_found(clusters):
-    planted_mistakes(clusters, 2, 20)
+    planted_mistakes(clusters, 2, 12)
 
 
 def test_a_kill_is_told(clusters):
-    kills(clusters, 3, 15)
+    kills(clusters, 3, 8)
 
 
 @pytest.mark.slow

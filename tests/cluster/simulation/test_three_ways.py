@@ -236,18 +236,18 @@ def strategies():
     """Model, name, mesh, layouts, ZeRO's stage."""
     for model in MODELS:
         yield model, "unsharded", Mesh(dp=1), {}, 0
-        for n in (2, 3, 4, 6, 8):
+        for n in (2, 3, 8):
             yield model, "dp", Mesh(dp=n), data(model), 0
-        for n in (2, 3, 4):
+        for n in (2, 3):
             yield model, "tp", Mesh(tp=n), TENSOR[model], 0
         for n in (2, 3):
             yield model, "context", Mesh(cp=n), CONTEXT[model], 0
-        for n, m in ((2, 2), (3, 2), (2, 4)):
+        for n, m in ((2, 2), (2, 4)):
             yield model, "dp x tp", Mesh(dp=n, tp=m), data(model) | TENSOR[model], 0
         yield model, "dp x tp, inner dp", Mesh(tp=2, dp=3), data(model) | TENSOR[model], 0
         yield model, "context x tp", Mesh(cp=2, tp=2), CONTEXT[model] | TENSOR[model], 0
-        for stage in (1, 2, 3):
-            for n in (2, 3, 8):
+        for stage, sizes in ((1, (3,)), (2, (2, 3)), (3, (3, 8))):
+            for n in sizes:
                 yield model, f"zero {stage}", Mesh(dp=n), data(model), stage
             yield model, f"zero {stage} x tp", Mesh(dp=2, tp=2), data(model) | TENSOR[model], stage
     for n in (2, 3, 4):
@@ -382,7 +382,7 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
-@pytest.mark.sampled(35)
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
     cluster = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled")
@@ -411,13 +411,10 @@ def zero_inside(model):
 def pipelines():
     """Model, mesh, schedule, chunks, microbatches, layouts inside a stage, further options."""
     for model in MODELS:
-        for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("zero_bubble_h1", 1), ("interleaved_1f1b", 2),
-                                 ("zero_bubble_v", 2), ("dual_pipe_v", 2)):
+        for schedule, chunks in (("1f1b", 1), ("interleaved_1f1b", 2), ("dual_pipe_v", 2)):
             yield model, Mesh(pp=2), schedule, chunks, 4, {}, {}
         yield model, Mesh(pp=3), "1f1b", 1, 5, {}, {"recompute": True}
-        yield model, Mesh(dp=2, pp=2), "1f1b", 1, 3, {}, {}
         yield model, Mesh(dp=3, pp=2), "gpipe", 1, 2, {}, {}
-        yield model, Mesh(pp=2, tp=2), "1f1b", 1, 2, TENSOR[model], {}
         yield model, Mesh(pp=2, tp=3), "zero_bubble_h1", 1, 2, TENSOR[model], {}
         yield model, Mesh(tp=2, pp=2, dp=2), "zero_bubble_v", 2, 2, TENSOR[model], {"recompute": [1]}
         yield model, Mesh(dp=2, pp=2, tp=2), "1f1b", 1, 3, TENSOR[model], {}
@@ -440,7 +437,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
@@ -500,8 +497,8 @@ def some_layout(rng, value, mesh):
     return S(*dims, partial=partial)
 
 
-@pytest.mark.sampled(21)
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("seed", range(18))
 def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed):
     rng = np.random.default_rng(seed)
     model, mesh = [*MODELS][seed % len(MODELS)], MESHES[seed % len(MESHES)]
@@ -536,8 +533,8 @@ def some_spec(rng):
         hidden_dropout=pick(0.0, 0.25), fused_attention=pick(False, True), dtype="f64", epsilon=0.1)
 
 
-@pytest.mark.sampled(24)
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.sampled(13)
+@pytest.mark.parametrize("seed", range(24))
 def test_any_donated_training_step_is_one_program_three_ways(cluster_of, seed):
     """Of any Transformer, on 1 to 8 devices, in any layouts; the next state lies in the memory of the last."""
     rng = np.random.default_rng(seed)
