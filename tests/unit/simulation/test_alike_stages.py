@@ -46,8 +46,8 @@ def found(
 
 @pytest.mark.parametrize(("schedule", "chunks", "recompute", "inside", "rows", "rate"), [
     ("1f1b", None, False, Mesh(tp=2), 4, 0),
-    ("zb_h1", None, False, None, 4, 0),
-    ("interleaved_1f1b", 2, {1, 2}, None, 9, 0),
+    pytest.param("zb_h1", None, False, None, 4, 0, marks=pytest.mark.slow),
+    pytest.param("interleaved_1f1b", 2, {1, 2}, None, 9, 0, marks=pytest.mark.slow),
     ("1f1b", None, {1, 2}, None, 9, 0.1),       # each dropout has a seed of its own
     pytest.param(       # shards of different extents, so places differ
         "1f1b", None, True, Mesh(tp=3), 4, 0, marks=pytest.mark.slow),

@@ -82,6 +82,7 @@ def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
     assert Parts.of(step).forward.outputs[0].type.dtype == np.float32
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 tp=2 sp zero=3", "dp:node=2 dp=2 zero=3"])
 @pytest.mark.parametrize(("gradients", "dtype"), [("bf16", BF16), ("f32", np.dtype(np.float32))])
 def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(text, gradients, dtype):
