@@ -152,18 +152,18 @@ def checked_tag(tag: Any) -> int:
 
 def checked_peer(mesh: Mesh, peer: Any) -> int:
     """A rank of the mesh, or the host."""
-    peer = integer("a rank", peer)
-    if peer != HOST and not 0 <= peer < mesh.size:
-        raise ValueError(f"{mesh!r} has ranks 0 to {mesh.size - 1} (and HOST, -1), got {peer}")
-    return peer
+    rank = integer("a rank", peer)
+    if rank != HOST and not 0 <= rank < mesh.size:
+        raise ValueError(f"{mesh!r} has ranks 0 to {mesh.size - 1} (and HOST, -1), got {rank}")
+    return rank
 
 
 def rank_at(group: Sequence[int], axes: Axes, position: Any) -> int:
     """The rank at a position of a group along ``axes``."""
-    position = integer("a position", position)
-    if not 0 <= position < len(group):
-        raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {position}")
-    return group[position]
+    place = integer("a position", position)
+    if not 0 <= place < len(group):
+        raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {place}")
+    return group[place]
 
 
 def checked_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -106,7 +106,7 @@ class VirtualCluster:
         self._fused = pricing is not None and pricing.hardware is not None and pricing.hardware.fused
         channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
         seed = _whole("seed", seed)
-        if deadline_seconds is not None and not (isinstance(deadline_seconds, Real) and deadline_seconds > 0):
+        if deadline_seconds is not None and not _is_positive(deadline_seconds):
             raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
             raise ValueError(
@@ -322,6 +322,10 @@ def _whole(name: str, number: Any, unit: str = "") -> int:
     if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
         raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
     return index(number)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and value > 0
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
