@@ -325,7 +325,7 @@ def _whole(name: str, number: Any, unit: str = "") -> int:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and value > 0
+    return isinstance(value, Real) and float(value) > 0
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
