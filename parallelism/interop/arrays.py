@@ -23,14 +23,15 @@ from parallelism.interop.folding import (
     spread,
     whole,
 )
-from parallelism.ir.core import Extent
+from parallelism.ir.core import Expression, Extent
+from parallelism.ir.tracing import lift
 
 INDEX = np.dtype(np.int64)
 
 
 def number(value: Any, like: Any) -> Any:
-    """A number in the dtype of an array, without dims."""
-    return np.asarray(value, like.dtype)
+    """A number in the dtype of an array, without dims; it may have symbols."""
+    return lift(value, dtype=like.dtype) if isinstance(value, Expression) else np.asarray(value, like.dtype)
 
 
 def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from parallelism.execution import Executable
@@ -45,7 +46,14 @@ class Parts:
         return Function(self.name, self.whole_inputs, (), ())
 
     def _class_of(self, rank: int) -> tuple[int, ...]:
-        return tuple(part.class_of(rank) for part, _, _ in self.parts if isinstance(part, Localized))
+        own = (rank,) if self._by_rank else ()
+        return (*own, *(part.class_of(rank) for part, _, _ in self.parts if isinstance(part, Localized)))
+
+    @cached_property
+    def _by_rank(self) -> bool:
+        """Whether each rank is a class of its own: there are groups of ranks that lie along no axes."""
+        return any(op.kind == "group_collective" for part, _, _ in self.parts if isinstance(part, Function)
+                   for op in part.ops)
 
     @property
     def classes(self) -> tuple[Class, ...]:
@@ -103,14 +111,19 @@ class Partitioned(Executable):
     def __init__(self, parts: Parts, **options: Any) -> None:
         super().__init__(parts, **options)      # type: ignore[arg-type]
 
+    @property
+    def takes_whole(self) -> bool:
+        """Whether it takes and returns whole arrays; if not, those of each rank."""
+        parts: Any = self.programs
+        return parts.inputs is not None
+
     def program(self, rank: int = 0) -> Function:
         """The program of a rank."""
         return self.programs.program(rank)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs, dealt out by their layouts, or those of each rank as they are."""
-        parts: Any = self.programs
-        if parts.inputs is not None:
+        if self.takes_whole:
             return super().inputs(mesh, *args)
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is for {self.mesh!r} and cannot run on {mesh!r}")
@@ -122,8 +135,7 @@ class Partitioned(Executable):
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
         """The outputs, whole; or those of each rank."""
-        parts: Any = self.programs
-        return list(outputs) if parts.outputs is None else super().result(mesh, outputs)
+        return super().result(mesh, outputs) if self.takes_whole else list(outputs)
 
 
 def uses_rank(function: Function) -> bool:

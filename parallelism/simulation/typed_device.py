@@ -154,9 +154,7 @@ class TypedDevice:
             self.events.add_collective(
                 axes, group_axes, self._step_call(call), call.of_rank(self.rank).kind, inputs[0].dtype_name)
         elif op.kind == "group_collective":
-            groups = list(map(list, op["groups"]))
-            raise ValueError(f"{op['collective']} over the groups {groups}, which lie along no axes of {self.mesh!r}, "
-                             "cannot be simulated; it runs on devices")
+            self._among_ranks(op, inputs[0])
         elif communicates(op):
             METHODS[op.kind](self.device, op, cast(Any, inputs[0]))
 
@@ -213,6 +211,15 @@ class TypedDevice:
         self.events.add_collective(names, group_axes, call, call.kind, x.dtype_name, self.events.works)
         work = self.under_way[self.events.works] = TypedWork(self.events, call.kind, self.events.works, result)
         return work
+
+    def _among_ranks(self, op: Op, x: TypedArray) -> None:
+        """Records a collective of a group of ranks that lies along no axes, if this rank is in one."""
+        kind, dim, shape = op["collective"], op["dim"], tuple(map(int, x.shape))
+        sizes = split_sizes(shape[dim], (op["group"],)) if kind_of(kind).cuts else ()
+        for group in op["groups"]:
+            if self.rank in group and len(group) > 1:
+                self.events.add_collective(
+                    None, group, MemberCall(kind, x.dtype, shape, dim, sizes=sizes), kind, x.dtype_name)
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:
         """The numbers of devices by which a dim is split over a group, axis by axis."""

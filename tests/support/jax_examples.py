@@ -145,6 +145,9 @@ EXAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "a segment sum": (lambda x, i: jax.ops.segment_sum(x, i, 4), (floats(9, 2), ints(4, 9))),
     "dynamic slices": (lambda x, i: (lax.dynamic_slice(x, (i, 1), (2, 3)), lax.dynamic_update_slice(
         x, x[:2, :2] * 0, (i, i)), lax.dynamic_index_in_dim(x, i, 1)), (floats(5, 6), np.int32(4))),
+    "updates at known places": (lambda x: (lax.dynamic_update_slice(x, x[:1, :2], (9, 1, 1)), x.at[1:3, ::2, 1].set(
+        5.0), x.at[2, 1:].add(x[0, 1:])), (floats(4, 5, 3),)),
+    "few bits": (lambda x: (lax.reduce_precision(x, 5, 2), lax.reduce_precision(x, 8, 7)), (floats(40) * 100,)),
     "shapes": (lambda x: (x.reshape(6, 4), x.T, jnp.concatenate([x, x * 2], 1), jnp.pad(x, ((1, 2), (0, 1))),
                           jnp.stack([x, x], 1), jnp.tile(x, (2, 1)), jnp.repeat(x, 2, 0), jnp.roll(x, 2, 1),
                           jnp.pad(x, 1, constant_values=3.0), jnp.pad(x, 1, "edge"), lax.pad(

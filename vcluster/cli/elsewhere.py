@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parallelism.interop import Partitioned, from_onnx, from_stablehlo, to_onnx, to_stablehlo
+from parallelism.interop import Partitioned, from_onnx, from_stablehlo, mesh_of, to_onnx, to_stablehlo
 from parallelism.ir import Function
-from vcluster.cli.placed import ONNX, program_in, right
+from vcluster.cli.placed import ONNX, Found, found_in, right
 from vcluster.demo import Parser, WrongWords
 from vcluster.demo.command_line import accessing, writable
 
 
-def program_elsewhere(path: Path, kind: str) -> Any:
-    """The program of a file in another format."""
+def found_elsewhere(path: Path, kind: str) -> Found:
+    """The program of a file in another format, with the mesh that it is for and its weights."""
     try:
-        found = right(from_onnx, path).program if kind == ONNX else right(from_stablehlo, path)
+        if kind == ONNX:
+            return Found(*right(from_onnx, path))
+        program = right(from_stablehlo, path)
+        return Found(program, mesh=program.mesh if isinstance(program, Partitioned) else right(mesh_of, path))
     except ImportError as error:
         raise WrongWords(str(error)) from None
     except WrongWords as error:
         raise WrongWords(f"{path}: {error}") from None
-    if isinstance(found, Partitioned):
-        raise WrongWords(f"{path} is the program of one of {found.mesh.size} devices already, with its collectives; it "
-                         "runs in Python, by cluster.run(from_stablehlo(path), inputs)")
-    return found
 
 
 def convert(program: str, words: Sequence[str]) -> int:
@@ -33,13 +32,15 @@ def convert(program: str, words: Sequence[str]) -> int:
         "a": {"type": Path, "metavar": "A", "help": "a program: our text, StableHLO or ONNX, told apart by content"},
         "b": {"type": Path, "metavar": "B", "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text"},
     }, prog=f"{program} convert", description="Writes a program in another format.").parse(words)
-    found = program_in(arguments.a)
+    given = found_in(arguments.a)
+    found = given.program
     if not isinstance(found, Function):
-        raise WrongWords(f"{arguments.a} is a step in stages, which has no other format")
+        what = "the program of one device already" if isinstance(found, Partitioned) else "a step in stages"
+        raise WrongWords(f"{arguments.a} is {what}, which has no other format")
     target: Path = writable(arguments.b)
     made: Any
     if target.suffix == ".onnx":
-        made = _made(to_onnx, found).SerializeToString()
+        made = _made(to_onnx, found, given.weights).SerializeToString()
     elif target.suffix == ".stablehlo":
         made = _made(to_stablehlo, found).encode()
     elif target.suffix == ".mlir":
@@ -52,8 +53,8 @@ def convert(program: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _made(make: Any, found: Any) -> Any:
+def _made(make: Any, *found: Any) -> Any:
     try:
-        return right(make, found)
+        return right(make, *found)
     except ImportError as error:
         raise WrongWords(str(error)) from None

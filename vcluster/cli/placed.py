@@ -4,9 +4,9 @@ import argparse
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parallelism import ir
 from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
+from parallelism.interop import Partitioned
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
 from parallelism.training import TrainingRun
@@ -57,34 +58,42 @@ def right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
 class Given:
     """What the words of a command say about the program: no symbol is left but, in a pipeline, that of the rows."""
 
-    program: ir.Function | Step
+    program: ir.Function | Step | Partitioned
     mesh: Mesh | None
     """None: neither a mesh nor a strategy is given."""
     strategy: Strategy | None = None
     rows: int | None = None
     """The rows of the batch, of a pipeline."""
+    weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Those that are in the file, by the names of inputs."""
 
     @property
     def function(self) -> ir.Function:
         """The whole program, with all sizes."""
         if isinstance(self.program, ir.Function):
             return self.program
+        assert isinstance(self.program, Step)
         function: ir.Function = right(self.program.function.specialize, **{self.program.pipeline.batch: self.rows})
         return function
 
     @property
     def trains(self) -> bool:
         """Whether it is a training step."""
-        return isinstance(self.program, Step) or bool(carried(self.program))
+        return isinstance(self.program, Step) or (isinstance(self.program, ir.Function) and bool(carried(self.program)))
 
     @property
     def on(self) -> dict[str, Any]:
         """The arguments of `simulate` beside operation and hardware."""
-        return {} if isinstance(self.program, ir.Function) else {"mesh": self.mesh, "batch": self.rows}
+        return {"mesh": self.mesh, "batch": self.rows} if isinstance(self.program, Step) else {}
 
     def operation(self, arguments: argparse.Namespace) -> Executable | TrainedPipeline:
         """What runs it.  A training step writes what is next into the memory of what was, unless --donate differs."""
         mesh = self.mesh or ONE_DEVICE
+        if isinstance(self.program, Partitioned):
+            for option in ("donate", "profile"):
+                if getattr(arguments, option):
+                    raise WrongWords(f"--{option} is for programs that are not divided yet; leave it out")
+            return self.program
         donate = [name.strip() for name in arguments.donate.split(",") if name.strip()]
         if isinstance(self.program, Step):
             for option in ("donate", "profile"):
@@ -103,7 +112,7 @@ class Given:
         """The arrays of a file; without one random floats and integers of 0, and of an optimizer its first state."""
         function = self.function
         if arguments.inputs is not None:
-            return _read(arguments.inputs, function)
+            return {**self.weights, **arrays_in(arguments.inputs, function)}
         rng = np.random.default_rng(arguments.seed)
         arrays = {
             value.name: np.asarray(
@@ -114,13 +123,21 @@ class Given:
         if self.trains:
             names = [value.name for value in right(Parts.of, function).parameters]
             arrays |= right(first_state, function, {name: arrays[name] for name in names})
-        return arrays
+        return arrays | {name: array for name, array in self.weights.items() if name in arrays}
 
 
 def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False) -> Given:
     """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh."""
     strategy, mesh = _mesh(arguments, most)
-    program = program_in(arguments.file)
+    found = found_in(arguments.file)
+    program = found.program
+    if isinstance(program, Partitioned):
+        refuse_words(arguments, program.mesh)
+        _check_size(program.mesh, f"{arguments.file}", most)
+        return Given(program, program.mesh)
+    if mesh is None and strategy is None and found.mesh is not None:
+        mesh = found.mesh
+        _check_size(mesh, f"{arguments.file}", most)
     if arguments.optimizer:
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
@@ -129,9 +146,9 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
-        whole = program.function if isinstance(program, Step) else program
-        whole = right(whole.specialize, **numbers)
-        program = replace(program, function=whole) if isinstance(program, Step) else whole
+        function = program.function if isinstance(program, Step) else program
+        function = right(function.specialize, **numbers)
+        program = replace(program, function=function) if isinstance(program, Step) else function
     if arguments.gradient:
         function = _function(program, "--gradient")
         by = [value.name for value in function.inputs if is_floating(value.type.dtype)]
@@ -141,9 +158,17 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
     if mesh is None and isinstance(program, Step) and (rows or not symbols):
         mesh = program.pipeline.of_all
         _check_size(mesh, "the meshes of the stages", most)
-    found = Given(program, mesh, strategy, rows)
-    _check_complete(found, arguments.file, symbols=symbols and mesh is None)
-    return found
+    whole = Given(program, mesh, strategy, rows, found.weights)
+    _check_complete(whole, arguments.file, symbols=symbols and mesh is None)
+    return whole
+
+
+def refuse_words(arguments: argparse.Namespace, mesh: Mesh) -> None:
+    """`WrongWords` for words that place or change a program, of one that is placed on ``mesh`` already."""
+    for option in ("mesh", "strategy", "optimizer", "gradient", "size"):
+        if getattr(arguments, option):
+            raise WrongWords(f"{arguments.file} is the program of one of {mesh.size} devices already, with its "
+                             f"collectives; leave out --{option}")
 
 
 def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> ir.Function:
@@ -231,20 +256,37 @@ def format_of(content: bytes) -> str:
     return ONNX if content[:1] == b"\x08" else OURS    # the field of the version, with which a model begins
 
 
+class Found(NamedTuple):
+    """What is in a file."""
+
+    program: ir.Function | Step | Partitioned
+    weights: Mapping[str, NDArray[Any]] = {}
+    """Those of a model of ONNX, by the names of inputs."""
+    mesh: Mesh | None = None
+    """The mesh that a module of StableHLO is for."""
+
+
 def program_in(path: Path) -> ir.Function | Step:
-    """The program in a file.  `WrongWords` if there is none."""
+    """The program in a file.  `WrongWords` if there is none, or if it is that of one of several devices."""
+    program = found_in(path).program
+    if isinstance(program, Partitioned):
+        raise WrongWords(f"{path} is the program of one of {program.mesh.size} devices already, with its collectives")
+    return program
+
+
+def found_in(path: Path) -> Found:
+    """The program in a file, with what comes with it.  `WrongWords` if there is none."""
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if (kind := format_of(content)) != OURS:
-        from vcluster.cli.elsewhere import program_elsewhere  # which needs what is above, and other libraries
+        from vcluster.cli.elsewhere import found_elsewhere  # which needs what is above, and other libraries
 
-        elsewhere: ir.Function = program_elsewhere(path, kind)
-        return elsewhere
+        return found_elsewhere(path, kind)
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
         text = content.decode("utf-8-sig")
-        return Step.parse(text) if text.startswith("pp") else ir.parse(text)
+        return Found(Step.parse(text) if text.startswith("pp") else ir.parse(text))
     except ir.ParseError as error:
         raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
     except (ValueError, TypeError, RecursionError) as error:
@@ -276,7 +318,8 @@ def size(text: str) -> tuple[str, int]:
     return name.strip(), int(number)
 
 
-def _read(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
+def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
+    """The arrays in a file, by their names."""
     try:
         with accessing(path, "read", "inputs"):
             zipfile.ZipFile(path).close()       # NumPy would take another file for a pickle

@@ -4,7 +4,7 @@ import argparse
 import json
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from parallelism import ir
 from parallelism.display import WIDTH
 from parallelism.dtypes import is_floating, limits_of
-from parallelism.execution import TrainedPipeline, operation_on
+from parallelism.execution import Executable, TrainedPipeline, operation_on
 from parallelism.hardware import Hardware
+from parallelism.interop import Partitioned
 from parallelism.layouts import Conflict, borders, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.pipelining import MESSAGES
@@ -26,12 +27,14 @@ from parallelism.trace import Trace, UndeclaredComputeWarning
 from parallelism.training import figures
 from parallelism.transforms import Step, TensorParallel
 from parallelism.transforms.parts import NEXT
+from vcluster.cli.kept import CHAKRA, keep
 from vcluster.cli.megatron_words import is_model
-from vcluster.cli.placed import ONE_DEVICE, Given, given, right, trained_run
+from vcluster.cli.partitioned import USUAL_HARDWARE, collectives_told, inputs_of, results_told, told as program_told
+from vcluster.cli.placed import ONE_DEVICE, Given, arrays_in, given, right, trained_run
 from vcluster.cli.training import simulated_training
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of
 from vcluster.demo.command_line import Arguments, whole, writable
-from vcluster.report import beside, compare, html
+from vcluster.report import compare
 from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-10
@@ -81,13 +84,16 @@ def show(program: str, words: Sequence[str]) -> int:
     arguments = _parsed(
         words, program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
         ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3", "step.mlir --strategy 'dp=2 tp=2 sp'"),
-        {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"}})
+        {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"},
+         "--hardware": {"metavar": "NAME", "help": "what its collectives are priced on: a preset, a file, or host "
+                                                   f"(default of a partitioned module: {USUAL_HARDWARE})"}})
     found = given(arguments, symbols=True)
-    if found.mesh is None:
+    if found.mesh is None and not isinstance(found.program, Partitioned):
         print(found.program, end="")
         function = found.program.function if isinstance(found.program, Step) else found.program
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
         return 0
+    assert found.mesh is not None
     if arguments.rank >= found.mesh.size:
         raise WrongWords(f"--rank: {found.mesh!r} has ranks 0 to {found.mesh.size - 1}, got {arguments.rank}")
     if found.strategy is not None:
@@ -97,12 +103,16 @@ def show(program: str, words: Sequence[str]) -> int:
     patterns = [pattern for each in scoped for pattern in each.regions or ()]
     if isinstance(found.program, Step):
         _show_stages(found, found.program, found.mesh, arguments.rank, patterns)
+    elif isinstance(found.program, Partitioned):
+        print(program_told(found.program, arguments.rank, arguments.hardware))
     else:
-        _show_device(found.program, found.mesh, arguments.rank, patterns)
+        _show_device(found.program, found.mesh, arguments.rank, patterns, arguments.hardware)
     return 0
 
 
-def _show_device(function: ir.Function, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
+def _show_device(
+    function: ir.Function, mesh: Mesh, rank: int, patterns: Sequence[str], hardware: Hardware | None
+) -> None:
     """Print a program laid out on a mesh, that of a rank, the conflicts of layouts, and what is moved at borders."""
     conflicts: list[Conflict] = []
     localized = right(lambda: localize(propagate(function, mesh, conflicts), mesh))
@@ -115,6 +125,8 @@ def _show_device(function: ir.Function, mesh: Mesh, rank: int, patterns: Sequenc
         print(f"\n{conflict}")
     if function.regions:
         print(f"\n{borders(localized, patterns)}")
+    if hardware is not None:
+        print(f"\n{collectives_told(right(Executable, localized), rank, hardware)}")
 
 
 def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
@@ -152,7 +164,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
         "Predicts the time of a program on described hardware, op by op; runs nothing.",
         ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2",
          "loss.mlir --optimizer adam --size B=64 \\\n      --strategy 'pp=2 1f1b:8 dp=2 zero=1' --hardware dgx-h100"),
-        {**_priced(required=True),
+        {**_priced(required=True), **CHAKRA,
          "--fold": {"action": argparse.BooleanOptionalAction,
                     "help": "simulate one representative of each class of equal devices "
                             f"(default: from {FOLDED_FROM} devices on, where it is possible)"},
@@ -163,7 +175,9 @@ def simulated(program: str, words: Sequence[str]) -> int:
         return 0
     found = given(arguments)
     operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
-    fold = mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
+    if arguments.fold and arguments.chakra:
+        raise WrongWords("--chakra writes a file for each device; leave out --fold")
+    fold = mesh.size >= FOLDED_FROM and not arguments.chakra if arguments.fold is None else arguments.fold
     on = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype, **found.on}
     predict = partial(simulate, operation, **on)
     try:
@@ -181,7 +195,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
         say(f"representatives, with the number of equal devices of each: {', '.join(counts[:8])}"
             f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
     _memory(trace, arguments.hardware)
-    _keep(arguments, {"simulated": trace})
+    keep(arguments, {"simulated": trace})
     return 0
 
 
@@ -199,10 +213,12 @@ def run(program: str, words: Sequence[str]) -> int:
          "--backend": {"choices": ("process", "thread"), "default": "process",
                        "help": "backend of the cluster (default: process)"}})
     found = given(arguments, most=MOST_DEVICES)
-    operation, mesh, function = found.operation(arguments), found.mesh or ONE_DEVICE, found.function
-    inputs = right(found.inputs, arguments)
+    operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
     price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
     on = {} if arguments.hardware is None else {**price, "compute": "modelled"}
+    if isinstance(operation, Partitioned):
+        return _run_partitioned(operation, arguments, price, on)
+    function, inputs = found.function, right(found.inputs, arguments)
     with np.errstate(all="ignore"):
         expected = right(ir.interpret, function, inputs).outputs
     with right(VirtualCluster, mesh, backend=arguments.backend, **on) as cluster:
@@ -217,14 +233,34 @@ def run(program: str, words: Sequence[str]) -> int:
         print(f"and {len(function.outputs) - len(results)} arrays for the next step")
     print()
     say(f"the results on {mesh!r} and in one process differ by {apart:.2g} of the largest number")
+    _told_and_kept(arguments, trace, lambda: simulate(operation, **price, **found.on))
+    return int(apart > _tolerance(function))
+
+
+def _run_partitioned(
+    operation: Partitioned, arguments: argparse.Namespace, price: dict[str, Any], on: dict[str, Any]
+) -> int:
+    """Run the program of each device, for which there is no program of one process."""
+    arrays = None if arguments.inputs is None else arrays_in(arguments.inputs, operation.programs.function)
+    inputs = right(inputs_of, operation, arrays, arguments.seed)
+    with right(VirtualCluster, operation.mesh, backend=arguments.backend, **on) as cluster:
+        done = right(cluster.run, operation, inputs)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
+            trace = done.trace
+    print(*results_told(operation, done.result), sep="\n")
+    _told_and_kept(arguments, trace, lambda: simulate(operation, **price))
+    return 0
+
+
+def _told_and_kept(arguments: argparse.Namespace, trace: Trace, simulated: Callable[[], Trace]) -> None:
+    """Print the summary of a run, compare it with the simulation if a hardware is given, and write the files."""
     print()
     print(trace.summary())
     traces = {"run": trace}
     if arguments.hardware is not None:
-        traces = {"simulated": simulate(operation, **price, **found.on), **traces}
+        traces = {"simulated": simulated(), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
-    _keep(arguments, traces)
-    return int(apart > _tolerance(function))
+    keep(arguments, traces)
 
 
 def say(sentence: str) -> None:
@@ -241,7 +277,8 @@ def _parsed(
     """The arguments of all three commands, and those of this one's ``own``. The files can be written."""
     epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
     arguments = Parser({
-        "file": {"type": Path, "metavar": "MODEL.mlir", "help": "a program as text, as `print(function)` writes it"},
+        "file": {"type": Path, "metavar": "MODEL.mlir",
+                 "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content"},
         "--mesh": {"metavar": "AXES",
                    "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
         "--size": {"action": "append", "default": [], "metavar": "B=64",
@@ -304,20 +341,3 @@ def _memory(trace: Trace, hardware: Hardware) -> None:
     print()
     say(f"peak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
         f"{hardware.name} has {hardware.memory_bytes:.0f}")
-
-
-def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
-    """Write the page of one trace or of two side by side, and save the last trace."""
-    trace = list(traces.values())[-1]
-    try:
-        if arguments.report is not None:
-            if len(traces) == 2:
-                beside(traces, arguments.report, hardware=arguments.hardware)
-            else:
-                html(trace, arguments.report, hardware=arguments.hardware)
-            print(f"\nThe page is {arguments.report}")
-        if arguments.save is not None:
-            trace.save(arguments.save)
-            print(f"\nThe trace is {arguments.save}")
-    except OSError as error:
-        raise WrongWords(f"{error.filename} cannot be written: {error.strerror or error}") from None

@@ -12,9 +12,11 @@ from parallelism.display.quantities import count, seconds
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.simulation import simulate
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.transforms import Pipeline, Strategy
+from vcluster.cli.kept import CHAKRA, keep_for_chakra
 from vcluster.cli.megatron_words import flags_of, hardware_and_devices, named_model, training_parser
 from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, writable
@@ -37,7 +39,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         {"--strategy": {"metavar": "TEXT", "help": "the strategy with the sizes of its axes, in place of flags"},
          "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
          "--json": {"action": "store_true", "help": "print the figures as JSON"},
-         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"}}).parse(words)
+         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
+         **CHAKRA}).parse(words)
     if arguments.report is not None:
         writable(arguments.report, "report")
     flags = flags_of(arguments)
@@ -53,6 +56,11 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             html(found.trace, arguments.report, hardware=hardware)
         if not arguments.json:
             print(f"\nThe page is {arguments.report}")
+    if arguments.chakra is not None:
+        whole = found.trace if len(found.trace.ranks) == run.mesh.size else simulate(run.step, hardware, **run.placed)
+        where = keep_for_chakra(whole, arguments.chakra)
+        if not arguments.json:
+            print(f"\n{where}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Reports of a recorded or simulated `parallelism.trace.Trace`: as text, as a page, compared with another trace."""
 
+from parallelism.trace.chakra import chakra
 from parallelism.trace.chrome import holistic
 from vcluster.report.beside import beside
 from vcluster.report.comparison import Change, Comparison, compare
@@ -7,5 +8,5 @@ from vcluster.report.page import html
 from vcluster.report.plan_page import plan_html
 from vcluster.report.terminal import coloured_timeline, timeline
 
-__all__ = ["Change", "Comparison", "beside", "coloured_timeline", "compare", "holistic", "html", "plan_html",
+__all__ = ["Change", "Comparison", "beside", "chakra", "coloured_timeline", "compare", "holistic", "html", "plan_html",
            "timeline"]

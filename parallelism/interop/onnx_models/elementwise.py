@@ -13,7 +13,7 @@ from parallelism.interop.arrays import divided, number
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, plainest
 from parallelism.ir.core import broadcast
 
 
@@ -31,7 +31,8 @@ def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
 
 _ON_EXTENTS: dict[str, Any] = {
     "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
-    "floor_divide": lambda a, b: a // b, "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
+    "floor_divide": lambda a, b: a // b, "where": np.where,
+    "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
 }
 
 
@@ -40,7 +41,7 @@ def _objects(kind: str, *operands: Any) -> Any:
     given = [known(x) for x in operands]
     if kind not in _ON_EXTENTS or any(x is None for x in given):
         raise ValueError(f"{kind} of extents with symbols is not supported")
-    return _ON_EXTENTS[kind](*given)
+    return plainest(_ON_EXTENTS[kind](*given)) if kind != "equal" else np.asarray(_ON_EXTENTS[kind](*given))
 
 
 _SAME = {
@@ -141,7 +142,7 @@ def _cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if isinstance(wanted, str):
         raise node.unsupported(f"{wanted} is not supported")
     if x[0].dtype == object:
-        return x[0]
+        return number(x[0].item(), np.empty(0, wanted)) if is_floating(wanted) and x[0].size == 1 else x[0]
     if wanted.name.startswith("float8") and node.get("saturate", 1):
         raise node.unsupported("a cast to 8 bits that keeps large numbers finite is not supported")
     if wanted.kind == "b" and x[0].dtype.kind != "b":

@@ -11,7 +11,7 @@ from parallelism.interop.arrays import iota, reshaped, taken
 from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, plainest
 from parallelism.interop.onnx_models.shapes import axis_of, part
 
 
@@ -27,7 +27,7 @@ def from_zero(indices: Any, extent: Any) -> Any:
 def _gather(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = axis_of(node, len(x[0].shape))
     if x[0].dtype == object:
-        return np.take(x[0], reader.numbers(node, x[1], "the indices").astype(int), axis)
+        return plainest(np.take(x[0], reader.numbers(node, x[1], "the indices").astype(int), axis))
     return taken(x[0], from_zero(x[1], x[0].shape[axis]), axis)
 
 

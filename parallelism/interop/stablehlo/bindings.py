@@ -152,7 +152,10 @@ class _Reading:
         found = {}
         for named in operation.attributes:
             name = named if isinstance(named, str) else named.name
-            found[name] = self.attribute(operation.attributes[name])
+            try:
+                found[name] = self.attribute(operation.attributes[name])
+            except TypeError:       # the bindings have no class for arrays of complex numbers
+                found[name] = None
         return found
 
     def attribute(self, attribute: Any) -> Any:

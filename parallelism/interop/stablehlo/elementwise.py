@@ -116,7 +116,7 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
 @meaning("stablehlo.reduce_precision")
 def _reduce_precision(reader: Reader, node: Node, x: list[Any]) -> Any:
     bits = node.attributes["exponent_bits"], node.attributes["mantissa_bits"]
-    names = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32", (11, 52): "float64"}
+    names = {(5, 2): "float8_e5m2", (5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32", (11, 52): "float64"}
     if bits not in names:
         raise node.unsupported(f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa is no dtype")
     return convert(convert(x[0], as_dtype(names[bits])), x[0].dtype)

@@ -10,12 +10,10 @@ import numpy as np
 from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.partitioned import Partitioned
 from parallelism.interop.stablehlo import bindings
+from parallelism.interop.stablehlo.composite_calls import COMPOSITES, Call
 from parallelism.ir.core import Function, Op, TensorType, Value
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
-
-Call = Callable[[Any, Op, list[Any]], Any]
-"""``(jax, op, arrays)`` gives the output, or a tuple of them."""
 
 _ELEMENTWISE = [
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "floor_divide", "remainder", "fmod",
@@ -84,6 +82,7 @@ def _own_part(jax: Any, x: Any, axes: Sequence[str], dim: int, extent: int) -> A
 
 
 CALLS: dict[str, Call] = {
+    **COMPOSITES,
     **dict.fromkeys(_ELEMENTWISE, lambda jax, op, x: getattr(jax.numpy, op.kind)(*x)),
     **dict.fromkeys(_REDUCTIONS, lambda jax, op, x: getattr(jax.numpy, op.kind)(
         x[0], op["axes"], keepdims=op["keepdims"])),
@@ -151,7 +150,10 @@ def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> 
         called = _callable(jax, body, mesh, inputs, outputs)
         called.__name__ = function.name.lstrip("@").replace(".", "_")
         low = jax.jit(called, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
-        return bindings.verified(low.as_text())
+        text = low.as_text()
+        if mesh is not None:        # it was traced without devices
+            text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {mesh.size} ", 1)
+        return bindings.verified(text)
 
 
 def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, Function, Mesh | None, Any, Any]:

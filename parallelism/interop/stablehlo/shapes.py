@@ -115,7 +115,7 @@ def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
             continue
         first = clipped(start, 0, extent - size)
         differing = [d for d in range(update.ndim) if update.shape[d] != whole_array.shape[d]]
-        if (number := known(first)) is not None and differing == [axis]:
+        if inside is None and differing == [axis] and (number := known(first)) is not None:
             return _replaced(whole_array, update, axis, int(number))
         place = ew("subtract", iota(extent), to_index(first))
         here = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))

@@ -30,7 +30,7 @@ def sdy_mesh(module: Module) -> Mesh | None:
     for node in module.others:
         if node.kind == "sdy.mesh":
             axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', node.attributes["mesh"].split(", device_ids")[0])
-            if "device_ids" in node.attributes["mesh"]:
+            if axes and "device_ids" in node.attributes["mesh"]:      # without axes it is one device, for a callback
                 raise node.unsupported("a mesh with device_ids is not supported: ranks are row-major")
             if axes:
                 return Mesh(**{name: int(size) for name, size in axes})

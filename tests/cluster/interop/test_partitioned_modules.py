@@ -75,8 +75,37 @@ def test_the_order_inside_a_group_is_that_of_the_text():
     for group in rows:
         for rank in group:
             assert_array_equal(found[rank], np.concatenate([XS[member] for member in group]))
-    with pytest.raises(ValueError, match=r"all_gather over the groups \[\[1, 0\], \[2, 3\]\], which lie along no axes"):
-        simulate(program, "dgx-a100")
+    assert {event.group for event in simulate(program, "dgx-a100").filter(kind="collective")} == {(1, 0), (2, 3)}
+
+
+@pytest.mark.parametrize("rows", [[[0, 3], [2, 1]], [[3, 1, 2, 0]]], ids=str)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast"])
+def test_collectives_of_ranks_that_lie_along_no_axes_are_simulated_as_they_run(kind, rows):
+    size, shape, region = len(rows[0]), [8, 3], ""
+    how = f"{groups(rows)}, {CHANNEL}"
+    if kind == "collective_broadcast":
+        rows = [rows[0][:2]]
+        how = f"{groups(rows)}, {CHANNEL}"
+    else:
+        how += ", use_global_device_ids" if kind != "all_to_all" else ""
+    if kind == "all_gather":
+        how, shape = how + ", all_gather_dim = 0 : i64", [8 * size, 3]
+    if kind == "reduce_scatter":
+        how, shape = how + ", scatter_dimension = 0 : i64", [8 // size, 3]
+    if kind in ("all_reduce", "reduce_scatter"):
+        region = ADD
+    if kind == "all_to_all":
+        how += f", split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = {size} : i64"
+        shape = [8 // size, 3 * size]
+    result = f"tensor<{shape[0]}x{shape[1]}xi64>"
+    x = "tensor<8x3xi64>"
+    text = module(collective(kind, how, result, region, x), result, x=x)
+    program, _, trace = results(text, [np.ones((8, 3), np.int64)] * 4)
+    fields = ("rank", "name", "group", "bytes_sent", "bytes_received", "payload_bytes", "sources", "sequence")
+    told = [sorted(tuple(getattr(event, field) for field in fields) for event in each.filter(kind="collective"))
+            for each in (trace, simulate(program, "dgx-a100"))]
+    assert told[0] == told[1]
+    assert {group for _, _, group, *_ in told[0]} == {tuple(row) for row in rows}
 
 
 def test_cross_partition_exchanges():

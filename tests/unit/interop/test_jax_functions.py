@@ -60,3 +60,15 @@ def test_a_loop_is_unrolled_up_to_a_number_of_ops():
     assert len(from_jax(long, np.float32(8)).ops) == 500
     with pytest.raises(UnsupportedError, match=r"more than 100 ops.*most_ops= sets"):
         from_jax(long, np.float32(8), most_ops=100)
+
+
+@pytest.mark.parametrize(("function", "message"), [
+    (lambda x: (x + 1j * x).real, r"stablehlo\.\w+ at .*: the type tensor<3x3xcomplex<f32>> is not supported"),
+    (lambda x: jax.numpy.abs(jax.numpy.fft.rfft(x)), "stablehlo.fft at .*: this op is not supported"),
+    (lambda x: jax.pure_callback(lambda y: y, x, x), "stablehlo.custom_call at .*: the custom call 'xla_ffi_python"),
+    (jax.numpy.linalg.cholesky, "the custom call 'lapack_spotrf"),
+    (lambda x: x.astype("uint4") * 2, r"the type tensor<3x3xui4> is not supported"),
+], ids=["complex", "fft", "callback", "cholesky", "uint4"])
+def test_what_programs_do_not_have_is_refused_by_name(function, message):
+    with pytest.raises(UnsupportedError, match=message):
+        from_jax(function, jax.ShapeDtypeStruct((3, 3), "float32"))

@@ -112,6 +112,28 @@ def test_a_tensor_with_a_huge_or_a_wrong_shape_is_refused():
             from_onnx(model([node("Add", ["x", "w"], ["y"])], tensors=[tensor]))
 
 
+def test_arithmetic_of_extents_keeps_symbols_as_exporters_write_it():
+    """A scale from a width, an expansion with -1 for what stays, and a mean over rows of a symbolic number."""
+    def numbers(name, values, dtype=np.int64):
+        return numpy_helper.from_array(np.array(values, dtype), name)
+
+    nodes = [
+        node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "one"], ["width"]),
+        node("Cast", ["width"], ["wide"], to=TensorProto.FLOAT), node("Div", ["x", "wide"], ["scaled"]),
+        node("Gather", ["shape", "zero"], ["rows"]), node("Cast", ["rows"], ["count"], to=TensorProto.FLOAT),
+        node("ReduceSum", ["scaled", "axis"], ["sums"]), node("Div", ["sums", "count"], ["means"]),
+        node("ReduceMean", ["scaled", "axis"], ["same"]), node("Sub", ["means", "same"], ["none"]),
+        node("Unsqueeze", ["rows", "axis"], ["first"]), node("Concat", ["first", "stays"], ["wanted"], axis=0),
+        node("Equal", ["wanted", "stays"], ["open"]), node("Where", ["open", "ones", "wanted"], ["target"]),
+        node("Expand", ["none", "target"], ["zeros"]), node("Add", ["scaled", "zeros"], ["y"])]
+    made = model(nodes, inputs=(("x", ("rows", 4)),), tensors=[
+        numbers("zero", 0), numbers("one", 1), numbers("axis", [0]), numbers("stays", [-1]), numbers("ones", [1, 1])])
+    program, _ = from_onnx(made)
+    assert {str(symbol) for symbol in program.symbols} == {"rows"}
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert_array_equal(ir.interpret(program, [x]).outputs[0], x / 4)
+
+
 def test_inputs_that_fix_a_shape_can_be_given():
     graph = helper.make_graph(
         [node("Reshape", ["x", "shape"], ["y"])], "g",

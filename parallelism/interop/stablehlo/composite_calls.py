@@ -1,0 +1,175 @@
+"""Operators that are several ops of StableHLO, in JAX: attention, normalizations, losses.  Most gradients are JAX's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.errors import UnsupportedError
+from parallelism.ir.core import Op
+
+Call = Callable[[Any, Op, list[Any]], Any]
+
+
+def _gradient(jax: Any, function: Callable[..., Any], inputs: Sequence[Any], grad: Any) -> Any:
+    """The gradients of the inputs, given that of the result."""
+    found = jax.vjp(function, *inputs)[1](grad)
+    return found if len(found) > 1 else found[0]
+
+
+def _layer_norm(jax: Any, op: Op) -> Callable[..., Any]:
+    def normalized(x: Any, weight: Any, bias: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + op["epsilon"]) * weight + bias
+
+    return normalized
+
+
+def _layer_norm_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    grad, values, weight = x
+    return _gradient(jax, _layer_norm(jax, op), (values, weight, jax.numpy.zeros_like(weight)), grad)
+
+
+def _rms_norm(jax: Any, op: Op) -> Callable[..., Any]:
+    return lambda x, weight: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + op["epsilon"]) * weight
+
+
+def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
+    """Queries times the scale, keys and values of each head, and the masked scores."""
+    if op["rate"]:
+        what = "dropout inside attention has no counterpart in StableHLO here"
+        raise UnsupportedError(what, op.kind, op.region or "")
+    served, wide = q.shape[2] // k.shape[2], np.result_type(q.dtype, np.float32)
+    q, k, v = (each.astype(wide) for each in (q, jax.numpy.repeat(k, served, 2), jax.numpy.repeat(v, served, 2)))
+    q = q * (1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"])
+    scores = jax.numpy.einsum("bqhd,bkhd->bhqk", q, k)
+    if op["causal"]:
+        rows = op["starts"][1] + np.arange(q.shape[1])
+        scores = jax.numpy.where(np.arange(k.shape[1]) <= rows[:, None], scores, -np.inf)
+    return q, k, v, scores
+
+
+def _finite(jax: Any, lse: Any) -> Any:
+    return jax.numpy.where(jax.numpy.isneginf(lse), 0, lse)[..., None]
+
+
+def _attention(jax: Any, op: Op, x: list[Any]) -> Any:
+    """The result and the log-sum-exp of each row; a row without columns has the result 0."""
+    _, _, v, scores = _attended(jax, op, *x[:3])
+    lse = jax.nn.logsumexp(scores, -1)
+    return jax.numpy.einsum("bhqk,bkhd->bqhd", jax.numpy.exp(scores - _finite(jax, lse)), v), lse
+
+
+def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    """From the log-sum-exp and the result of the forward, which are inputs of the op."""
+    grad, out, lse, q_own, k_own, v_own, *_ = x
+    q, k, v, scores = _attended(jax, op, q_own, k_own, v_own)
+    weights = jax.numpy.exp(scores - _finite(jax, lse))
+    inner = jax.numpy.einsum("bqhd,bqhd->bhq", out.astype(q.dtype), grad.astype(q.dtype))[..., None]
+    of_scores = weights * (jax.numpy.einsum("bqhd,bkhd->bhqk", grad.astype(q.dtype), v) - inner)
+    scale = 1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"]
+
+    def of_groups(each: Any) -> Any:
+        batch, columns, heads, width = each.shape
+        groups = k_own.shape[2]
+        return each.reshape(batch, columns, groups, heads // groups, width).sum(3)
+
+    return (jax.numpy.einsum("bhqk,bkhd->bqhd", of_scores, k) * scale,
+            of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", of_scores, q)),
+            of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", weights, grad.astype(q.dtype))))
+
+
+def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
+    scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
+    if op["causal"]:
+        rows = op["starts"][-2] + np.arange(scores.shape[-2])
+        scores = jax.numpy.where(np.arange(scores.shape[-1]) <= rows[:, None], scores, -np.inf)
+    return jax.nn.softmax(scores, -1)
+
+
+def _rotary(jax: Any, op: Op, x: list[Any]) -> Any:
+    width, wide = x[0].shape[-1], x[0].astype(np.result_type(x[0].dtype, np.float32))
+    positions = op["starts"][-3] + np.arange(x[0].shape[-3])
+    angles = positions[:, None, None] * op["base"] ** (-np.arange(0, width, 2) / width) * (-1 if op["inverse"] else 1)
+    even, odd, cos, sin = wide[..., ::2], wide[..., 1::2], np.cos(angles), np.sin(angles)
+    return jax.numpy.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x[0].shape)
+
+
+def _softmax_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    product = x[0] * x[1]
+    return (product - x[1] * product.sum(op["axis"], keepdims=True)) * op["scale"]
+
+
+def _places(jax: Any, classes: Any, whole: int, first: int, count: int) -> tuple[Any, Any]:
+    """Whether each class is in this part, and its place there; negative classes count from the end."""
+    place = jax.numpy.where(classes < 0, classes + whole, classes) - first
+    return (place >= 0) & (place < count), place
+
+
+def _cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
+    logits, classes, largest, sums = x
+    here, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
+    target = (logits * jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype)).sum(-1)
+    each = jax.numpy.log(jax.numpy.maximum(sums, 1)) + largest - target
+    return jax.numpy.where(here, each, 0).sum() / op["rows"]
+
+
+def _cross_entropy_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    grad, logits, classes, largest, sums = x
+    _, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
+    shares = jax.numpy.exp(logits - largest[..., None]) / jax.numpy.maximum(sums, 1)[..., None]
+    return grad / op["rows"] * (shares - jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype))
+
+
+def _softmax_cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
+    logits, targets = x
+    targets = jax.nn.one_hot(targets, logits.shape[1], dtype=logits.dtype) if targets.ndim == 1 else targets
+    return -(targets * jax.nn.log_softmax(logits, 1)).sum() / op["rows"]
+
+
+def _take_part(jax: Any, op: Op, x: list[Any]) -> Any:
+    table, indices = x
+    here, place = _places(jax, indices, op["whole"], op["first"], table.shape[op["axis"]])
+    taken = jax.numpy.take(table, place, op["axis"], mode="clip")
+    shape = [1] * op["axis"] + [*indices.shape] + [1] * (taken.ndim - op["axis"] - indices.ndim)
+    return jax.numpy.where(here.reshape(shape), taken, 0)
+
+
+def _take_part_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    grad, indices = x
+    table = jax.numpy.zeros(op.outputs[0].type.shape, grad.dtype)
+    return _gradient(jax, lambda table: _take_part(jax, op, [table, indices]), [table], grad)
+
+
+def _take_along_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    grad, indices = x
+    table = jax.numpy.zeros(op.outputs[0].type.shape, grad.dtype)
+    return _gradient(jax, lambda table: jax.numpy.take_along_axis(table, indices, op["axis"]), [table], grad)
+
+
+COMPOSITES: dict[str, Call] = {
+    "layer_norm": lambda jax, op, x: _layer_norm(jax, op)(*x),
+    "layer_norm_gradient": _layer_norm_gradient,
+    "rms_norm": lambda jax, op, x: _rms_norm(jax, op)(*x),
+    "rms_norm_gradient": lambda jax, op, x: _gradient(jax, _rms_norm(jax, op), x[1:], x[0]),
+    "attention": _attention,
+    "attention_gradient": _attention_gradient,
+    "attention_weights": _attention_weights,
+    "rotary": _rotary,
+    "softmax_gradient": _softmax_gradient,
+    "exponential_sums": lambda jax, op, x: jax.numpy.exp(x[0] - x[1][..., None]).sum(-1),
+    "cross_entropy": _cross_entropy,
+    "cross_entropy_gradient": _cross_entropy_gradient,
+    "mean_squared_error": lambda jax, op, x: ((x[0] - x[1]) ** 2).sum() / (op["rows"] * x[0].shape[1]),
+    "softmax_cross_entropy": _softmax_cross_entropy,
+    "swiglu_gradient": lambda jax, op, x: _gradient(jax, lambda gate, z: jax.nn.silu(gate) * z, x[1:], x[0]),
+    "stop_gradient": lambda jax, op, x: x[0],
+    "widen": lambda jax, op, x: x[0].astype(op["dtype"]),
+    "take_part": _take_part,
+    "take_gradient_part": _take_part_gradient,
+    "take_along_gradient": _take_along_gradient,
+}
+"""What these operators are in JAX: ``(jax, op, arrays)`` gives the output, or a tuple of them."""
