@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 from parallelism.mesh import Mesh
@@ -60,7 +61,8 @@ class MegatronFlags:
     Defaults are those of Megatron-LM, with these differences.  Weights are in bfloat16, with a main copy in float32,
     unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
     of 128, whatever ``tensor_model_parallel_size`` is.  Where stages cannot have equally many layers, the first and the
-    last have fewer, because they have the embedding and the head.  Adam is AdamW.
+    last have fewer, because they have the embedding and the head.  Adam is AdamW.  Gradients are clipped only if
+    ``clip_grad`` says so, and scaled only if ``loss_scale`` does, by this constant.
     """
 
     num_layers: int | None = None
@@ -99,6 +101,8 @@ class MegatronFlags:
     fp32: bool | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
+    loss_scale: float | None = None
+    clip_grad: float | None = None
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
@@ -107,10 +111,13 @@ class MegatronFlags:
                 continue
             if option.choices and value not in option.choices:
                 raise ValueError(f"--{option.name} must be one of {', '.join(option.choices)}, got {value!r}")
-            if not (option.choices or option.switch or option.rate) and (type(value) is not int or value < 1):
+            counts = not (option.choices or option.switch or option.rate or option.amount)
+            if counts and (type(value) is not int or value < 1):
                 raise ValueError(f"--{option.name} must be a whole number of at least 1, got {value!r}")
             if option.rate and not 0 <= value < 1:
                 raise ValueError(f"--{option.name} must be at least 0 and below 1, got {value!r}")
+            if option.amount and not 0 <= value < inf:
+                raise ValueError(f"--{option.name} must be at least 0 and finite, got {value!r}")
         if len(several := [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]) > 1:
             raise ValueError(f"{' and '.join(several)} exclude each other")
         if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
@@ -127,7 +134,7 @@ class MegatronFlags:
         given = self.given()
         return tuple(word for option in OPTIONS if option.field in given
                      for word in ((f"--{option.name}",) if option.switch else
-                                  (f"--{option.name}", f"{given[option.field]:g}" if option.rate
+                                  (f"--{option.name}", f"{given[option.field]:g}" if option.rate or option.amount
                                    else str(given[option.field]))))
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -198,7 +205,8 @@ class MegatronFlags:
         pipeline = Pipeline("pp", microbatches, "interleaved_1f1b" if chunks > 1 else "1f1b", chunks, begins)
         sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
-        return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh)
+        return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh,
+                           clip=self.clip_grad or None, loss_scale=self.loss_scale or None)
 
     def _cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[str, ...]]:
         """The stages of each rank, and the regions at which all stages but the first begin."""
@@ -271,7 +279,8 @@ class MegatronFlags:
             "selective" if again == Recompute(ATTENTION_CORE) else "full",
             fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
             fp32=precision is None,
-            micro_batch_size=run.microbatch, global_batch_size=run.batch)
+            micro_batch_size=run.microbatch, global_batch_size=run.batch, clip_grad=run.clip,
+            loss_scale=run.loss_scale)
         try:
             found = flags.run(run.mesh.size, run.model)
         except ValueError:

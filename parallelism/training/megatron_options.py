@@ -14,7 +14,7 @@ class Option(NamedTuple):
 
     name: str
     about: str
-    """``model``, ``strategy`` or ``batch``."""
+    """``model``, ``strategy``, ``batch`` or ``update``."""
     help: str
     choices: tuple[str, ...] = ()
     """The words that it takes."""
@@ -22,6 +22,8 @@ class Option(NamedTuple):
     """Whether it takes no value."""
     rate: bool = False
     """Whether it takes a rate below 1, rather than a whole number."""
+    amount: bool = False
+    """Whether it takes any number of at least 0."""
 
     @property
     def field(self) -> str:
@@ -66,6 +68,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("fp32", "strategy", "float32 throughout", switch=True),
     Option("micro-batch-size", "batch", "sequences of a microbatch (1)"),
     Option("global-batch-size", "batch", "sequences of a step (one microbatch for each replica)"),
+    Option("loss-scale", "update", "what the loss is multiplied by before it is differentiated (1)", amount=True),
+    Option("clip-grad", "update", "the largest norm of all gradients (0: they are not clipped)", amount=True),
 )
 """The flags with a meaning."""
 
@@ -78,8 +82,8 @@ UNCHANGING: dict[str, int | None] = {
     "no-masked-softmax-fusion": 0, "no-bias-gelu-fusion": 0, "no-bias-swiglu-fusion": 0, "no-bias-dropout-fusion": 0,
     "attention-softmax-in-fp32": 0, "no-gradient-accumulation-fusion": 0, "accumulate-allreduce-grads-in-fp32": 0,
     "lr": 1, "min-lr": 1, "lr-decay-style": 1, "lr-decay-iters": 1, "lr-decay-samples": 1, "lr-warmup-fraction": 1,
-    "lr-warmup-iters": 1, "lr-warmup-samples": 1, "weight-decay": 1, "clip-grad": 1, "optimizer": 1, "adam-beta1": 1,
-    "adam-beta2": 1, "adam-eps": 1, "loss-scale": 1, "initial-loss-scale": 1, "train-iters": 1, "train-samples": 1,
+    "lr-warmup-iters": 1, "lr-warmup-samples": 1, "weight-decay": 1, "optimizer": 1, "adam-beta1": 1,
+    "adam-beta2": 1, "adam-eps": 1, "initial-loss-scale": 1, "train-iters": 1, "train-samples": 1,
     "rampup-batch-size": None, "eval-interval": 1, "eval-iters": 1, "save": 1, "load": 1, "save-interval": 1,
     "log-interval": 1, "log-throughput": 0, "tensorboard-dir": 1, "wandb-project": 1, "wandb-exp-name": 1,
     "data-path": None, "split": 1, "mock-data": 0, "vocab-file": 1, "merge-file": 1, "tokenizer-type": 1,

@@ -45,7 +45,7 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
         count = ceil(count / pp) * pp if pipeline.schedule in CHUNKED else count
         begin = tuple(f"block.{i * (layers // (pp * chunks))}" for i in range(1, pp * chunks)) if pipeline.begin else ()
         transforms.append(replace(pipeline, microbatches=count, chunks=chunks, begin=begin))
-    return TrainingRun(small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer)
+    return TrainingRun(small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer, run.clip, run.loss_scale)
 
 
 def _folded(mesh: Mesh, devices: int) -> Mesh:

@@ -33,6 +33,10 @@ class TrainingRun:
     strategy: Strategy
     mesh: Mesh
     optimizer: SGD | Adam = ADAM_W
+    clip: float | None = None
+    """The largest norm of all gradients together; None: they are not clipped."""
+    loss_scale: float | None = None
+    """What the loss is multiplied by before it is differentiated; None: it is not."""
 
     def __post_init__(self) -> None:
         self.strategy.text_on(self.mesh)        # refuses axes that the mesh does not have
@@ -73,7 +77,7 @@ class TrainingRun:
     @cached_property
     def step(self) -> Step | Function:
         """The program of the step, maybe cut into a pipeline."""
-        step = _train_step(self.model, self.optimizer)
+        step = _train_step(self.model, self.optimizer, self.clip, self.loss_scale)
         made: Any = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
         return made  # type: ignore[no-any-return]
 
@@ -84,7 +88,9 @@ class TrainingRun:
 
 
 @lru_cache(maxsize=4)
-def _train_step(model: TransformerSpec | Function, optimizer: SGD | Adam) -> Function:
+def _train_step(
+    model: TransformerSpec | Function, optimizer: SGD | Adam, clip: float | None, loss_scale: float | None
+) -> Function:
     """The step before it is split, which runs of one model have in common."""
     function = model.function(symbols(ROWS)[0]) if isinstance(model, TransformerSpec) else model
-    return train_step(function, optimizer)
+    return train_step(function, optimizer, clip=clip, loss_scale=loss_scale)

@@ -18,12 +18,13 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Builder, Function, TensorType, Value
+from parallelism.ir.core import Builder, Function, Op, TensorType, Value, frozen_attributes
 from parallelism.ir.core.derived import renamed_value, repeated_op
 from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named, without_attributes
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ MAIN = "main."
 
 def train_step(
     loss: Function, optimizer: SGD | Adam, *, parameters: str | Sequence[str] | None = None,
-    clip: float | None = None,
+    clip: float | None = None, loss_scale: float | None = None,
 ) -> Function:
     """The program of a training step: the loss, its gradients, and the update of the parameters.
 
@@ -49,7 +50,10 @@ def train_step(
 
     ``parameters`` names the inputs to train, or a prefix of their names (``p`` for ``p.w`` and ``p.b``); None stands
     for the prefix of the first input: the first argument of the recorded function, a dict.  ``clip`` is the largest
-    norm of all gradients together (`parallelism.kernels.clipped`).
+    norm of all gradients together (`parallelism.kernels.clipped`).  ``loss_scale`` is what the loss is multiplied by
+    before it is differentiated, so that small gradients are no zeros in float16; the update divides the gradients by it
+    first (Micikevicius et al., *Mixed Precision Training*, 2018, arXiv:1710.03740, section 3.2).  The value ``grad.p``
+    is the scaled one.  The loss that is returned is not scaled.
 
     ``ValueError`` for a function that does not return one floating-point number first, for parameters that do not
     exist, and for a function that is a training step already.
@@ -59,10 +63,13 @@ def train_step(
         raise TypeError(f"the optimizer of a program must be an SGD, Adam or AdamW, got {optimizer!r}")
     if clip is not None and not 0 < clip < inf:
         raise ValueError(f"clip must be above 0 and finite, or None, got {clip!r}")
-    step = Parts(f"{loss.name}.step", without_attributes(loss), _update(trained, optimizer, clip),
+    if loss_scale is not None and not 0 < loss_scale < inf:
+        raise ValueError(f"loss_scale must be above 0 and finite, or None, got {loss_scale!r}")
+    forward = without_attributes(loss) if loss_scale is None else _scaled(without_attributes(loss), loss_scale)
+    step = Parts(f"{loss.name}.step", forward, _update(trained, optimizer, clip, loss_scale),
                  attributes=loss.attributes).joined()
-    learning = depending(loss, trained)
-    if any(op.operator.derivative is None for op in loss.ops if not learning.isdisjoint(op.outputs)):
+    learning = depending(forward, trained)
+    if any(op.operator.derivative is None for op in forward.ops if not learning.isdisjoint(op.outputs)):
         _ = step.ops        # derived here, because that may be refused
     return step
 
@@ -145,7 +152,26 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
     return chosen
 
 
-def _update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None) -> Function:
+def _scaled(loss: Function, scale: float) -> Function:
+    """The function with the same loss, whose gradients are ``scale`` times as large."""
+    output, taken = loss.outputs[0], {value.name for value in loss.values}
+    region = next((op.region for op in loss.ops if output in op.outputs), None)
+    ops = list(loss.ops)
+
+    def op(kind: str, inputs: Sequence[Value], **attributes: Any) -> Value:
+        value = Value(free_name(f"{output.name}.scaled", taken), output.type)
+        ops.append(Op(kind, tuple(inputs), frozen_attributes(attributes), (value,), region))
+        return value
+
+    scaled = op("multiply", [output, op("constant", (), dtype=output.type.dtype, shape=(), value=float(scale))])
+    nothing = op("subtract", [scaled, op("stop_gradient", [scaled])])
+    told = op("add", [op("stop_gradient", [output]), nothing])
+    return Function(loss.name, loss.inputs, tuple(ops), (told, *loss.outputs[1:]), loss.attributes)
+
+
+def _update(
+    parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None, loss_scale: float | None
+) -> Function:
     """The update: it takes parameters, gradients and state, and returns what is next of parameters and state.
 
     Parameters of one type are updated alike.  So it is recorded for two of each type, and repeated for the others.
@@ -154,13 +180,15 @@ def _update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | No
     for value in parameters:
         by_type.setdefault(value.type, []).append(value)
     few = [value for value in parameters if value in by_type[value.type][:2]]
-    update = _recorded_update(few, optimizer, clip)
+    update = _recorded_update(few, optimizer, clip, loss_scale)
     if len(few) < len(parameters):
-        update = _repeated(update, few, parameters) or _recorded_update(parameters, optimizer, clip)
+        update = _repeated(update, few, parameters) or _recorded_update(parameters, optimizer, clip, loss_scale)
     return update
 
 
-def _recorded_update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None) -> Function:
+def _recorded_update(
+    parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None, loss_scale: float | None
+) -> Function:
     builder = Builder()
 
     def inputs(prefix: str) -> list[Any]:
@@ -169,6 +197,8 @@ def _recorded_update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: f
     with recording(builder), builder.region(UPDATE):
         weights, gradients = inputs(""), inputs(GRADIENT)
         state, prefixes = _state(optimizer, builder, inputs)
+        if loss_scale is not None:
+            gradients = [gradient * np.asarray(1 / loss_scale, gradient.dtype) for gradient in gradients]
         if clip is not None:
             gradients = clipped(gradients, clip)
         made: Any

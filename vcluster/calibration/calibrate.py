@@ -98,7 +98,8 @@ def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
         title="this machine, as it was measured")
     hardware = _nearest(hardware, fitted_to, (PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
     copies, transfers = hardware.memory_bytes_per_second, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10)
-    hardware = _nearest(hardware, fitted_to, (MESSAGES,), _with_messages, transfers)
+    # Of one message alone nobody can tell what holds its ends from what it takes on its way; of several, one can.
+    hardware = _nearest(hardware, fitted_to, (MESSAGES, STREAMS), _with_messages, (5e-6, *transfers))
     hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), _with_collectives,
                         (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)))
     hardware = _nearest(hardware, fitted_to, (POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
@@ -114,9 +115,9 @@ def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
 
 def _with_messages(hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
-    latency, bandwidth, *values = parameters.tolist()
+    overhead, latency, bandwidth, *values = parameters.tolist()
     link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(TURNS, values))
-    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth))
+    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth), message_overhead_seconds=overhead)
 
 
 def _with_collectives(hardware: Hardware, parameters: Floats) -> Hardware:
@@ -160,7 +161,7 @@ def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibra
            f"cases held out")
     programs = f"{fit}; includes the Python code around compute, and memory traffic that programs do not declare"
     sources = {
-        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second"), fit),
+        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second", "message_overhead_seconds"), fit),
         **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
         "memory_bytes_per_second": f"{programs}; a copy alone reaches {copied_per_second:.3g} bytes per second",
         "memory_bytes": "the memory of the system, in equal parts", "host": "the same as a message between devices"}

@@ -67,7 +67,9 @@ def _keywords(option: Option) -> dict[str, Any]:
         return shown | {"action": "store_true", "default": None}
     if option.choices:
         return shown | {"type": choice(option.choices), "metavar": "|".join(option.choices)}
-    return shown | ({"type": float, "metavar": "RATE"} if option.rate else {"type": whole(), "metavar": "N"})
+    if option.rate or option.amount:
+        return shown | {"type": float, "metavar": "RATE" if option.rate else "X"}
+    return shown | {"type": whole(), "metavar": "N"}
 
 
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:

@@ -93,6 +93,8 @@ def planned(program: str, words: Sequence[str]) -> int:
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
     flags = flags_of(arguments)
+    if update := [f"--{name.replace('_', '-')}" for name in flags.given("update")]:
+        print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
     try:
         model, batch = _model_and_batch(arguments, flags)
         asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)

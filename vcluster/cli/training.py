@@ -85,7 +85,8 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
         raise ValueError(f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
                          f"{flags.micro_batch_size} each")
-    return TrainingRun(flags.spec(named), batch, strategy, mesh)
+    return TrainingRun(flags.spec(named), batch, strategy, mesh, clip=flags.clip_grad or None,
+                       loss_scale=flags.loss_scale or None)
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

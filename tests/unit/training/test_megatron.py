@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec, transformer
+from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags
 from parallelism.transforms import Strategy
 
@@ -88,7 +89,26 @@ def test_stages_of_a_model_whose_layers_do_not_divide() -> None:
     assert [b - a for a, b in pairwise(starts)] == [7, *[8] * 14, 7]
 
 
+def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> None:
+    """Scaling reads and writes each gradient once, clipping reads and writes it twice and reads it once more."""
+    seconds = []
+    for more in ({}, {"clip_grad": 0.0, "loss_scale": 0.0}, {"clip_grad": 1.0}, {"clip_grad": 1.0, "loss_scale": 64.0}):
+        flags = MegatronFlags(**WIDE | {"global_batch_size": 2, "pipeline_model_parallel_size": 2} | more)
+        run = flags.run(2)
+        assert (run.clip, run.loss_scale) == tuple(more.get(name) or None for name in ("clip_grad", "loss_scale"))
+        assert MegatronFlags.of(run).run(2, run.model) == run
+        assert MegatronFlags.of(run).given("update") == {name: value for name, value in more.items() if value}
+        trace = simulate(run.step, "dgx-a100", **run.placed)
+        seconds.append(sum(event.nbytes for event in trace if event.kind == "compute" and event.stage is None))
+    parameters = run.model.parameters
+    plain, none, clipped, scaled = seconds
+    assert plain == none and clipped - plain == pytest.approx(5 * 4 * parameters, rel=0.05)
+    assert scaled - clipped == pytest.approx(2 * 4 * parameters, rel=0.05)
+
+
 @pytest.mark.parametrize(("given", "devices", "error"), [
+    ({"clip_grad": -1.0}, 1, "--clip-grad must be at least 0 and finite, got -1.0"),
+    ({"loss_scale": float("inf")}, 1, "--loss-scale must be at least 0 and finite, got inf"),
     ({"num_layers": None, "vocab_size": None}, 1, "gpt needs --num-layers, --vocab-size"),
     ({"num_query_groups": 2}, 1, "--num-query-groups has a meaning with --group-query-attention"),
     ({"bf16": True, "fp16": True}, 1, "--fp16 and --bf16 exclude each other"),

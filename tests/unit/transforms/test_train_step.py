@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from transformed import MODELS as TRANSFORMED, arrays, assert_trained, interpreted
 
 from parallelism import ir, models
-from parallelism.transforms import SGD, Adam, AdamW, Parts, categories, first_state, following, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Parts, Strategy, categories, first_state, following, train_step
 
 SIZES, ROWS = (5, 4, 3), 7
 B, = ir.symbols("B")
@@ -43,6 +46,22 @@ OPTIMIZERS = {
     "adam": (Adam(0.01, 0.8, 0.95, 1e-6), lambda *x: by_adam(*x, 0.01, 0.8, 0.95, 1e-6)),
     "adamw": (AdamW(0.01, weight_decay=0.3), lambda *x: by_adam(*x, 0.01, 0.9, 0.999, 1e-8, 0.3)),
 }
+
+
+@pytest.mark.parametrize(("text", "tolerance"), [("", 0), ("tp sp", 1e-9), ("precision=f32", 0)])
+def test_a_scaled_loss_gives_the_same_step_and_gradients_that_are_larger(text, tolerance):
+    """A power of two changes no bit.  The gradients before the update are scaled; the loss that is returned is not."""
+    alone, scaled = (train_step(TRANSFORMED["gpt"](4), AdamW(0.1), clip=0.5, loss_scale=scale)
+                     for scale in (None, 2.0**12))
+    step = Strategy.parse(text)(scaled)
+    assert_trained(interpreted(step), interpreted(Strategy.parse(text)(alone)), tolerance)
+    inputs = first_state(alone, parameters := arrays(Parts.of(alone).parameters, np.random.default_rng(0)))
+    data = arrays([value for value in alone.inputs if value.name not in inputs], np.random.default_rng(1))
+    grads = [ir.interpret(replace(each, outputs=tuple(Parts.of(each).gradients)), inputs | data).outputs
+             for each in (alone, scaled)]
+    assert len(grads[0]) == len(parameters)
+    for gradient, large in zip(*grads, strict=True):
+        assert np.array_equal(large, gradient * 2.0**12)
 
 
 @pytest.mark.parametrize("clip", [None, 0.2, 1e9])
@@ -147,6 +166,7 @@ def in_region(path):
     (lambda: train_step(vector_loss("a"), SGD(1), parameters=[]), ValueError, "'no parameters'"),
     (lambda: train_step(ir.record(lambda w: w, ir.TensorType("f64", ())), SGD(1)), ValueError, "'p.w' to train; .* w$"),
     (lambda: train_step(vector_loss("a"), "adam"), TypeError, "must be an SGD, Adam or AdamW, got 'adam'"),
+    (lambda: train_step(models.mlp(SIZES, B), SGD(1), loss_scale=0), ValueError, "loss_scale must be above 0 and"),
     (lambda: train_step(vector_loss("a"), SGD(1), clip=0), ValueError, "clip must be above 0 and finite"),
     (lambda: train_step(in_region("update.a"), SGD(1)), ValueError, "region 'update'"),
     (lambda: train_step(in_region("gradient"), SGD(1)), ValueError, "region 'gradient'"),
