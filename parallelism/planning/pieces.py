@@ -14,9 +14,9 @@ from itertools import chain
 from typing import Any
 
 from parallelism.execution.chains import DeclaredCost, declared_cost
-from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held, communicates
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, communicates
 from parallelism.execution.overlapping import arranged
-from parallelism.execution.stage_code import GRADIENTS, StagePrograms, cached
+from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.core import Attributes, Extent, meaning, symbol
 from parallelism.ir.passes import Kinds, donations
