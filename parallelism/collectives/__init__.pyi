@@ -27,7 +27,6 @@ from .call import (
     moved_alike as moved_alike,
 )
 from .explanation import Explanation as Explanation, explain as explain
-from .integers import plain_pairs as plain_pairs
 from .registration import register_algorithm as register_algorithm, register_kind as register_kind
 from .results import (
     Reduction as Reduction,
@@ -35,5 +34,6 @@ from .results import (
     call_fields as call_fields,
     checked_root as checked_root,
     copy_of as copy_of,
+    plain_pairs as plain_pairs,
     result_of as result_of,
 )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.arrays import refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.collectives.integers import integer, integers
+from parallelism.collectives.results import integer, integers
 from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh

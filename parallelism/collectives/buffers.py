@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, Algorithm, Transfer, kind_of
-from parallelism.collectives.integers import integers
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
@@ -200,7 +199,7 @@ def pieces(
     """The extents of the pieces along a dim, one for each member."""
     if sizes is None:
         return split_sizes(extent, tuple(factors))
-    checked = integers("split_sizes", sizes, "a split size")
+    checked = tuple(sizes)
     if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
         raise ValueError(
             f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of
 from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
-from parallelism.collectives.integers import integer
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
 from parallelism.spelling import did_you_mean
@@ -41,8 +41,9 @@ def call_fields(
     fields: dict[str, Any] = {
         "op": None if reducing is None else reducing.name, "form": form, "dtype": array.dtype, "shape": array.shape}
     if of_kind.cuts:
+        checked = None if sizes is None else integers("split_sizes", sizes, "a split size")
         fields["dim"] = normal_dim(kind, dim, array.ndim)
-        fields["sizes"] = pieces(kind, array.shape[dim], dim, sizes, factors, size)
+        fields["sizes"] = pieces(kind, array.shape[dim], dim, checked, factors, size)
         if of_kind.joins:
             fields["concat_dim"] = normal_dim(kind, concat_dim, array.ndim)
     elif of_kind.joins:
@@ -56,6 +57,38 @@ def checked_root(kind: str, root: Any, size: int) -> int:
     if kind_of(kind).rooted and not 0 <= position < size:
         raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
     return position
+
+
+def integer(name: str, value: Any) -> int:
+    """``value`` as Python's integer; ``TypeError``, with its name, if it is none.
+
+    NumPy's and bools count, and become Python's own: with ``np.uint8(1)`` as a rank, a place in memory overflows.
+    Other numbers and texts do not count.
+    """
+    try:
+        return index(bool(value) if isinstance(value, np.bool_) else value)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, got {value!r}") from None
+
+
+def integers(name: str, values: Any, of: str) -> tuple[int, ...]:
+    """Several integers, each called ``of`` in errors."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a list of integers, got {values!r}")
+    return tuple(integer(of, value) for value in values)
+
+
+def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of positions."""
+    if pairs is None:
+        return None
+    found = []
+    for pair in pairs:
+        positions = integers("a pair", pair, "a position in a pair")
+        if len(positions) != 2:
+            raise ValueError(f"a pair is (source, target), two positions in the group; got {pair!r}")
+        found.append((positions[0], positions[1]))
+    return tuple(found)
 
 
 class Result(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import plain_array
 from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, shift_pairs
-from parallelism.collectives.integers import integer
+from parallelism.collectives.results import integer
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
