@@ -349,7 +349,7 @@ WRONG = [
     (["run", "step.mlir", "--strategy", "dp=257"], "run: --strategy: Mesh(dp=257) has 257 devices; at most 256 are"),
     (["run", "step.mlir", "--strategy", "dp=2", "--mesh", "dp=2"], "run: --strategy gives the sizes of all axes; "),
     (["run", "step.mlir", "--strategy", "tp@lair.0=2"],
-     "run: tp@lair.0: @mlp.step has no region 'lair.0'; did you mean layer.0"),
+     "run: tp@lair.0: @mlp.step has no region 'lair.0'; did you mean 'layer.0'"),
     (["run", "step.mlir", "--strategy", "dp=2 pp=2 1f1b:2"],
      "run: pp 1f1b:2: @mlp.step has no symbol B for the rows of the batch: its symbols are none"),
     (["run", "loss.mlir", "--size", "B=7", "--strategy", "dp=2 zero=1"], "run: zero=1: @mlp has no optimizer"),
