@@ -229,7 +229,8 @@ def _add(
         work[later] = (base + owner * span + columns.numbers("work")[look])[later]
         device.events.works += span * (len(actions) + 1)
         for left, action in kinds.left.items():
-            left.number += base + list(actions).index(action) * span
+            if left.number is not None:
+                left.number += base + list(actions).index(action) * span
     post = _places_of(taken[takes], tag[at_post], at_post)
     waits = (post >= 0) & (post < at_take)
     look[at_take] = np.where(waits, kinds.wait_of_recv, received[takes])

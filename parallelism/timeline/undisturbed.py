@@ -297,8 +297,8 @@ class _Crossing(NamedTuple):
         ``begun`` and takes the ``costs`` of the step.
         """
         lags = np.array([lag for _, lag in self.ways] or [0.0])[self.way] + overhead
-        transfers = [(starts[self.shared], (seconds - lags)[self.shared], self.way[self.shared],
-                      [way for way, _ in self.ways])]
+        transfers: list[tuple[Numbers, Numbers, Places, Sequence[Way | None]]] = [(
+            starts[self.shared], (seconds - lags)[self.shared], self.way[self.shared], [way for way, _ in self.ways])]
         if sharing.collective_way is not None and len(meets):
             used = np.flatnonzero(costs[meets])
             transfers.append((begun[used], costs[meets][used], np.asarray(sharing.collective_way)[meets][used],
