@@ -23,9 +23,9 @@ integers, costs that are floats give floats, and every time is the one that foll
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +80,8 @@ class Replay:
 
     If nothing is shared, what a lane waits for depends on the events only, not on the order in which lanes are run; so
     every order gives the same times, as in a Kahn process network.  If lanes share a communication stream or a link
-    (``ordered``), they reach it in the order of their clocks, and at equal times in the order of their numbers.
+    (``ordered``), they reach it in the order of their clocks.  Of the collectives whose last members come at one
+    moment, each lane begins those first that are first in its program; so the numbers of the lanes do not matter.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Replay:
         self.sent: dict[int, Any] = {}                      # message -> its arrival; inf: not known yet
         self.awaited: dict[int, list[tuple[int, int]]] = {}     # message -> the recvs that wait for it: lane, event
         self.members: dict[int, list[tuple[int, int]]] = {}     # collective -> members that reached it: lane, event
+        self.complete: list[tuple[int, list[tuple[int, int]]]] = []     # those that all members reached just now
         self.ordered = ordered
         self.overhead = overhead
         self.now = 0.0 if ordered else inf                  # no lane reaches what is shared before this time
@@ -119,6 +121,8 @@ class Replay:
         while True:
             if ready:
                 advance(ready.pop())
+            elif self.complete and not (agenda and agenda[0][0] <= self.now):
+                self.begin()
             elif links is not None and links.unsettled and not (agenda and agenda[0][0] <= self.now):
                 links.settle(self.now)
             elif agenda:
@@ -191,16 +195,13 @@ class Replay:
             members.append((lane, i))
             if len(members) < self.sizes[i]:
                 return None
-            if self.links is not None:
-                self.join(i, self.members.pop(key))
-                return None
-            end = self.costs[i] + max([max(self.starts[j], self.stream[member]) for member, j in members])
+            del self.members[key]
             if self.ordered:
-                for member, _ in members:
-                    self.stream[member] = end
+                self.complete.append((i, members))
+                return None
+            end = self.costs[i] + max([self.starts[j] for _, j in members])
             for member, j in members[:-1]:
                 self.finish(member, j, end)
-            del self.members[key]
             return end
         if role == RECV:
             arrival = self.sent.get(key, inf)
@@ -226,6 +227,18 @@ class Replay:
         if way is not None:
             links.begin(i, way, self.costs[i] + self.overhead, lag + self.overhead, max(start, self.now))
         return way is not None
+
+    def begin(self) -> None:
+        """Begins the collectives that all members reached at this moment, or puts them into the members' queues."""
+        complete, self.complete = self.complete, []
+        for i, members in _in_program_order(complete) if len(complete) > 1 else complete:
+            if self.links is not None:
+                self.join(i, members)
+                continue
+            end = self.costs[i] + max([max(self.starts[j], self.stream[member]) for member, j in members])
+            for member, j in members:
+                self.stream[member] = end
+                self.finish(member, j, end)
 
     def join(self, i: int, members: list[tuple[int, int]]) -> None:
         """All members reached a collective: it begins when it is the first in the queues of all members."""
@@ -284,3 +297,34 @@ class Replay:
         self.next[lane] = i + 1
         self.blocked[lane] = _NONE
         self.ready.append(lane)
+
+
+def _in_program_order(
+    complete: list[tuple[int, list[tuple[int, int]]]]
+) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """The collectives, each after those that come before it in a lane of its members.
+
+    Where lanes disagree, in the order in which they were complete.
+    """
+    of_lane: dict[int, list[tuple[int, int]]] = {}      # lane -> event, and place of its collective in ``complete``
+    for place, (_, members) in enumerate(complete):
+        for lane, event in members:
+            of_lane.setdefault(lane, []).append((event, place))
+    after: list[list[int]] = [[] for _ in complete]
+    before = [0] * len(complete)
+    for reached in of_lane.values():
+        for (_, first), (_, second) in pairwise(sorted(reached)):
+            after[first].append(second)
+            before[second] += 1
+    left = dict.fromkeys(range(len(complete)))
+    free = [place for place in left if not before[place]]
+    while left:
+        place = heappop(free) if free else next(iter(left))
+        if place not in left:
+            continue
+        del left[place]
+        yield complete[place]
+        for each in after[place]:
+            before[each] -= 1
+            if not before[each]:
+                heappush(free, each)

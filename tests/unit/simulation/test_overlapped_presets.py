@@ -85,3 +85,12 @@ def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
         np.testing.assert_allclose(parts.split[rank], expected, rtol=1e-9, atol=1e-12)
     for rank, totals in totals_by_operation(whole.columns).items():
         assert totals.keys() == parts.by_operation[rank].keys()
+
+
+@pytest.mark.parametrize("text", ["dp=2 cp=2 tp=2 overlap=1B,ahead:0", "pp=2 1f1b:2 dp=2 cp=2 overlap=1B"])
+def test_folded_is_whole_where_collectives_over_crossing_groups_begin_at_one_moment(text):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(train_step(MODELS["llama"](ir.symbol("B") if "pp" in text else 4), Adam(0.1)))
+    batch = {"batch": 4} if "pp" in text else {}
+    whole, folded = (simulate(step, "dgx-h100", mesh=mesh, fold=fold, **batch) for fold in (False, True))
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-12)

@@ -32,6 +32,19 @@ def test_two_collectives_through_one_port_share_it():
     assert times(on(lanes, two_nodes(), link_sharing=False)) == [(rank, 0, 6) for rank in range(4)]
 
 
+@pytest.mark.parametrize("link_sharing", [True, False])
+def test_what_begins_at_one_moment_begins_in_the_order_of_the_program(link_sharing):
+    def lane(rank):
+        rows = (rank - rank % 2, rank - rank % 2 + 1)
+        columns = (rank % 2, rank % 2 + 2)
+        return [ring(rank, rows, 8, work=1), ring(rank, columns, 8, work=2), wait(rank, 1), wait(rank, 2)]
+
+    # each takes 2 of latency and 1 of its 8 bytes at 8 bytes a second; the second begins when the first is over
+    flat = machine(links=[Link("flat", 4, 1, 8)])
+    found = times(on([lane(rank) for rank in range(4)], flat, link_sharing=link_sharing))
+    assert found == [event for rank in range(4) for event in [(rank, 0, 3), (rank, 0, 6), (rank, 0, 3), (rank, 3, 3)]]
+
+
 def test_what_a_collective_does_not_ask_for_is_left_to_a_message():
     lanes = [[ring(0, (0, 2), 8)], [send(1, 3, 10)], [ring(2, (0, 2), 8)], [recv(3, 1, 10)]]
     # latency 6: 12 + 4 seconds, a quarter of the port; three quarters are 1.5 bytes a second

@@ -70,6 +70,23 @@ def test_it_gives_the_times_of_the_engine_to_the_last_bit(number, lanes, link_sh
     assert times(on(lanes, MACHINES[number], link_sharing=link_sharing)) == times(wanted)
 
 
+@given(programs(), st.randoms(use_true_random=False), st.booleans())
+def test_the_numbers_of_the_ranks_do_not_matter(lanes, random, link_sharing):
+    names = random.sample(range(len(lanes)), len(lanes))
+
+    def renamed(event):
+        group = tuple(names[rank] for rank in event.group) if event.group else event.group
+        peer = None if event.peer is None else names[event.peer]
+        return replace(event, rank=names[event.rank], group=group, peer=peer)
+
+    others = [[renamed(event) for event in lanes[names.index(rank)]] for rank in range(len(lanes))]
+    found, again = (times(on(each, machine(8), link_sharing=link_sharing)) for each in (lanes, others))
+    for rank, name in enumerate(names):
+        expected = [of_event[1:] for of_event in found if of_event[0] == rank]
+        assert [of_event[1:] for of_event in again if of_event[0] == name] == [
+            pytest.approx(pair, rel=1e-9, abs=1e-12) for pair in expected]
+
+
 def looked_at(monkeypatch):
     """The lanes that the engine runs from now on."""
     seen, advance = [], Replay.advance
