@@ -165,7 +165,8 @@ def session(pytester):
             pytester.makeconftest(conftest)
         pytester.makepyfile("import numpy as np\nimport pytest\n" + inspect.cleandoc(text))
         run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return run("-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options)
+        # Without --rootdir a setup.py in a folder above would be the root, and names of tests would have its path.
+        return run("-p", "no:cacheprovider", "-p", "no:hypothesispytest", f"--rootdir={pytester.path}", *options)
 
     return run
 

@@ -71,10 +71,12 @@ TYPES = [TensorType(dtype, shape) for dtype, shape in (
 
 
 @given(st.lists(st.sampled_from(TYPES), min_size=1, max_size=12),
-       st.sampled_from([SGD(0.1), SGD(0.1, 0.9), Adam(), AdamW()]), st.sampled_from([None, 1.0]))
-def test_the_update_of_many_parameters_is_as_it_would_be_recorded(types, optimizer, clip):
+       st.sampled_from([SGD(0.1), SGD(0.1, 0.9), Adam(), AdamW()]), st.sampled_from([None, 1.0]),
+       st.sampled_from([None, 1024.0]))
+def test_the_update_of_many_parameters_is_as_it_would_be_recorded(types, optimizer, clip, loss_scale):
     parameters = [Value(f"p.{i}.w", type) for i, type in enumerate(types)]
-    made, recorded = (make(parameters, optimizer, clip) for make in (training._update, training._recorded_update))
+    made, recorded = (
+        make(parameters, optimizer, clip, loss_scale) for make in (training._update, training._recorded_update))
     assert Form([made]) == Form([recorded])
     for side in ("inputs", "outputs"):
         assert [value.name for value in getattr(made, side)] == [value.name for value in getattr(recorded, side)]
