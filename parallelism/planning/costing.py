@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from time import process_time
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.models import TransformerSpec
 from parallelism.planning.plan import Task
 from parallelism.planning.sheets import Unpriceable
-from parallelism.planning.space import Choices
+from parallelism.planning.space import Choices, Refused
 from parallelism.planning.table import PlanTable, Shape
 
 Told = Callable[[str, int, int], None]
@@ -21,6 +23,8 @@ Told = Callable[[str, int, int], None]
 class Costed(NamedTuple):
     """The plans of a space, by row."""
 
+    possible: Choices
+    """The space without the plans that the program does not allow, which is known only when they are simulated."""
     seconds: npt.NDArray[np.float64]
     """Of a step in which nothing shares links, or fewer (`PlanTable.is_exact`); infinite for plans that need too much
     memory."""
@@ -56,11 +60,24 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     if table is not None:
         seconds[rows] = table.seconds(rows)
     timing = process_time() - start - setup
+    impossible: dict[str, list[int]] = defaultdict(list)
     for done, row in enumerate(left):
         told("simulated", done, len(left))
-        trace = task.simulate(possible.settings(row), link_sharing=False)
-        seconds[row], peaks[row] = trace.makespan_seconds, max(trace.peaks().values())
-    return Costed(seconds, peaks, timed + len(left), setup, timing)
+        try:
+            trace = task.simulate(possible.settings(row), link_sharing=False)
+        except ValueError as error:
+            if isinstance(task.model.model, TransformerSpec):       # its spec says what it allows
+                raise
+            impossible[str(error)].append(row)
+        else:
+            seconds[row], peaks[row] = trace.makespan_seconds, max(trace.peaks().values())
+    if impossible:
+        refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in impossible.items()}
+        kept = np.setdiff1d(np.arange(len(possible)), [row for rows in impossible.values() for row in rows])
+        possible = replace(possible.take(kept), refused={**possible.refused, **refused})
+        seconds, peaks = seconds[kept], peaks[kept]
+        left = [row for row in left if row in kept]
+    return Costed(possible, seconds, peaks, timed + len(left), setup, timing)
 
 
 def _prepared(table: PlanTable, possible: Choices, told: Told) -> tuple[dict[Shape, list[int]], list[int]]:

@@ -59,7 +59,7 @@ def find_plan(
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or _silent
-    seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
+    possible, seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
     if not fits.all():

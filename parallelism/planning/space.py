@@ -138,9 +138,10 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         _optional(table, "sp", given["sp"], (), table["tp"] > 1, "sequence parallelism needs tp above 1")
         if model.sequence is not None:
             table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
+    elif model.sequence is None:        # a program may have nothing that it can split
+        table.cross(sp=[0])
     else:       # as people use Megatron-LM: it moves no more bytes, and saves memory
-        even = table["tp"] > 0 if model.sequence is None else model.sequence % table["tp"] == 0
-        table.columns["sp"] = ((table["tp"] > 1) & even).astype(np.int64)
+        table.columns["sp"] = ((table["tp"] > 1) & (model.sequence % table["tp"] == 0)).astype(np.int64)
     grouped = np.isin(table["schedule"], [i for i, name in enumerate(words["schedule"]) if name in CHUNKED])
     table.refuse("pp does not divide the microbatches of an interleaved schedule",
                  grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from parallelism import Hardware, Mesh, ir, models, simulate
@@ -150,14 +151,16 @@ def test_a_cap_on_simulations_is_told() -> None:
 @pytest.mark.parametrize(("model", "split"), [
     (models.TransformerSpec(layers=2, width=24, heads=4, vocabulary=24, sequence=6), {1: 0, 2: 1, 4: 0}),
     (models.TransformerSpec(layers=2, width=24, heads=4, vocabulary=24, sequence=8), {1: 0, 2: 1, 4: 1}),
-    (models.mlp((8, 8, 4), ir.symbol("B")), {1: 0, 2: 1, 4: 1}),
+    (models.mlp((8, 8, 4), ir.symbol("B")), {1: 0, 2: 0, 4: 0}),
 ])
 def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, split: dict[int, int]) -> None:
     trained = TrainedModel.of(model, Adam())
     columns = choices(trained, 4, 4, {}).columns
     assert {*zip(columns["tp"].tolist(), columns["sp"].tolist(), strict=True)} == {*split.items()}
     asked = choices(trained, 4, 4, {"sp": [False, True]})
-    assert {*zip(asked["tp"].tolist(), asked["sp"].tolist(), strict=True)} == {*split.items(), (1, 0), (2, 0), (4, 0)}
+    fits = [tp for tp in (2, 4) if trained.sequence is None or trained.sequence % tp == 0]
+    assert {*zip(asked["tp"].tolist(), asked["sp"].tolist(), strict=True)} == {
+        (1, 0), (2, 0), (4, 0), *((tp, 1) for tp in fits)}
 
 
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
@@ -167,6 +170,18 @@ def test_the_program_of_a_loss_is_planned() -> None:
     plans = find_plan(MODEL, hardware=Hardware.preset("dgx-h100:1").placed(range(2)), batch=4, microbatch=2, zero=0,
                       dp=2, pp=1, recompute="none")
     assert [str(plan) for plan in plans] == ["dp=2 pp=1 1f1b:1"]
+
+
+def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
+    rows = ir.symbol("B")
+    program = ir.record(lambda p, x, y: np.mean((x @ p["w"] - y) ** 2), {"w": ir.TensorType("f32", (16, 24))},
+                        ir.TensorType("f32", (rows, 16)), ir.TensorType("f32", (rows, 24)))
+    plans = find_plan(program, hardware="dgx-h100", devices=8, batch=8, microbatch=1, zero=0, schedule="1f1b", dp=1,
+                      sp=[False, True])
+    assert {(plan.settings["pp"], plan.settings["sp"]) for plan in plans} == {(1, False), (2, False), (4, False)}
+    words = {reason.split(" ")[0]: each.count for reason, each in plans.refused.items()}
+    assert words["5"] == 1      # ops, of which 8 stages cannot be cut
+    assert words["sp:"] == 3
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
