@@ -165,7 +165,7 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     places = _places(operand.shape, sizes, columns, to_operand, batching, batch, vector, clip=False)
     each = prod(sizes)
     if inside is not None:
-        fits = spread(reshaped(whole(inside), (parts, 1)), (parts, each))
+        fits = spread(whole(reshaped(inside, (parts, 1))), (parts, each))
         places = ew("where", reshaped(whole(fits), (parts * each,)), places, np.asarray(-1))
     flat = reshaped(operand, (prod(operand.shape),))
     return reshaped(_put(flat, places, reshaped(moved, (parts * each,)), 0, op), operand.shape)

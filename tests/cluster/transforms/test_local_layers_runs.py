@@ -13,7 +13,7 @@ DEEP = {"mlp": (MODELS["mlp"], "layer.*"), "gpt": (lambda batch: transformer(lay
 CASES = [
     ("mlp", 7, "pp@layer.1,layer.2=3 local:2 dp=2 zero=1"), ("gpt", 5, "dp=2 tp=2 sp zero=2"),
     ("gpt", 5, "pp@block.2=2 zero_bubble_h1:3 tp=2"), ("gpt", 4, "pp=2 1f1b:2 recompute=block.*"),
-    ("gpt", 6, "pp@block.1=2 local:2 dp=2 tp=2 sp zero=1"), ("experts", 6, "pp@block.1=2 local:2 dp=2 ep=2 overlap"),
+    ("gpt", 6, "pp@block.1=2 local:2 dp=2 tp=2 sp zero=1"), ("experts", 6, "pp@block.1=2 local:2 dp=2 overlap"),
 ]
 
 
