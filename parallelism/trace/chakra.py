@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -53,24 +52,6 @@ def chakra(trace: Trace, folder: str | PathLike[str]) -> tuple[Path, ...]:
         lines = (f'"{number}": {json.dumps(ranks)}' for ranks, number in nodes.groups.items())
         file.write("{" + ",\n ".join(lines) + "}\n")
     return paths
-
-
-def read_chakra(path: str | PathLike[str]) -> Iterator[Any]:
-    """The messages of a file: a ``GlobalMetadata``, then each ``Node``."""
-    messages = _messages()
-    content = Path(path).read_bytes()
-    at, made = 0, messages["GlobalMetadata"]
-    while at < len(content):
-        length = shift = 0
-        while True:
-            byte = content[at]
-            at += 1
-            length |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        yield made.FromString(content[at:at + length])
-        at, made = at + length, messages["Node"]
 
 
 def _message(messages: dict[str, Any], node: Node) -> Any:

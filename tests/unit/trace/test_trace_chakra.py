@@ -17,12 +17,24 @@ pytest.importorskip("google.protobuf")
 from parallelism.trace import chakra as files
 
 
+def messages_in(path):
+    """The messages of a file, each after its length as a varint: a ``GlobalMetadata``, then each ``Node``."""
+    content, made, at = path.read_bytes(), files._messages()["GlobalMetadata"], 0
+    while at < len(content):
+        length = shift = 0
+        while content[at] > 127:
+            length, shift, at = length | (content[at] & 127) << shift, shift + 7, at + 1
+        end = at + 1 + (length | content[at] << shift)
+        yield made.FromString(content[at + 1:end])
+        made, at = files._messages()["Node"], end
+
+
 def read(trace, folder):
     """The nodes of each rank, with their attributes as a dict; and the groups."""
     ranks = []
     for rank, path in enumerate(report.chakra(trace, folder)):
         assert path == folder / f"trace.{rank}.et"
-        metadata, *nodes = files.read_chakra(path)
+        metadata, *nodes = messages_in(path)
         assert metadata.version == "0.0.4"
         ranks.append([(node, {a.name: getattr(a, a.WhichOneof("value")) for a in node.attr}) for node in nodes])
     return ranks, {int(name): tuple(ranks) for name, ranks in json.loads((folder / files.GROUPS).read_text()).items()}
