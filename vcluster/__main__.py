@@ -27,6 +27,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} simulate gpt ...  the same of a training step, by its flags
   {PROGRAM} plan gpt ...      the best split of a training step
   {PROGRAM} run M.mlir        run it on devices here, and compare
+  {PROGRAM} shardings OP      every split of an operator over a mesh
   {PROGRAM} convert A B       a program as StableHLO, ONNX or our text
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why
@@ -231,11 +232,18 @@ def plan(words: Sequence[str]) -> int:
     return planned(PROGRAM, words)
 
 
+def shardings(words: Sequence[str]) -> int:
+    """List the ways to split an operator."""
+    from vcluster.cli.shardings import shardings as listed
+
+    return listed(PROGRAM, words)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
     "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
     "hardware": hardware, "calibrate": calibrate, "plan": plan,
-    "convert": convert,
+    "convert": convert, "shardings": shardings,
 }
 """The commands, by name."""
 

@@ -8,7 +8,7 @@ not have, this output is partial over the axis.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,7 +77,16 @@ def _placement(
     tensors = zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True)
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
+    return placement_by(of, split, devices, kept, [bool(layout.partial) for layout in inputs], op)
 
+
+def placement_by(
+    of: Relation, split: Mapping[str, Axes], devices: Devices, kept: Axes, carrying: Iterable[bool], op: str
+) -> Placement:
+    """The placement of an op whose letters are split over these axes.
+
+    A reduction by ``op`` stays pending over the axes ``kept``, in the inputs that are ``carrying`` it.
+    """
     def lying(letters: Letters) -> Dims:
         return tuple(split.get(letter, ()) if letter else () for letter in letters)
 
@@ -87,8 +96,8 @@ def _placement(
 
     return Placement(
         tuple(
-            sharding(lying(letters), kept if layout.partial else (), op if layout.partial and kept else "sum")
-            for letters, layout in zip(of.inputs, inputs, strict=True)
+            sharding(lying(letters), kept if carries else (), op if carries and kept else "sum")
+            for letters, carries in zip(of.inputs, carrying, strict=True)
         ),
         tuple(
             sharding(lying(letters), partial(reduced), op)

@@ -1,0 +1,124 @@
+"""Seconds of split ops and of changes of layout: what `parallelism.simulation.simulate` says of each by itself.
+
+Many are priced at once: they become the ops of one program, none of which uses what another makes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+
+from parallelism.auto_sharding.op_sharding import OpSharding
+from parallelism.execution import Executable
+from parallelism.execution.device_program import ProgramStep, communicates
+from parallelism.hardware import Hardware
+from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.operators import layout_text
+from parallelism.layouts import Devices, Localized
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+from parallelism.simulation import simulate
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A change of layout: from what one op leaves to what another needs."""
+
+    source: TensorSharding
+    target: TensorSharding
+    type: TensorType
+    """The type of the whole tensor."""
+    mesh: Mesh
+    seconds: float
+    """What `simulate` says of it by itself."""
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops of the first device: collectives and local slices; none if every device has its shard already."""
+        return Localized(Function("connection", *_resharded(self)), Devices.of(self.mesh)).program(0).ops
+
+    @property
+    def bytes_received(self) -> int:
+        """The bytes that the first device receives."""
+        return sum(int(op.bytes_received) for op in self.ops)
+
+    def __str__(self) -> str:
+        steps = ", then ".join(f"{op.kind} over {', '.join(op['axes'])}" for op in self.ops) or "nothing moves"
+        return f"{self.source.short()} -> {self.target.short()}: {steps}"
+
+
+def connect(
+    source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh,
+    hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
+) -> Connection:
+    """The change of a tensor of this (whole) type from one layout to another, with its seconds on a hardware.
+
+    Its steps are those of the resharding plan, and its price is that of `simulate` without shared links.
+    ``ValueError`` if the layouts do not fit the type or the mesh, and if a reduction is pending in ``target`` that is
+    not pending in ``source``.
+    """
+    for layout in (source, target):
+        Devices.of(mesh).check(layout, f"a tensor of type {type}")
+    source, target = source.over(type.ndim), target.over(type.ndim)
+    seconds, = Prices(mesh, Hardware.of(hardware), priced_dtype).moves([(source, target, type)])
+    return Connection(source, target, type, mesh, seconds)
+
+
+class Prices:
+    """Seconds on a mesh of a hardware, each found once."""
+
+    def __init__(self, mesh: Mesh, hardware: Hardware, priced_dtype: str | None = None) -> None:
+        self.mesh, self.hardware, self.priced_dtype = mesh, hardware, priced_dtype
+        self._moves: dict[tuple[TensorSharding, TensorSharding, TensorType], float] = {}
+
+    def ops(self, shardings: Sequence[OpSharding]) -> list[float]:
+        """Seconds of each op, split so."""
+        inputs: list[Value] = []
+        ops: list[Op] = []
+        for number, each in enumerate(shardings):
+            op, taken, _ = each.placed(f"i{number}.", f"o{number}.")
+            inputs += dict.fromkeys(taken)
+            ops.append(op)
+        return self._seconds(inputs, ops)
+
+    def moves(self, wanted: Iterable[tuple[TensorSharding, TensorSharding, TensorType]]) -> list[float]:
+        """Seconds of each change of layout: from, to, and the type of the whole tensor."""
+        wanted = list(wanted)
+        fresh = [each for each in dict.fromkeys(wanted) if each not in self._moves]
+        inputs: list[Value] = []
+        ops: list[Op] = []
+        for number, (source, target, type) in enumerate(fresh):
+            inputs.append(Value(f"i{number}", type, source))
+            ops.append(_reshard(inputs[-1], Value(f"o{number}.0", type, target)))
+        self._moves.update(zip(fresh, self._seconds(inputs, ops), strict=True))
+        return [self._moves[each] for each in wanted]
+
+    def _seconds(self, inputs: Sequence[Value], ops: Sequence[Op]) -> list[float]:
+        """Seconds of each op on its slowest device; the outputs of op n are named ``on.``..."""
+        if not ops:
+            return []
+        executable = Executable(Localized(Function("priced", tuple(inputs), tuple(ops), ()), Devices.of(self.mesh)))
+        trace = simulate(executable, self.hardware, fold=True, op_by_op=True, link_sharing=False,
+                         priced_dtype=self.priced_dtype)
+        longest = [0.0] * len(ops)
+        for rank in trace.ranks:
+            program = executable.of_class(executable.programs.class_of(rank))
+            numbers = [int(step.op.outputs[0].name[1:].split(".")[0]) for step in program.steps
+                       if isinstance(step, ProgramStep) and (step.cost is not None or communicates(step.op))]
+            events = [event for event in trace if event.rank == rank and event.kind != "memory"][1:]
+            found = [0.0] * len(ops)
+            for number, event in zip(numbers, events, strict=True):
+                found[number] += event.duration_seconds
+            longest = list(map(max, longest, found))
+        return longest
+
+
+def _resharded(connection: Connection) -> tuple[tuple[Value, ...], tuple[Op, ...], tuple[Value, ...]]:
+    before = Value("x", connection.type, connection.source)
+    after = Value("y", connection.type, connection.target)
+    return (before,), (_reshard(before, after),), (after,)
+
+
+def _reshard(before: Value, after: Value) -> Op:
+    assert after.layout is not None
+    return Op("reshard", (before,), (("layout", layout_text(after.layout)),), (after,))

@@ -1,0 +1,50 @@
+"""A change of layout costs what the simulator says, and moves what its program moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelism import Mesh, TensorSharding
+from parallelism.auto_sharding import connect
+from parallelism.execution import Executable
+from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.operators import layout_text
+from parallelism.simulation import simulate
+
+MESH = Mesh(x=2, y=4)
+TYPE = TensorType("f4", (1024, 512, 3))
+PAIRS = [
+    ("[x, None, None]", "[None, None, None]"),
+    ("[None, None, None]", "[(x, y), None, None]"),
+    ("[x, y, None]", "[y, x, None]"),
+    ("[x, None, None] partial=y", "[x, y, None]"),
+    ("[None, None, None] partial=(x, y)", "[x, None, None]"),
+    ("[None, y, None] partial=x", "[None, None, None]"),
+    ("[x, y, None]", "[x, y, None]"),
+]
+
+
+@pytest.mark.parametrize("hardware", ["dgx-h100", "tpu-v4:2x2x2"])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_the_price_is_that_of_the_simulator(source, target, hardware):
+    source, target = TensorSharding.parse(source), TensorSharding.parse(target)
+    before, after = Value("x", TYPE, source), Value("y", TYPE, target)
+    program = Function("f", (before,), (Op("reshard", (before,), {"layout": layout_text(target)}, (after,)),), (after,))
+    trace = simulate(Executable(program, MESH), hardware, link_sharing=False)
+    found = connect(source, target, TYPE, MESH, hardware)
+    assert found.seconds == pytest.approx(trace.makespan_seconds, rel=1e-12, abs=0)
+    assert found.bytes_received == sum(event.bytes_received for event in trace
+                                       if event.rank == 0 and event.kind == "collective")
+    assert (found.seconds == 0) == (source == target)
+
+
+def test_it_says_what_moves():
+    found = connect(TensorSharding.parse("[x, None, None] partial=y"), TensorSharding.parse("[x, y, None]"), TYPE, MESH,
+                    "dgx-h100")
+    assert str(found) == "[x, None, None] partial=y -> [x, y, None]: reduce_scatter over y"
+    assert str(connect(found.target, found.target, TYPE, MESH, "dgx-h100")).endswith("nothing moves")
+
+
+def test_axes_must_be_those_of_the_mesh():
+    with pytest.raises(ValueError, match="names axis 'z'"):
+        connect(TensorSharding("z", None, None), TensorSharding("x", None, None), TYPE, MESH, "dgx-h100")
