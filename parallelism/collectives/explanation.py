@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from parallelism.algorithms import Algorithm, ClosedForm, CollectiveKind, closed_form, kind_of
 from parallelism.algorithms.algorithms import algorithm as find_algorithm
 from parallelism.collectives import buffers as chunks
-from parallelism.collectives.explanation_text import html, text
+from parallelism.collectives.explanation_text import text
 from parallelism.collectives.results import reduction
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
@@ -106,7 +106,9 @@ class Explanation(Sequence[ExplainedStep]):
         return f"<Explanation of {plan.collective}, {plan.name}, {plan.size} ranks, {len(self)} steps; print it>"
 
     def _repr_html_(self) -> str:
-        return html(self)
+        from parallelism.collectives import explanation_picture
+
+        return explanation_picture.html(self)
 
 
 def explain(

@@ -1,4 +1,4 @@
-"""Draws an `Explanation`: for a terminal within 80 columns, and as HTML for a notebook.
+"""An `Explanation` as text for a terminal, within 80 columns.
 
 Each step shows its messages and then the chunks of every rank, one column for each chunk.  ``*`` marks a chunk that the
 step has changed, ``.`` a chunk that a rank does not have.
@@ -7,7 +7,6 @@ step has changed, ``.`` a chunk that a rank does not have.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,10 @@ Rows = Sequence[Mapping[int, Array]]
 
 def text(explanation: Explanation) -> str:
     """All steps as lines of at most 80 columns."""
-    lines = [*_wrapped(_heading(explanation).split(" "), " ", "")]
+    lines = [*_wrapped(heading(explanation).split(" "), " ", "")]
     start = _table(explanation, explanation.start, None, "start")
     lines += ["", *start] if start else []
-    for step, before in _with_before(explanation):
+    for step, before in with_before(explanation):
         lines += ["", *_messages(explanation, step), *_table(explanation, step.held, before)]
         if any(step.bytes_received):
             lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
@@ -43,26 +42,11 @@ def text(explanation: Explanation) -> str:
         f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12)
         for rank, result in _some(results, "ranks")
     ]
-    lines += ["", *(line for words in _account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
+    lines += ["", *(line for words in account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
     return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in map(str.rstrip, lines))
 
 
-def html(explanation: Explanation) -> str:
-    """The same as tables; what a step has changed is set in bold on a tinted ground."""
-    pieces = [f"<p>{escape(_heading(explanation))}</p>", _html_table(explanation, "start", explanation.start, None)]
-    for step, before in _with_before(explanation):
-        sent = "<br>".join(escape(words) for words in _sentences(explanation, step))
-        pieces += [f"<p>{sent}</p>", _html_table(explanation, f"after step {step.number}", step.held, before)]
-    rows = "".join(
-        f"<tr><th>rank {rank}</th><td>{escape(values(result, 24))}</td></tr>"
-        for rank, result in enumerate(explanation.results)
-    )
-    pieces += [f"<table><caption>result</caption>{rows}</table>"] if explanation.algorithm.chunks else []
-    pieces += [f"<p>{escape(words)}</p>" for words in _account(explanation)]
-    return f"<div>{''.join(pieces)}</div>"
-
-
-def _with_before(explanation: Explanation) -> Iterator[tuple[ExplainedStep, Rows]]:
+def with_before(explanation: Explanation) -> Iterator[tuple[ExplainedStep, Rows]]:
     """Each step, and what was held before it."""
     return zip(explanation.steps, (explanation.start, *(step.held for step in explanation.steps)), strict=False)
 
@@ -101,7 +85,7 @@ def _extents(array: Array) -> str:
     return "x".join(map(str, array.shape))
 
 
-def _heading(explanation: Explanation) -> str:
+def heading(explanation: Explanation) -> str:
     plan = explanation.algorithm
     ranks = "1 rank" if plan.size == 1 else f"{plan.size} ranks"
     steps = "1 step" if len(explanation) == 1 else f"{len(explanation)} steps"
@@ -109,7 +93,7 @@ def _heading(explanation: Explanation) -> str:
     return f"{plan.collective}, {plan.name}, over {ranks}: {explanation.title}. {steps}.{order}"
 
 
-def _label(explanation: Explanation, chunk: int) -> str:
+def label(explanation: Explanation, chunk: int) -> str:
     plan = explanation.algorithm
     kind = kind_of(plan.collective)
     if kind.unit == BLOCKS_OF_ALL:
@@ -119,7 +103,7 @@ def _label(explanation: Explanation, chunk: int) -> str:
     return f"{'block' if kind.cuts else 'shard' if kind.joins else 'array'} {chunk}"
 
 
-def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
+def sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
     """``0 -> 1  [piece 2: 3 5] +`` for every message; equal messages to several targets are one sentence."""
     alike: dict[tuple[int, tuple[int, ...], bool], list[Sent]] = {}
     for message in step.messages:
@@ -127,15 +111,15 @@ def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
     sentences = []
     for (source, chunks, reduce), messages in alike.items():
         held = zip(chunks, messages[0].arrays, strict=True)
-        pieces = [f"[{_label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
+        pieces = [f"[{label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
         targets, how = ", ".join(str(each.target) for each in messages), f"  {explanation.op}" if reduce else ""
         sentences.append(f"{source} -> {targets}  {' '.join(pieces) or '(no payload)'}{how}")
     return sentences
 
 
 def _messages(explanation: Explanation, step: ExplainedStep) -> list[str]:
-    sentences = _some([(0, words) for words in _sentences(explanation, step)], "messages")
-    wrapped = (_wrapped(words.replace("] [", "]\0[").split("\0"), " ", _INDENT) for _, words in sentences)
+    told = _some([(0, words) for words in sentences(explanation, step)], "messages")
+    wrapped = (_wrapped(words.replace("] [", "]\0[").split("\0"), " ", _INDENT) for _, words in told)
     lines = [*chain.from_iterable(wrapped)] or [f"{_INDENT}(no message)"]
     return [f"step {step.number}".ljust(len(_INDENT)) + lines[0].lstrip(), *lines[1:]]
 
@@ -150,7 +134,7 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
     if kind.unit != BLOCKS_OF_ALL and not kind.paired and len(chunks) * 4 < WIDTH:
         for limit in (8, 4, 2):
             cells = [[_cell(held, before, rank, c, limit) for c in chunks] for rank, _ in enumerate(held)]
-            heads = [_label(explanation, c) for c in chunks]
+            heads = [label(explanation, c) for c in chunks]
             if len(chunks) * 11 > WIDTH - len(_INDENT):
                 heads = [head.split()[-1] for head in heads]
             widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
@@ -166,7 +150,7 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
         if rank == "...":
             lines.append(f"{_INDENT}{row}")
             continue
-        shown = [f"{_label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
+        shown = [f"{label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
         wrapped = _wrapped(shown or ["."], " | ", _INDENT)
         lines += [_row(explanation, rank) + wrapped[0].lstrip(), *wrapped[1:]]
     return lines
@@ -179,10 +163,10 @@ def _in_columns(cells: Sequence[str], widths: Sequence[int], separator: str) -> 
 def _cell(held: Rows, before: Rows | None, rank: int, chunk: int, limit: int) -> str:
     if chunk not in held[rank]:
         return "."
-    return values(held[rank][chunk], limit) + ("*" if _changed(held, before, rank, chunk) else "")
+    return values(held[rank][chunk], limit) + ("*" if changed(held, before, rank, chunk) else "")
 
 
-def _changed(held: Rows, before: Rows | None, rank: int, chunk: int) -> bool:
+def changed(held: Rows, before: Rows | None, rank: int, chunk: int) -> bool:
     if before is None or chunk not in held[rank]:
         return False
     was, now = before[rank].get(chunk), held[rank][chunk]
@@ -193,7 +177,7 @@ def _row(explanation: Explanation, rank: int) -> str:
     return f"rank {rank}".ljust(len(_INDENT) - 2) + "| " if explanation.algorithm.size <= 100 else f"rank {rank}| "
 
 
-def _account(explanation: Explanation) -> list[str]:
+def account(explanation: Explanation) -> list[str]:
     """Bytes and messages as they were, and the closed form beside them."""
     plan, form, nbytes = explanation.algorithm, explanation.closed_form, explanation.buffer_nbytes
     predicted = form.bytes_received(nbytes)
@@ -231,19 +215,3 @@ def _wrapped(pieces: Sequence[str], separator: str, indent: str) -> list[str]:
         else:
             lines[-1] += separator + piece
     return lines
-
-
-def _html_table(explanation: Explanation, caption: str, held: Rows, before: Rows | None) -> str:
-    if not explanation.algorithm.chunks:
-        return ""
-    shown = sorted({chunk for row in held for chunk in row})
-    head = "".join(f"<th>{escape(_label(explanation, chunk))}</th>" for chunk in shown)
-    body = ""
-    for rank, row in enumerate(held):
-        body += f"<tr><th>rank {rank}</th>"
-        for chunk in shown:
-            value = escape(values(row[chunk], 8)) if chunk in row else "·"
-            is_new = _changed(held, before, rank, chunk)
-            body += f'<td style="background:#8882"><b>{value}</b></td>' if is_new else f"<td>{value}</td>"
-        body += "</tr>"
-    return f"<table><caption>{escape(caption)}</caption><tr><th></th>{head}</tr>{body}</table>"

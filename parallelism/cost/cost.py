@@ -37,6 +37,8 @@ from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts
 from parallelism.cost.lines import Term
 from parallelism.cost.phase_costs import channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
+from parallelism.display import quantities
+from parallelism.display.markup import facts, figure
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
@@ -64,6 +66,18 @@ class CollectiveCost:
     def bus_bytes_per_second(self) -> float:
         """The bandwidth of the links, for any number of ranks; nccl-tests call it busbw.  0 for a barrier."""
         return self.algorithm_bytes_per_second * (bus_factor(self.collective, self.size) or 0.0)
+
+    def __str__(self) -> str:
+        payload, bus = quantities.nbytes(self.nbytes), quantities.rate(self.bus_bytes_per_second)
+        return (f"{self.collective} of {payload} over {quantities.plural(self.size, 'rank')}, {self.algorithm}: "
+                f"{quantities.seconds(self.seconds)}, bus bandwidth {bus}")
+
+    def _repr_html_(self) -> str:
+        return figure(facts([
+            ("payload", quantities.nbytes(self.nbytes)), ("time", quantities.seconds(self.seconds)),
+            ("payload over time", quantities.rate(self.algorithm_bytes_per_second)),
+            ("bus bandwidth", quantities.rate(self.bus_bytes_per_second))]),
+            title=f"{self.collective} over {quantities.plural(self.size, 'rank')}, {self.algorithm}")
 
 
 class Costs:

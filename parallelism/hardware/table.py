@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH, given_seconds
+from parallelism.display.markup import facts, figure
 from parallelism.display.quantities import given
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def text(hardware: Hardware) -> str:
 
 def html(hardware: Hardware) -> str:
     """The table for a notebook; names from outside are escaped."""
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(words)}</td></tr>" for name, words in rows(hardware))
-    return f"<table><caption>{escape(_head(hardware))}</caption>{cells}</table>"
+    return figure(facts(rows(hardware)), title=_head(hardware))
 
 
 def _head(hardware: Hardware) -> str:

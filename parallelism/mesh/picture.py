@@ -8,11 +8,11 @@
 """
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import product
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
 from parallelism.display.drawing import folded, kept
+from parallelism.display.markup import figure, grid
 from parallelism.mesh.mesh import Mesh
 
 _LABEL = 40
@@ -43,10 +43,9 @@ def _text(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
 
 def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     head, *body = _cells(["", *rows], columns, MOST_HTML, MOST_HTML)
-    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += [f"<th>{escape(row[0])}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) for row in body]
-    table = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{escape(caption)}</caption>{table}</table>"
+    cells = [[(cell, -1) for cell in row[1:]] for row in body]
+    labels = [(label, 1.0) for label in head[1:]], [(row[0], 1.0) for row in body]
+    return figure(grid(*labels, cells, width=46.0 * len(head), height=26.0 * len(body)), title=caption)
 
 
 def _cells(labels: Sequence[str], columns: Sequence[str], most_rows: int, most: int) -> Iterator[list[str]]:

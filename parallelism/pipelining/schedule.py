@@ -206,13 +206,13 @@ class Schedule:
         """An SVG picture of the timeline under ``costs``."""
         from parallelism.pipelining import svg as schedule_svg
 
-        return schedule_svg.svg(self.timeline(costs))
+        return schedule_svg.svg([self.timeline(costs)])
 
     def __str__(self) -> str:
         return staircase.text(self)
 
     def _repr_html_(self) -> str:
-        return staircase.html(self)
+        return self.timeline(UNIT_COSTS)._repr_html_()
 
 
 def counts(**sizes: int) -> dict[str, int]:

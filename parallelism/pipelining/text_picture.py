@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH
@@ -12,8 +11,6 @@ from parallelism.pipelining.timing import SLOTS
 if TYPE_CHECKING:
     from parallelism.pipelining.actions import Action
     from parallelism.pipelining.schedule import Schedule
-
-COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
 
 
 def text(schedule: Schedule) -> str:
@@ -35,15 +32,6 @@ def text(schedule: Schedule) -> str:
             for head, cells in rows
         ]
     )
-
-
-def html(schedule: Schedule) -> str:
-    """The picture as an HTML table.  Every cell names its action, so colours add no information."""
-    parts = [f"<table><caption>{escape(caption(schedule))}</caption>"]
-    for rank, line in enumerate(cycles(schedule)):
-        cells = (f'<td style="background:{COLOURS[a.kind]};color:#000">{a}</td>' if a else "<td></td>" for a in line)
-        parts += [f"<tr><th>rank {rank}</th>", *cells, "</tr>"]
-    return "".join([*parts, "</table>"])
 
 
 def cycles(schedule: Schedule) -> list[list[Action | None]]:

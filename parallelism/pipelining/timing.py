@@ -15,6 +15,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from parallelism.display import Drawing
 from parallelism.pipelining.actions import KINDS, MESSAGES, Action, parts
 from parallelism.pipelining.validation import as_in
 from parallelism.timeline import COMPUTE, POINT, RECV, SEND, WAIT, LaneEvents, Replay
@@ -107,6 +108,25 @@ class ScheduleTimeline:
     def peak_live(self) -> tuple[int, ...]:
         """By rank, the most forwards that are kept at once."""
         return tuple(max((count for _, count in self.live(rank)), default=0) for rank in range(len(self.spans)))
+
+    def beside(self, *others: ScheduleTimeline) -> Drawing:
+        """A picture of this timeline and others on one time axis: ``print`` it, or display it in a notebook.
+
+        >>> from parallelism import Pipeline
+        >>> one, other = (Pipeline(2, 4, name).schedule.timeline() for name in ("gpipe", "1f1b"))
+        >>> print(one.beside(other))
+        gpipe: 2 stages on 2 ranks, 4 microbatches; makespan 15, bubble 20.0% of it
+        1f1b: 2 stages on 2 ranks, 4 microbatches; makespan 15, bubble 20.0% of it
+        """
+        from parallelism.pipelining import svg
+
+        timelines = (self, *others)
+        return Drawing("\n".join(map(svg.title, timelines)), svg.html(timelines))
+
+    def _repr_html_(self) -> str:
+        from parallelism.pipelining import svg
+
+        return svg.html([self])
 
 
 def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from parallelism.display.markup import Markup, figure, folded_away, table
 from parallelism.display.quantities import decimal_bytes, rate, seconds
 
 MOST_PARTS = 5
@@ -107,3 +108,23 @@ def need_text(needs: Sequence[Need], memory: float) -> str:
             f"{least.stage}: {parts}")
     return text + "".join(f"; with {settings_text(each.setting)}: {decimal_bytes(each.nbytes)}"
                           for each in others if each.nbytes < least.nbytes)
+
+
+def plans_html(
+    title: str, plans: Sequence[tuple[float, int, bool, str, bool]], memory: float, refused: Mapping[str, int],
+) -> str:
+    """The first plans for a notebook: seconds, bytes, whether it was simulated, words, and whether on the front."""
+    def bar(share: float, colour: str) -> Markup:
+        return Markup(f'<svg width="110" height="12" role="img"><rect width="110" height="12" fill="var(--panel)"/>'
+                      f'<rect width="{110 * min(share, 1):.1f}" height="12" fill="var(--{colour})" '
+                      f'stroke="var(--quiet)" stroke-width=".5"/></svg>')
+
+    longest = max((time for time, *_ in plans), default=1.0)
+    rows = [(split, f"{'' if exact else chr(8805)}{seconds(time)}", bar(time / longest, "forward"),
+             decimal_bytes(peak), bar(peak / memory, "weights"), "yes" if front else "")
+            for time, peak, exact, split, front in plans]
+    heads = ("plan", "step", "", "memory", "of the device", "front")
+    reasons = [(reason, str(count)) for reason, count in sorted(refused.items(), key=lambda each: -each[1])]
+    return figure(
+        table(rows, heads) if rows else "",
+        folded_away("combinations that are refused, by reason", table(reasons)) if reasons else "", title=title)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from parallelism.display.markup import facts, figure, inside
+from parallelism.display.quantities import decimal_bytes, plural, seconds
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
@@ -201,3 +203,14 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.strategy.text_on(self.mesh)}"
+
+    def _repr_html_(self) -> str:
+        task = self.task
+        simulated = "simulated" if self.is_simulated else "where nothing shares links"
+        return figure(
+            facts([("step", f"{seconds(self.seconds)} ({simulated})"),
+                   ("memory of the fullest device", decimal_bytes(self.peak_bytes)),
+                   ("mesh", repr(self.mesh)), ("batch", f"{plural(task.batch, 'row')}, microbatches of "
+                                               f"{self.microbatch}"),
+                   ("hardware", f"{plural(task.devices, 'device')} of {task.hardware.name}")]),
+            inside(self.strategy._repr_html_()), title=f"Plan: {self}")

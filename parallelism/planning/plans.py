@@ -16,6 +16,7 @@ from parallelism.planning.explanation import (
     Need,
     more_text,
     need_text,
+    plans_html,
     refusals_text,
     settings_text,
     why,
@@ -198,10 +199,21 @@ class Plans(Sequence[Plan]):
         return Plan(self.choices.settings(place), self.full.get(place, float(self.bounds[place])),
                     float(self.bounds[place]), int(self.peaks[place]), place in self.full, self)
 
-    def __str__(self) -> str:
+    def _heading(self) -> str:
         proved = "the first is the best" if not self.gap else f"the first is within {self.gap:.1%} of the best"
-        lines = [f"{len(self)} plans fit of {self.considered} combinations; {self.timed} timed, {self.simulated} "
-                 f"simulated in {self.elapsed_seconds:.1f} s; {proved}"]
+        return (f"{len(self)} plans fit of {self.considered} combinations; {self.timed} timed, {self.simulated} "
+                f"simulated in {self.elapsed_seconds:.1f} s; {proved}")
+
+    def _repr_html_(self) -> str:
+        front = {plan.split for plan in self.front} if len(self) else set()
+        return plans_html(
+            self._heading(),
+            [(plan.seconds, plan.peak_bytes, plan.is_simulated, plan.split, plan.split in front)
+             for plan in islice(self, 16)],
+            self.memory, {reason: each.count for reason, each in self.refused.items()})
+
+    def __str__(self) -> str:
+        lines = [self._heading()]
         for plan in islice(self, 10):
             lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
                          f"{plan.split}")

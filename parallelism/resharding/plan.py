@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from html import escape
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -199,9 +198,12 @@ class ReshardingPlan:
         return step.kind, f"over {', '.join(step.axes)}" if step.axes else "", step.moved, shapes, received
 
     def _repr_html_(self) -> str:
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in self._row(step)) for step in self.steps)
-        rows = "".join(f"<tr>{row}</tr>" for row in cells) or "<tr><td>nothing moves</td></tr>"
-        return f"<table><caption>{escape(str(self).splitlines()[0])}</caption>{rows}</table>"
+        from parallelism.display.markup import beside, figure, inside, note, table
+
+        heads = ("step", "over", "what", "local shape", "received by all")
+        steps = table(map(self._row, self.steps), heads, left=4) if self.steps else note("nothing moves")
+        before, after = (inside(layout.draw(self.shape, self.mesh).html) for layout in (self.source, self.target))
+        return figure(steps, beside(before, after), title=str(self).splitlines()[0])
 
 
 def plan_resharding(

@@ -10,10 +10,10 @@
 """
 
 from collections.abc import Sequence
-from html import escape
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
 from parallelism.display.drawing import folded, kept
+from parallelism.display.markup import beside, facts, figure, grid, note
 from parallelism.mesh import Mesh
 from parallelism.sharding.tensor_sharding import TensorSharding
 
@@ -51,16 +51,34 @@ def drawing(
         spans = [(place[d].start, place[d].stop) for d in drawn]
         row, column = ([(0, 1)] * 2 + spans)[-2:]
         cells.setdefault((row, column), {}).setdefault(terms[rank], []).append(rank)
-    grid = [
+    cells_of = [
         [tuple(tuple(ranks) for _, ranks in sorted(cells.get((row, column), {}).items())) for column in columns]
         for row in rows
     ]
     whole = "x".join(map(str, shape)) or "a scalar"
     row_labels = [f"{a}:{b}" for a, b in rows] if len(drawn) == 2 else [""]
     column_labels = [f"{a}:{b}" for a, b in columns] if drawn else [""]
-    parts = (f"{sharding.short()} of {whole} on {mesh!r}", names, row_labels, column_labels, grid, sharding.op,
-             _notes(sharding, drawn, empty))
-    return Drawing(_text(*parts), _html(*parts))
+    caption, notes = f"{sharding.short()} of {whole} on {mesh!r}", _notes(sharding, drawn, empty)
+    extents = [[float(stop - start) for start, stop in spans] for spans in (rows, columns)]
+    labels = [list(zip(*pair, strict=True)) for pair in zip((row_labels, column_labels), extents, strict=True)]
+    return Drawing(_text(caption, names, row_labels, column_labels, cells_of, sharding.op, notes),
+                   _html(caption, names, labels[0], labels[1], cells_of, sharding.op, notes))
+
+
+def table_of_dims(sharding: TensorSharding) -> str:
+    """The layout of a tensor of any shape on any mesh, as HTML: what each dim is split over."""
+    names = [f"dim {d}" for d in range(len(sharding.dims))]
+    if sharding.ellipsis is not None:
+        later = len(sharding.dims) - sharding.ellipsis
+        names[sharding.ellipsis:] = [f"dim -{later - place}" for place in range(later)]
+    rows = [(name, f"split over {', '.join(dim.axes)}" if dim.axes else "whole")
+            for name, dim in zip(names, sharding.dims, strict=True)]
+    if sharding.ellipsis is not None:
+        rows.insert(sharding.ellipsis, ("...", "any further dims, whole"))
+    if sharding.partial:
+        rows.append(("pending", f"a {sharding.op} over {', '.join(sharding.partial)}"))
+    return figure(facts(rows or [("a scalar", "whole")]), note("layout.draw(shape, mesh) draws its blocks"),
+                  title=sharding.short())
 
 
 def _drawn_dims(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
@@ -146,8 +164,8 @@ def _text(
             lines.append("; ".join(
                 f"{'down' if len(names) == 2 and d == 0 else 'across'}: {name}" for d, name in enumerate(names)
             ))
-    for note in notes:
-        lines += folded(note)
+    for words in notes:
+        lines += folded(words)
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 
@@ -159,22 +177,11 @@ def _rule(margin: int, widths: Sequence[int], corners: str) -> str:
 
 
 def _html(
-    caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
-    grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
+    caption: str, names: Sequence[str], rows: Sequence[tuple[str, float]], columns: Sequence[tuple[str, float]],
+    cells: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
 ) -> str:
-    rows, columns = kept(len(row_labels), MOST_HTML), kept(len(column_labels), MOST_HTML)
-    head = "".join(f"<th>{'…' if j is None else escape(column_labels[j])}</th>" for j in columns)
-    body = ""
-    for i in rows:
-        cells = "".join(
-            "<td>…</td>" if i is None or j is None else _html_cell(grid[i][j], i * len(column_labels) + j, op)
-            for j in columns)
-        body += f"<tr><th>{'…' if i is None else escape(row_labels[i])}</th>{cells}</tr>"
-    notes_html = "".join(f"<br>{escape(text)}" for text in [*names, *notes])
-    return f"<table><caption>{escape(caption)}{notes_html}</caption><tr><th></th>{head}</tr>{body}</table>"
-
-
-def _html_cell(cell: Cell, number: int, op: str) -> str:
-    hue = number * 137 % 360                    # Neighbouring cells get very different hues.
-    return (f'<td style="background:hsl({hue},55%,88%);color:#000;text-align:center">'
-            f"{escape(_cell(cell, op, 60))}</td>")
+    down, across = kept(len(rows), MOST_HTML), kept(len(columns), MOST_HTML)
+    shown = [[("…", -1) if i is None or j is None else (_cell(cells[i][j], op, 60), i * len(columns) + j)
+              for j in across] for i in down]
+    labels = [[("…", 1.0) if i is None else of[i] for i in places] for of, places in ((columns, across), (rows, down))]
+    return figure(beside(grid(labels[0], labels[1], shown), "".join(map(note, [*names, *notes]))), title=caption)

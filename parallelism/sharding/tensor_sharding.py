@@ -304,6 +304,11 @@ class TensorSharding:
                 words.append(f"op={self.op!r}")
         return f"TensorSharding({', '.join(words)})"
 
+    def _repr_html_(self) -> str:
+        from parallelism.sharding import picture as drawing
+
+        return drawing.table_of_dims(self)
+
     def short(self) -> str:
         """The layout in brackets, ``[x, None] partial=y``; `parse` reads it, too."""
         pending = f" partial={_written(self.partial, str)}" if self.partial else ""

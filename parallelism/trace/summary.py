@@ -3,19 +3,21 @@
 Virtual time and wall time stand on lines of their own and are never added or divided by each other.
 """
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 from parallelism.display import WIDTH, in_columns
+from parallelism.display.markup import figure, note, table
 from parallelism.display.quantities import count, fit, nbytes, plural, rate, seconds
 from parallelism.trace.breakdown import PARTS, split
 from parallelism.trace.collectives import collectives
+from parallelism.trace.timeline_picture import timelines
 from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving
 
-_MOST_ROWS = 64
+_MOST_ROWS, _MOST_SHOWN = 64, 18
+"""The largest number of rows of a table as text, and in a notebook."""
 
 
 class _Table(NamedTuple):
@@ -28,24 +30,26 @@ class _Table(NamedTuple):
 def as_text(trace: Trace) -> str:
     """The summary in lines of at most 80 columns."""
     lines = _headline(trace)
-    for table in _tables(trace):
-        lines += ["", *(fit(line, WIDTH) for line in _lines(table))]
-        if len(table.rows) > _MOST_ROWS:
-            lines.append(f"... and {len(table.rows) - _MOST_ROWS} more")
+    for each in _tables(trace, moving(trace)):
+        lines += ["", *(fit(line, WIDTH) for line in _lines(each))]
+        if len(each.rows) > _MOST_ROWS:
+            lines.append(f"... and {len(each.rows) - _MOST_ROWS} more")
     return "\n".join(lines)
 
 
 def as_html(trace: Trace) -> str:
-    """The same as a fragment of HTML, for a notebook."""
-    def row(tag: str, cells: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    """The timeline and the tables, for a notebook."""
+    moved = moving(trace)
+    head, *lines = _headline(trace)
+    return figure(
+        *map(note, lines), timelines([("", trace)], [moved]), *(_html_table(each) for each in _tables(trace, moved)),
+        title=head)
 
-    parts = [f"<p>{'<br>'.join(map(escape, _headline(trace)))}</p>"]
-    for table in _tables(trace):
-        rows = "".join(row("td", cells) for cells in table.rows[:_MOST_ROWS])
-        more = f"<p>... and {len(table.rows) - _MOST_ROWS} more</p>" if len(table.rows) > _MOST_ROWS else ""
-        parts.append(f"<table><thead>{row('th', table.columns)}</thead><tbody>{rows}</tbody></table>{more}")
-    return f"<div>{''.join(parts)}</div>"
+
+def _html_table(one: _Table) -> str:
+    """A table for a notebook."""
+    more = note(f"... and {len(one.rows) - _MOST_SHOWN} more") if len(one.rows) > _MOST_SHOWN else ""
+    return table(one.rows[:_MOST_SHOWN], one.columns, left=one.left) + more
 
 
 def _headline(trace: Trace) -> list[str]:
@@ -64,8 +68,7 @@ def _headline(trace: Trace) -> list[str]:
     ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
 
 
-def _tables(trace: Trace) -> list[_Table]:
-    moved = moving(trace)
+def _tables(trace: Trace, moved: Moving) -> list[_Table]:
     tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
     held = trace.peaks()
     ranks = [[str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
@@ -79,10 +82,10 @@ def _tables(trace: Trace) -> list[_Table]:
         groups = [[fit(row.name, longest), fit(row.algorithm, longest),
                    fit("-" if row.axes is None else ", ".join(row.axes), longest), count(row.operations),
                    nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
-        table = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
-        if not groups or max(map(len, _lines(table))) <= WIDTH:
+        last = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
+        if not groups or max(map(len, _lines(last))) <= WIDTH:
             break
-    return [*tables, table] if rows else tables
+    return [*tables, last] if rows else tables
 
 
 def _split_table(trace: Trace, moved: Moving) -> _Table:
@@ -95,5 +98,5 @@ def _split_table(trace: Trace, moved: Moving) -> _Table:
                   [["all", *map(seconds, total)], shares, *shown], 0)
 
 
-def _lines(table: _Table) -> list[str]:
-    return in_columns([table.columns, *table.rows[:_MOST_ROWS]], table.left)
+def _lines(one: _Table) -> list[str]:
+    return in_columns([one.columns, *one.rows[:_MOST_ROWS]], one.left)

@@ -93,6 +93,14 @@ class Strategy:
     def __repr__(self) -> str:
         return f"Strategy({', '.join(map(repr, self.transforms))})"
 
+    def _repr_html_(self) -> str:
+        from parallelism.display.markup import figure, note, table
+
+        rows = [(str(each), type(each).__name__, (type(each).__doc__ or "").split("\n")[0].replace("`", ""))
+                for each in self.transforms]
+        return figure(table(rows, ("word", "transform", "what it does"), left=3) if rows else note("one device"),
+                      title=f"Strategy: {self}" if rows else "Strategy()")
+
     @classmethod
     def parse(cls, text: str) -> Strategy:
         """The strategy that ``text`` says: the words of its transforms, in any order, without sizes of axes.

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.display import in_columns
+from parallelism.display.markup import figure, preformatted
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.products.product import Axes, Shape, bytes_by_rank
@@ -76,7 +76,8 @@ class Plan:
         return f"{sum(self.bytes_received)} bytes forward, {sum(self.backward_bytes_received)} backward"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        title, *lines = str(self).splitlines()
+        return figure(preformatted("\n".join(lines)), title=title)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import lru_cache
+from html import escape
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array, plain_array
+from parallelism.display.markup import Markup, figure, note, table, tint
 from parallelism.dtypes import as_dtype, common_dtype
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
@@ -90,6 +92,15 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
         super().__init__(sharding)
         self._plans: dict[Any, Planned] = {}
         """The plans that the host has made.  They are sent to the devices with the operation."""
+
+    def _repr_html_(self) -> str:
+        policy = getattr(self, "policy", None) or getattr(self.sharding, "policy", None)
+        layouts = [(field.name, getattr(self.sharding, field.name)) for field in fields(self.sharding)]
+        rows = [(name, Markup(f'<code style="background:{tint(place)};padding:0 4px">{escape(layout.short())}</code>'),
+                 repr(layout)) for place, (name, layout) in enumerate(layouts)]
+        return figure(table(rows, ("tensor", "layout", ""), left=3),
+                      note("operation.plan(shapes, mesh) shows what will run, and why"),
+                      title=f"{type(self).__name__}" + (f", {policy.name}" if isinstance(policy, Enum) else ""))
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of the inputs, by rank.  All errors of the inputs are raised here, before anything is sent."""

@@ -8,13 +8,13 @@ the axes of each letter.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.display.markup import beside, figure, inside, note, preformatted
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import ReshardingPlan, plan_resharding, run_plan
@@ -125,7 +125,12 @@ class ProductPlan:
         ])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        drawn = [inside(layout.draw(move.shape, self.mesh).html) for move, layout in (
+            (self.lhs, self.lhs.source), (self.rhs, self.rhs.source), (self.out, self.out.target))]
+        named = [note(f"{name}, as {how}") + picture for name, how, picture in zip(
+            "ABC", ("it comes", "it comes", "it is returned"), drawn, strict=True)]
+        return figure(beside(*named), preformatted("\n".join(str(self).splitlines()[1:])),
+                      title=str(self).splitlines()[0])
 
 
 def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:

@@ -7,15 +7,17 @@ changes by name and by device.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
 
 from parallelism.display import in_columns
+from parallelism.display.markup import figure, note, table
 from parallelism.display.quantities import fit, seconds
 from parallelism.trace import HOLDING, PARTS, Split, Trace, part_of
 from parallelism.trace.breakdown import split
+from parallelism.trace.timeline_picture import timelines
 from parallelism.trace.transfers import moving, rounded
 from vcluster.report.naming import groups, part_name, without_numbers
 
@@ -57,8 +59,14 @@ class Comparison:
     sizes: tuple[int, int]
     """The number of devices in each trace."""
 
+    traces: tuple[Trace, Trace] | None = field(default=None, repr=False, compare=False)
+    """Both traces, for the picture."""
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        return html(self)
 
     __repr__ = __str__
 
@@ -77,8 +85,16 @@ def compare(a: Trace, b: Trace) -> Comparison:
         tuple(map(Change, PARTS, *map(_mean, splits))),
         _largest(_by_name(a, moved[0].since), _by_name(b, moved[1].since)),
         tuple(change for change in _largest(*computes) if change.name in computes[0] and change.name in computes[1]),
-        (len(a.ranks), len(b.ranks)),
+        (len(a.ranks), len(b.ranks)), (a, b),
     )
+
+
+def html(comparison: Comparison, titles: Sequence[str] = ("before", "after")) -> str:
+    """The sentences, both timelines on one axis, and the tables, for a notebook or a page."""
+    told = _sentences(comparison)
+    drawn = timelines(list(zip(titles, comparison.traces, strict=True))) if comparison.traces else ""
+    tables = [table(rows, heads) + (note(more) if more else "") for heads, rows, more in _tables(comparison)]
+    return figure(*map(note, told[1:]), drawn, *tables, title=told[0])
 
 
 def _mean(by_rank: Mapping[int, Split]) -> list[float]:
@@ -113,12 +129,19 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
 
 
 def _lines(comparison: Comparison) -> list[str]:
+    lines = list(map(fit, _sentences(comparison)))
+    for heads, rows, more in _tables(comparison):
+        lines += ["", *in_columns([heads, *rows], 1), *([more] if more else [])]
+    return lines
+
+
+def _sentences(comparison: Comparison) -> list[str]:
+    """What became slower or faster, and why."""
     makespan = comparison.makespan
     times = f"{seconds(makespan.before)} -> {seconds(makespan.after)}"
     if not isfinite(makespan.seconds):
         return [f"cannot be compared: makespan {times}"]
-    least = NEGLIGIBLE * max(makespan.before, makespan.after)
-    if abs(makespan.seconds) <= least:
+    if abs(makespan.seconds) <= _least(comparison):
         lines = [f"unchanged: makespan {times}"]
     else:
         word = "slower" if makespan.seconds > 0 else "faster"
@@ -133,24 +156,37 @@ def _lines(comparison: Comparison) -> list[str]:
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
-    return [
-        *map(fit, lines),
-        *_table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan]),
-        *_table("all devices together", comparison.names, least=least),
-        *_table("compute of a device", comparison.devices, least=least)]
+    return lines
 
 
-def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), least: float = -1.0) -> list[str]:
+def _least(comparison: Comparison) -> float:
+    return NEGLIGIBLE * max(comparison.makespan.before, comparison.makespan.after)
+
+
+def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]], str]]:
+    """The tables: heads, rows, and how many more rows there are."""
+    if not isfinite(comparison.makespan.seconds):
+        return []
+    least, parts = _least(comparison), [part for part in comparison.parts if part.before or part.after]
+    found = [_rows("the mean device", parts, [comparison.makespan]),
+             _rows("all devices together", comparison.names, least=least),
+             _rows("compute of a device", comparison.devices, least=least)]
+    return [each for each in found if each]
+
+
+def _rows(
+    title: str, changes: Sequence[Change], total: Sequence[Change] = (), least: float = -1.0
+) -> tuple[list[str], list[list[str]], str] | None:
     changes = [change for change in changes if abs(change.seconds) > least]
     if not changes:
-        return []
-    rows = [[title, "before", "after", "change"]]
+        return None
+    rows = []
     for change in (*changes[:SHOWN], *total):
         rounding = _ROUNDING * max(change.before, change.after)
         rows.append([fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
                      _signed(change.seconds if abs(change.seconds) > rounding else 0)])
     more = len(changes) - SHOWN
-    return ["", *in_columns(rows, 1), *([f"... and {more} more"] if more > 0 else [])]
+    return [title, "before", "after", "change"], rows, f"... and {more} more" if more > 0 else ""
 
 
 def _signed(value: float) -> str:

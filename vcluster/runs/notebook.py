@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from html import escape
 from typing import TYPE_CHECKING, Any
+
+from parallelism.display.markup import beside, figure, inside, note, table
 
 if TYPE_CHECKING:
     from vcluster.runs.cluster import VirtualCluster
@@ -23,18 +24,11 @@ _KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+")
 def html_of(cluster: VirtualCluster, pids: list[int], hardware: str) -> str:
     """The picture of a cluster: its mesh, and a row for each device with its place and its process."""
     mesh = cluster.mesh
-    heads = "".join(f"<th>{escape(head)}</th>" for head in ("rank", *mesh.axes, *(["pid"] if pids else [])))
-    rows = []
-    for rank in range(min(mesh.size, MOST_ROWS)):
-        cells = "".join(f"<td>{cell}</td>" for cell in (rank, *mesh.index(rank).values(), *pids[rank:rank + 1]))
-        rows.append(f"<tr>{cells}</tr>")
-    if mesh.size > MOST_ROWS:
-        rows.append(f'<tr><td colspan="{len(mesh.axes) + 2}">… and {mesh.size - MOST_ROWS} more</td></tr>')
-    return (
-        f'<div><div>{escape(repr(cluster))}, time of {escape(hardware)}</div>'
-        f'<div style="display:flex;flex-wrap:wrap;gap:2em;align-items:flex-start"><div>{mesh.draw().html}</div>'
-        f"<table><caption>devices</caption><tr>{heads}</tr>{''.join(rows)}</table></div></div>"
-    )
+    rows = [(rank, *mesh.index(rank).values(), *pids[rank:rank + 1]) for rank in range(min(mesh.size, MOST_ROWS))]
+    devices = table(rows, ("rank", *mesh.axes, *(["pid"] if pids else [])), left=0, caption="devices")
+    more = note(f"… and {mesh.size - MOST_ROWS} more") if mesh.size > MOST_ROWS else ""
+    return figure(
+        note(f"time of {hardware}"), beside(inside(mesh.draw().html), devices + more), title=repr(cluster).strip("<>"))
 
 
 def let_go_after_the_cell(cluster: VirtualCluster) -> None:

@@ -7,6 +7,10 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from parallelism.display.drawing import kept
+from parallelism.display.markup import Markup, figure, folded_away, inside, note, table
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.spelling import no_attribute
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from parallelism.timeline import Pricing
     from parallelism.trace import Trace
 
+_MOST_ROWS = 16
+"""The largest number of outputs that a notebook shows."""
 _ELSEWHERE = {
     "results": "run.outputs", "values": "run.outputs", "value": "run[0]", "output": "run[0]", "returned": "run.outputs",
     "get": "run.outputs", "gather": "run.unshard(sharding)", "fulltensor": "run.unshard(sharding)",
@@ -88,11 +94,14 @@ class Run(Sequence[Any]):
         return f"<Run of {self._name} on {self.mesh!r}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{rank}</td><td>{_short(output)}</td></tr>" for rank, output in enumerate(self.outputs))
-        caption = escape(repr(self), quote=False)
-        return f"<table><caption>{caption}</caption><tr><th>rank</th><th>output</th></tr>{rows}</table>"
+        ranks = [rank for rank in kept(len(self), _MOST_ROWS) if rank is not None]
+        outputs = table([(rank, _short(self.outputs[rank])) for rank in ranks], ("rank", "output"), left=2)
+        more = note(f"{len(ranks)} of {len(self)} ranks are shown") if len(ranks) < len(self) else ""
+        trace = folded_away("run.trace: what happened", inside(self.trace._repr_html_()), is_open=True)
+        return figure(outputs, more, trace, title=f"Run of {self._name} on {self.mesh!r}")
 
 
-def _short(value: Any) -> str:
+def _short(value: Any) -> Markup:
     text = repr(value)
-    return f"<code>{escape(text if len(text) < 200 else text[:197] + '...', quote=False)}</code>"
+    kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
+    return Markup(f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>")

@@ -259,6 +259,11 @@ class Function:
 
     __str__ = print_function
 
+    def _repr_html_(self) -> str:
+        from parallelism.ir.core import picture
+
+        return picture.html(self)
+
 
 def verify(function: Function) -> None:
     """Check a function; `VerifyError` names the op that is wrong.  Every `Function` is verified when it is built."""

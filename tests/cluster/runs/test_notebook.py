@@ -44,7 +44,7 @@ def test_a_cell_that_shows_a_cluster_leaves_one_however_often_it_is_run(cell, le
 def test_the_picture_names_the_mesh_the_devices_and_their_processes():
     with VirtualCluster(dp=2, tp=3, backend="thread", hardware="dgx-a100") as cluster:
         html = cluster._repr_html_()
-        assert html.count("<tr>") == 7 + 3 and "time of dgx-a100" in html and "pid" not in html
+        assert html.count("<tr>") == 7 and ">tp=2</div>" in html and "time of dgx-a100" in html and "pid" not in html
     assert "closed" in cluster._repr_html_()
     with VirtualCluster(2) as cluster:
         html = cluster._repr_html_()

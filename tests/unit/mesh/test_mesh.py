@@ -128,7 +128,7 @@ def test_the_drawing_of_a_mesh_escapes_what_its_names_say():
     page = Mesh(**{"<b>": 2, "&": 1, "\"x": 2})._repr_html_()
     assert "<b>" not in page
     assert "&lt;b&gt;=1 &amp;=0" in page
-    assert page.count("<td>") == 4
+    assert all(f">{rank}</div>" in page for rank in range(4))
 
 
 def test_an_index_is_a_mapping_that_can_be_asked_for_an_axis_it_lacks():

@@ -327,5 +327,5 @@ def test_a_picture_of_several_chunks_names_the_stages_and_html_names_every_actio
     schedule = Schedule.from_csv(TWO_CHUNKS, "<own>")
     assert "rank 1  .   1F0 1F1 3F0 3B0 3F1 3B1" in str(schedule)
     page = schedule._repr_html_()
-    assert "&lt;own&gt;" in page and page.count("<tr>") == 2
-    assert all(f">{action}<" in page for row in schedule.actions for action in row)
+    assert "&lt;own&gt;" in page and page.count(">rank 0</text>") == page.count(">rank 1</text>") == 1
+    assert all(f"<title>{action}: " in page for row in schedule.actions for action in row)

@@ -146,17 +146,20 @@ def test_the_picture_has_a_box_to_scale_for_every_action(pipeline, costs):
     told = [box.find("{http://www.w3.org/2000/svg}title").text for box in boxes]
     spans = [span for row in timeline.spans for span in row]
     assert told == [f"{action}: {start:g} to {end:g}" for action, start, end in spans]
+    row = next(each for each in root.findall("{http://www.w3.org/2000/svg}rect") if each.get("fill") == "var(--panel)")
+    whole = float(row.get("width"))
     for box, (_, start, end) in zip(boxes, spans, strict=True):
         width = float(box.find("{http://www.w3.org/2000/svg}rect").get("width"))
-        assert width == pytest.approx((end - start) * 900 / timeline.makespan, abs=0.01)
+        assert width == pytest.approx((end - start) * whole / timeline.makespan, abs=0.02)
 
 
 def test_the_picture_tells_kinds_apart_without_colour_and_escapes_the_name():
     rows = [["0F0", "0I0", "0W0", "0F1", "0B1"]]
     page = Schedule("<own>", rows, 1, 2).to_svg()
     assert "&lt;own&gt;: 1 stage on 1 rank, 2 microbatches; makespan 6, bubble 0.0% of it" in page
+    mark = page.split('<pattern id="')[1].split("-")[0]
     for kind in "BIW":
-        assert page.count(f'fill="url(#pipeline-{kind})"') == 2     # the box, and the legend's
+        assert page.count(f'fill="url(#{mark}-{kind})"') == 2     # the box, and the legend's
     for word in (">F0<", ">I0<", ">W0<", ">B1<", "backward for the input", "backward for the weights"):
         assert word in page
     assert Pipeline(2, 4, "dual_pipe_v").schedule.to_svg().count("run together") == 1

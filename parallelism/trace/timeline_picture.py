@@ -1,0 +1,119 @@
+"""The timelines of traces as HTML, on one axis of virtual time: for each device its compute, and below it what moves.
+
+It is as wide as the page.  Waits are thin, data that moves is thicker, compute is thickest.  Events too short to be
+seen are drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import isfinite
+
+import numpy as np
+
+from parallelism.display.chart import ticks
+from parallelism.display.drawing import kept
+from parallelism.display.markup import Markup, note
+from parallelism.display.quantities import fit, plural, seconds
+from parallelism.trace.breakdown import PARTS, part_of
+from parallelism.trace.trace import Trace
+from parallelism.trace.transfers import HOLDING, Moving, moving, rounded
+
+_MOST_ROWS, _MOST_BARS = 16, 6000
+_ROW, _COMPUTE, _MOVES, _WAITS = 34, 17, 8, 2
+_FILLS = {"forward": "forward", "backward": "backward", "recompute": "recompute", "other": "other",
+          "communication": "communication", "wait": "wait"}
+_WAIT = len(PARTS)
+"""The number of waiting, after those of the parts of a trace."""
+
+
+def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | None = None) -> Markup:
+    """The timelines of traces below each other, each under its title if it has one."""
+    moved = [moving(trace) for _, trace in traces] if moved is None else moved
+    span = max((trace.makespan_seconds for _, trace in traces), default=0.0)
+    if not (span > 0 and isfinite(span)):
+        return Markup("")
+    parts, present = [], set[int]()
+    for (title, trace), since in zip(traces, moved, strict=True):
+        ranks = [None if place is None else trace.ranks[place] for place in kept(len(trace.ranks), _MOST_ROWS)]
+        shown = [rank for rank in ranks if rank is not None]
+        bars = _bars(trace, since, shown, span, _MOST_BARS // max(1, len(shown) * len(traces)))
+        present |= {part for row in bars.values() for _, _, part, _ in row}
+        words = ("…" if rank is None else f"rank {rank}" for rank in ranks)
+        labels = "".join(f'<div style="height:{_ROW}px;line-height:20px">{word}</div>' for word in words)
+        lines = [line for place, rank in enumerate(ranks) for line in _row(bars.get(rank, []), place * _ROW, span)]
+        height = _ROW * len(ranks)
+        parts.append(
+            (f'<div class="quiet">{escape(title)}</div>' if title else "")
+            + f'<div style="display:flex;gap:8px"><div style="flex:none">{labels}</div>'
+            f'<svg style="flex:1;min-width:0" width="100%" height="{height + 22}" role="img" font-size="12" '
+            f'fill="var(--quiet)" aria-label="timeline of {plural(len(shown), "device")}">{"".join(lines)}'
+            f'{"".join(_axis(span, height))}</svg></div>')
+        if len(shown) < len(trace.ranks):
+            parts.append(note(f"{len(shown)} of {len(trace.ranks)} devices are drawn"))
+    return Markup("".join(parts) + _legend(present))
+
+
+def _bars(
+    trace: Trace, moved: Moving, ranks: Sequence[int], span: float, most: int,
+) -> dict[int | None, list[tuple[float, float, int, str]]]:
+    """By rank: start, end, number of the part and tooltip of what is drawn.  About ``most`` for each part of a rank."""
+    columns = trace.columns
+    start = columns.numbers("start_seconds").astype(np.float64)
+    end = start + columns.numbers("duration_seconds")
+    begin = float(start.min())
+    rank, part = columns.numbers("rank"), part_of(columns).astype(np.int64)
+    drawn = ~columns.present("parent") & columns.isin("kind", HOLDING) & (end > start) & np.isin(rank, ranks)
+    blocking = columns.isin("kind", {"collective", "recv", "wait"})
+    since = np.where(blocking, np.clip(rounded(moved.since, end), start, end), start)
+    since = np.where(columns.isin("kind", {"wait"}), end, since)       # its operation has the transfer
+    names = columns.values("name")
+    bars: dict[int | None, list[tuple[float, float, int, str]]] = {rank: [] for rank in ranks}
+    least = span / max(50, most)
+    for first, last, parts in ((start, since, np.full(len(part), _WAIT)), (since, end, part)):
+        here = drawn & (last > first)
+        for at in np.flatnonzero(here & (last - first >= least)).tolist():
+            told = f"{names[at]}, {seconds(float(last[at] - first[at]))}" + " waiting" * int(parts[at] == _WAIT)
+            bars[int(rank[at])].append((float(first[at]) - begin, float(last[at]) - begin, int(parts[at]), told))
+        short = np.flatnonzero(here & (last - first < least))
+        places = ((first[short] - begin) / least).astype(np.int64)
+        keys, inverse, counts = np.unique(
+            np.stack([rank[short], parts[short], places]), axis=1, return_inverse=True, return_counts=True)
+        lows, highs = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
+        np.minimum.at(lows, inverse.ravel(), first[short] - begin)
+        np.maximum.at(highs, inverse.ravel(), last[short] - begin)
+        for (of, which, _), low, high, count in zip(keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(),
+                                                    strict=True):
+            bars[of].append((low, high, which, plural(count, "short event")))
+    return bars
+
+
+def _row(bars: Sequence[tuple[float, float, int, str]], y: int, span: float) -> Iterator[str]:
+    yield f'<rect x="0" y="{y}" width="100%" height="{_COMPUTE + _MOVES + 1}" fill="var(--panel)"/>'
+    for low, high, part, tip in bars:
+        name = "wait" if part == _WAIT else PARTS[part]
+        top, height = {"communication": (y + _COMPUTE + 1, _MOVES), "wait": (y + _COMPUTE + 4, _WAITS)}.get(
+            name, (y, _COMPUTE))
+        yield (f'<rect x="{100 * low / span:.3f}%" y="{top}" width="{max(100 * (high - low) / span, .05):.3f}%" '
+               f'height="{height}" fill="var(--{_FILLS[name]})" stroke="var(--quiet)" stroke-width=".4">'
+               f"<title>{escape(fit(tip, 90))}</title></rect>")
+
+
+def _axis(span: float, y: int) -> Iterator[str]:
+    for tick in ticks(span, 5):
+        share = 100 * tick / span
+        anchor = "start" if share < 5 else "end" if share > 93 else "middle"
+        yield f'<rect x="{min(share, 99.8):.2f}%" y="{y - 2}" width="1" height="5" fill="var(--quiet)"/>'
+        yield f'<text x="{share:.2f}%" y="{y + 16}" text-anchor="{anchor}">{seconds(tick)}</text>'
+
+
+def _legend(parts: set[int]) -> str:
+    names = [("wait" if part == _WAIT else PARTS[part]) for part in sorted(parts)]
+    words = {"communication": "data moves", "wait": "waits", "other": "other compute"}
+    swatch = '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid ' \
+             'var(--line);margin-right:6px;vertical-align:middle"></span>{}'
+    heights = {"communication": 8, "wait": 3}
+    entries = "".join(f"<span>{swatch.format(heights.get(name, 12), _FILLS[name], words.get(name, name))}</span>"
+                      for name in names)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;margin:2px 0 6px">{entries}</div>'
