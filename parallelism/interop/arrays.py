@@ -107,6 +107,13 @@ def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[i
     return x
 
 
+def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
+    """``x[begin:end:step]`` along a dim."""
+    dims = range(len(x.shape))
+    return sliced(x, [begin if d == axis else 0 for d in dims], [end if d == axis else x.shape[d] for d in dims],
+                  [step if d == axis else 1 for d in dims])
+
+
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
     """The arrays joined along a dim."""
     parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])

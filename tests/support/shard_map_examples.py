@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 if __name__ == "__main__":
@@ -18,9 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxlib import xla_client
 
 AXES = {"a": 2, "b": 4}
-KINDS: dict[str, list[str]] = {}
+OTHERS = ("psum", "two bodies", "all_to_all", "all_to_all in one dim", "a data-parallel step", "constraints",
+          "attention in a ring", "rows moved on")
+"""The examples that are also read in the words of GSPMD, and as XLA compiles them."""
 
 
 def floats(*shape, seed=0):
@@ -42,6 +46,34 @@ def examples(mesh):
     def tensor_parallel(x, up, down):
         hidden = jax.nn.gelu(x @ up)
         return lax.psum(hidden @ down, "b")
+
+    def nested(x):
+        inner = jax.shard_map(lambda y: lax.psum(y, "b"), in_specs=P(None, "b"), out_specs=P(), axis_names={"b"},
+                              check_vma=False)
+        return inner(x) * 2
+
+    def pipeline(rows, weights):
+        place, onward = lax.axis_index("b"), [(i, (i + 1) % 4) for i in range(4)]
+
+        def turn(t, carry):
+            x, kept = carry
+            y = jnp.tanh(jnp.where(place == 0, rows[jnp.minimum(t, 3)], x) @ weights[0])
+            return lax.ppermute(y, "b", onward), jnp.where(t >= 3, kept.at[jnp.maximum(t - 3, 0)].set(y), kept)
+
+        return lax.fori_loop(0, 7, turn, (jnp.zeros(3), jnp.zeros((4, 3))))[1][None]
+
+    def attention(x):
+        def turn(_, carry):
+            total, weight, most, keys = carry
+            scores = x @ keys.T
+            more = jnp.maximum(most, scores.max(1, keepdims=True))
+            kept, part = jnp.exp(most - more), jnp.exp(scores - more)
+            return (total * kept + part @ keys, weight * kept + part.sum(1, keepdims=True), more,
+                    lax.ppermute(keys, "b", [(i, (i + 1) % 4) for i in range(4)]))
+
+        first = jnp.zeros_like(x), jnp.zeros((2, 1)), jnp.full((2, 1), -1e30), x
+        total, weight, *_ = lax.fori_loop(0, 4, turn, first)
+        return total / weight
 
     def step(w, x, y):
         def local(w, x, y):
@@ -87,6 +119,25 @@ def examples(mesh):
             in_shardings=(placed(P("a", "b")), placed(P("b"))), out_shardings=placed(P("b"))), (x, w)),
         "a collective by a reducer of one's own": (shard(
             lambda x: jnp.prod(lax.all_gather(x, "b"), 0), in_specs=P("a", "b"), out_specs=P("a", None)), (x,)),
+        "an axis left to the compiler": (jax.shard_map(
+            lambda x: lax.psum(jnp.sin(x), "a"), mesh=mesh, in_specs=P("a"), out_specs=P(), axis_names={"a"},
+            check_vma=False), (x,)),
+        "a body inside another": (jax.shard_map(nested, mesh=mesh, in_specs=P("a"), out_specs=P(
+            "a"), axis_names={"a"}, check_vma=False), (x,)),
+        "gradients of a body that knows what varies": (jax.shard_map(
+            jax.grad(lambda x, w: lax.psum(jnp.sin(lax.psum(x @ w, "b")).sum(), "a"), (0, 1)), mesh=mesh,
+            in_specs=(P("a", "b"), P("b")), out_specs=(P("a", "b"), P("b"))), (x, w)),
+        "groups that lie along no axes": (shard(
+            lambda x: lax.psum_scatter(x[0], "b", axis_index_groups=[[0, 3], [2, 1]], tiled=True)[None], in_specs=P(
+                ("a", "b")), out_specs=P(("a", "b"))), (x,)),
+        "branches by the place of a device": (shard(
+            lambda x: lax.switch(lax.axis_index("b") % 3, [jnp.sin, jnp.cos, lambda x: x.sum() + x], x), in_specs=P(
+                "a", "b"), out_specs=P("a", "b")), (x,)),
+        "a pipeline in a loop": (shard(pipeline, in_specs=(P(), P("b")), out_specs=P("b")), (
+            floats(4, 3), floats(4, 3, 3))),
+        "attention in a ring": (shard(attention, in_specs=P("b"), out_specs=P("b")), (floats(8, 4),)),
+        "rows moved on": (jax.jit(lambda x: jnp.roll(x, 1, 0) + x, in_shardings=placed(P(("a", "b"))),
+                                  out_shardings=placed(P(("a", "b")))), (x,)),
         "a gradient through psum": (jax.grad(lambda x: jnp.sum(shard(lambda x: lax.psum(jnp.sin(x), "b"), in_specs=P(
             "a", "b"), out_specs=P("a"))(x) ** 2)), (x,)),
     }
@@ -105,7 +156,35 @@ def main(path):
         kept[f"{name}/text"] = np.array(jitted.lower(*arguments).as_text())
         for i, result in enumerate(jax.tree.leaves(jitted(*arguments))):
             kept[f"{name}/{i}"] = np.asarray(result)
+        if name in OTHERS:
+            kept |= {f"{name}/compiled/{key}": x for key, x in compiled(jitted, arguments, mesh).items()}
+            with gspmd():
+                kept[f"{name}/gspmd"] = np.array(jitted.lower(*arguments).as_text())
     np.savez(path, **kept)
+
+
+@contextmanager
+def gspmd():
+    """JAX writes GSPMD's words in place of Shardy's."""
+    jax.config.update("jax_use_shardy_partitioner", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_use_shardy_partitioner", True)
+    jax.clear_caches()
+
+
+def compiled(jitted, arguments, mesh):
+    """What XLA makes of a function: the module of one device, and the arguments and results of each."""
+    done = jitted.lower(*arguments).compile()
+    proto = done.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    found = {"module": np.frombuffer(xla_client._xla.mlir.hlo_to_stablehlo(proto), np.uint8)}
+    shardings = jax.tree.leaves(done.input_shardings[0])
+    given = [jax.device_put(x, sharding) for x, sharding in zip(arguments, shardings, strict=True)]
+    for side, arrays in (("given", given), ("made", jax.tree.leaves(done(*given)))):
+        for i, array in enumerate(arrays):
+            parts = {shard.device: np.asarray(shard.data) for shard in array.addressable_shards}
+            found |= {f"{side}/{i}/{rank}": parts[device] for rank, device in enumerate(mesh.devices.flat)}
+    return found
 
 
 if __name__ == "__main__":

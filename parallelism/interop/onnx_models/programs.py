@@ -61,9 +61,15 @@ def from_onnx(
         program, weights = from_onnx("gpt2.onnx")
         ir.interpret(program, {"input_ids": ids, **weights})
     """
-    model = Model(path_or_model)
+    try:
+        return _imported(Model(path_or_model), known or {})
+    except UnicodeDecodeError as error:
+        raise InteropError(f"a string of the model is not UTF-8: {error}") from None
+
+
+def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
     graph, builder = model.graph(), Builder()
-    given = {name: np.asarray(value) for name, value in (known or {}).items()}
+    given = {name: np.asarray(value) for name, value in known.items()}
     fixed = {name for name, array in graph.tensors.items()
              if array.size <= 1 or (array.dtype.kind in "iub" and array.size <= KNOWN)}
     trained = [name for name in graph.tensors if name not in fixed]

@@ -15,8 +15,8 @@ from parallelism.interop.arrays import (
     iota,
     number,
     padded,
+    part,
     reshaped,
-    sliced,
     taken,
     transposed,
 )
@@ -135,13 +135,6 @@ def _split(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         sizes = [each] * (count - 1) + [extent - each * (count - 1)]
     places = np.cumsum([0, *sizes]).tolist()
     return [part(x[0], axis, begin, end) for begin, end in pairwise(places)]
-
-
-def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
-    """``x[begin:end:step]`` along a dim."""
-    dims = range(len(x.shape))
-    return sliced(x, [begin if d == axis else 0 for d in dims], [end if d == axis else x.shape[d] for d in dims],
-                  [step if d == axis else 1 for d in dims])
 
 
 @meaning("Slice")

@@ -17,6 +17,7 @@ import numpy as np
 
 from parallelism.interop.errors import InteropError
 from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
+from parallelism.interop.stablehlo.shardings import list_groups
 from parallelism.ir.core import TensorType, checked_dtype
 from parallelism.mesh import Mesh
 
@@ -54,11 +55,14 @@ def read_module(content: str | bytes) -> Module:
             with context.attach_diagnostic_handler(lambda _: True):
                 try:
                     module = stablehlo.deserialize_portable_artifact(context, content)
-                except (ValueError, ir.MLIRError) as error:
-                    raise InteropError(f"the portable artifact cannot be read: {error}") from None
+                except (ValueError, ir.MLIRError):
+                    module = _bytecode(ir, content)
         else:
             module = _parsed(ir, content)
-        return _Reading(ir).module(module)
+        try:
+            return list_groups(_Reading(ir).module(module))
+        except (RuntimeError, UnicodeDecodeError) as error:         # what the bindings raise for bytes in strings
+            raise InteropError(f"a string of the module is not UTF-8: {error}") from None
 
 
 def _parsed(ir: Any, content: str | bytes) -> Any:
@@ -80,6 +84,14 @@ def _parsed(ir: Any, content: str | bytes) -> Any:
         line, column, message = found.groups()
         node = re.search(r"'([a-z_]+\.[a-z_]+)' op", message)
         raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
+
+
+def _bytecode(ir: Any, content: bytes) -> Any:
+    """A module in the bytecode of MLIR, which is no portable artifact: XLA writes such ones."""
+    try:
+        return ir.Module.parse(content)
+    except (ValueError, ir.MLIRError) as error:
+        raise InteropError(f"the portable artifact cannot be read: {error}") from None
 
 
 def _deepest(text: str) -> int:
@@ -176,6 +188,8 @@ class _Reading:
 
     def dense(self, attribute: Any) -> Any:
         """The numbers of an array; of equal ones a view of one."""
+        if str(attribute.type).endswith("xindex>"):
+            return np.array([int(str(number).split()[0]) for number in attribute], np.int64)
         type = self.type(attribute.type)
         if isinstance(type, OtherType):
             return type

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import reshaped
+from parallelism.interop.arrays import concatenated, part, reshaped
 from parallelism.interop.folding import Plain, convert, recorded, recorded_op, whole
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -22,7 +22,7 @@ from parallelism.mesh import Mesh
 from parallelism.mesh.stablehlo_groups import replica_groups
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
-COLLECTIVES = tuple(f"stablehlo.{kind}" for kind in KINDS)
+COLLECTIVES = (*(f"stablehlo.{kind}" for kind in KINDS), "mhlo.all_to_all")
 RANK = "rank"
 """The symbol that stands for the rank of a device in the program of all."""
 
@@ -35,7 +35,7 @@ def groups_of(node: Node, replicas: int, partitions: int) -> RankGroups:
     channel = _channel(node)
     if node.attributes.get("use_global_device_ids"):
         strategy = "flattened_ids"
-    elif node.kind in ("stablehlo.all_to_all", "stablehlo.collective_permute", "stablehlo.collective_broadcast"):
+    elif node.kind.endswith((".all_to_all", ".collective_permute", ".collective_broadcast")):
         strategy = "cross_partition" if channel > 0 else "cross_replica"
     else:
         strategy = "cross_replica_and_partition" if channel > 0 else "cross_replica"
@@ -128,9 +128,16 @@ def _reduce_scatter(reader: Reader, node: Node, operands: list[Any]) -> Any:
     return _collective(reader, node, "reduce_scatter", whole(x), type.shape, dim=dim, extent=type.shape[dim], op=op)
 
 
-@meaning("stablehlo.all_to_all")
+@meaning("stablehlo.all_to_all", "mhlo.all_to_all")
 def _all_to_all(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    """The blocks of a dim, joined along another one; along the same one where it is cut into two dims first."""
+    """The blocks of a dim, joined along another one; along the same one where it is cut into two dims first.
+
+    In XLA's own form each block is an operand, and each block that comes a result.
+    """
+    if node.attributes.get("split_dimension") is None:
+        blocks = concatenated([reshaped(whole(x), (1, *x.shape)) for x in operands], 0)
+        moved = _exchanged(reader, node, blocks, 0, len(operands))
+        return [reshaped(part(moved, 0, i, i + 1), x.shape) for i, x in enumerate(operands)]
     split, join = node.attributes["split_dimension"], node.attributes["concat_dimension"]
     count, results = node.attributes["split_count"], []
     for x in operands:
@@ -141,13 +148,19 @@ def _all_to_all(reader: Reader, node: Node, operands: list[Any]) -> Any:
                 reader, node, "all_to_all", whole(x), after, split_dim=split, split_extent=shape[split] // count,
                 concat_dim=join, concat_extent=shape[join] * count))
             continue
-        n = shape[split]
-        blocks = reshaped(whole(x), (*shape[:split], count, n // count, *shape[split + 1:]))
-        after = [*shape[:split], 1, n, *shape[split + 1:]]
-        moved = _collective(reader, node, "all_to_all", whole(blocks), after, split_dim=split, split_extent=1,
-                            concat_dim=split + 1, concat_extent=n)
-        results.append(reshaped(moved, shape))
+        results.append(_exchanged(reader, node, x, split, count))
     return results
+
+
+def _exchanged(reader: Reader, node: Node, x: Any, dim: int, count: int) -> Any:
+    """The blocks of a dim, each in the place of the one that was sent for it."""
+    shape = tuple(x.shape)
+    n = shape[dim]
+    blocks = reshaped(whole(x), (*shape[:dim], count, n // count, *shape[dim + 1:]))
+    after = [*shape[:dim], 1, n, *shape[dim + 1:]]
+    moved = _collective(reader, node, "all_to_all", whole(blocks), after, split_dim=dim, split_extent=1,
+                        concat_dim=dim + 1, concat_extent=n)
+    return reshaped(moved, shape)
 
 
 @meaning("stablehlo.collective_permute")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.folding import elementwise as ew, known, same_everywhere
-from parallelism.interop.stablehlo.manual import gspmd_sharded
+from parallelism.interop.stablehlo.manual import MANUAL, gspmd_sharded
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
@@ -17,6 +17,11 @@ MOST_TURNS = 100_000
 @meaning("func.call")
 def _call(reader: Reader, node: Node, x: list[Any]) -> Any:
     return reader.called(node.attributes["callee"], node, x)
+
+
+@meaning("mhlo.fusion")
+def _fusion(reader: Reader, node: Node, x: list[Any]) -> Any:
+    return reader.branch(node.body, x)
 
 
 @meaning("stablehlo.composite")
@@ -72,6 +77,8 @@ def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
         return x
     if target == "Sharding":
         return gspmd_sharded(reader, node, x)
+    if target in MANUAL:
+        raise node.unsupported(f"a {target} away from the shard_map that it belongs to is not supported")
     raise node.unsupported(f"the custom call {target!r} is not supported")
 
 

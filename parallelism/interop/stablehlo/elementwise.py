@@ -291,6 +291,6 @@ def _constant(reader: Reader, node: Node, x: list[Any]) -> Any:
     return np.asarray(array, type.dtype)
 
 
-@meaning("stablehlo.optimization_barrier", "mhlo.optimization_barrier")
+@meaning("stablehlo.optimization_barrier", "mhlo.optimization_barrier", "mhlo.copy")
 def _barrier(reader: Reader, node: Node, x: list[Any]) -> Any:
     return x

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from parallelism.interop.folding import recorded, whole
-from parallelism.interop.stablehlo.module import Node
+from parallelism.interop.folding import recorded, recorded_op, whole
+from parallelism.interop.stablehlo.module import Block, Module, Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.shardings import gspmd_tiles, sdy_layouts, tiled_layout
 from parallelism.ir.operators import layout_text
@@ -14,8 +17,8 @@ from parallelism.sharding import TensorSharding
 
 
 def laid(reader: Reader, x: Any, layout: TensorSharding | None) -> Any:
-    """The array in a layout."""
-    if layout is None:
+    """The array in a layout.  In the program of one device there is none to choose."""
+    if layout is None or reader.in_cut:
         return x
     return emit(reader.builder, "reshard", recorded(whole(x)), layout=layout_text(layout.over(len(x.shape))))
 
@@ -47,19 +50,44 @@ def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("sdy.manual_computation")
 def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
-    """The program of one device begins here and ends with the node; `Cut` keeps it for `partitioned`."""
+    """The program of one device begins here and ends with the node; `Cut` keeps it for `partitioned`.
+
+    Along axes that are left to the compiler, all devices compute the same.
+    """
+    named = re.findall(r'"([^"]*)"', str(node.attributes.get("manual_axes", "")))
+
+    def layouts(name: str, ndims: Sequence[int]) -> list[TensorSharding]:
+        found = sdy_layouts(str(node.attributes[name]))
+        return [TensorSharding(*([axis for axis in dim.axes if axis in named] for dim in layout.dims)) if layout
+                else TensorSharding(*[()] * ndim) for layout, ndim in zip(found, ndims, strict=True)]
+
+    sources = layouts("in_shardings", [len(array.shape) for array in x])
+    targets = layouts("out_shardings", [node.type(i).ndim for i in range(len(node.results))])
+    if reader.in_cut:
+        parts = [_own_part(reader, node, array, layout) for array, layout in zip(x, sources, strict=True)]
+        return [_gathered_parts(reader, node, array, layout)
+                for array, layout in zip(reader.branch(node.body, parts), targets, strict=True)]
+    return reader.cut(node, [laid(reader, *pair) for pair in zip(x, sources, strict=True)], targets)
+
+
+def _own_part(reader: Reader, node: Node, x: Any, layout: TensorSharding) -> Any:
+    """The part of a device, of an array that is whole along the axes of a shard_map inside another."""
     mesh = reader.devices(node)[0]
-    axes = str(node.attributes.get("manual_axes", ""))
-    free = [axis for axis in mesh.axes if f'"{axis}"' not in axes and mesh.shape[axis] > 1]
-    if free:
-        raise node.unsupported(f"a shard_map that leaves the axis {free[0]!r} to the compiler is not supported: name "
-                               "all axes of the mesh")
-    sources, targets = (sdy_layouts(str(node.attributes[name])) for name in ("in_shardings", "out_shardings"))
-    given = []
-    for array, layout in zip(x, sources, strict=True):
-        given.append(laid(reader, array, layout or TensorSharding(*[()] * len(array.shape))))
-    layouts = [layout or TensorSharding(*[()] * node.type(i).ndim) for i, layout in enumerate(targets)]
-    return reader.cut(node, given, layouts)
+    for dim, each in enumerate(layout.dims):
+        for axis in each.axes:
+            size, array = mesh.shape[axis], recorded(whole(x))
+            x = recorded_op("all_slice", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] // size)
+    return x
+
+
+def _gathered_parts(reader: Reader, node: Node, x: Any, layout: TensorSharding) -> Any:
+    """The array of which each device has its part: the opposite of `_own_part`."""
+    mesh = reader.devices(node)[0]
+    for dim, each in enumerate(layout.dims):
+        for axis in reversed(each.axes):
+            size, array = mesh.shape[axis], recorded(whole(x))
+            x = recorded_op("all_gather", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] * size)
+    return x
 
 
 def gspmd_sharded(reader: Reader, node: Node, x: list[Any]) -> Any:
@@ -72,3 +100,113 @@ def gspmd_sharded(reader: Reader, node: Node, x: list[Any]) -> Any:
     return laid(reader, x[0], tiled_layout(tiles, mesh))
 
 
+
+
+# -- shard_map in the words of GSPMD -----------------------------------------------------------------------------------
+
+
+ENTER, LEAVE = MANUAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")
+"""The custom calls between which a program is that of one device."""
+
+
+def with_manual_regions(module: Module) -> Module:
+    """The module with one node for what lies between the custom calls that begin and end a program of one device."""
+    if not any(_target(node) in MANUAL for node in module.nodes()):
+        return module
+    functions = {name: replace(node, regions=((_gathered(node.body),),)) for name, node in module.functions.items()
+                 if node.regions and node.regions[0]}
+    return replace(module, functions={**module.functions, **functions})
+
+
+def _target(node: Node) -> str:
+    return str(node.attributes.get("call_target_name", ""))
+
+
+def _gathered(block: Block) -> Block:
+    """A block in which each program of one device is a node of its own."""
+    made_by = {number: node for node in block.nodes for number in node.results}
+    nodes: list[Node] = []
+    open_one: _Manual | None = None
+    for node in block.nodes:
+        target = _target(node)
+        if open_one is not None and (open_one.left & {*node.operands} or (target == ENTER and open_one.left)):
+            nodes.append(open_one.node())
+            open_one = None
+        if target == ENTER and open_one is None:
+            open_one = _Manual(node, made_by)
+        if open_one is None or not open_one.takes(node):
+            nodes.append(node)
+    return replace(block, nodes=tuple(nodes))
+
+
+class _Manual:
+    """A program of one device, as its nodes are found."""
+
+    def __init__(self, first: Node, made_by: dict[int, Node]) -> None:
+        self.first, self.made_by = first, made_by
+        self.entered: list[Node] = []
+        self.nodes: list[Node] = []
+        self.ended: list[Node] = []
+        self.inside: set[int] = set()
+        self.left: set[int] = set()
+        """The whole tensors that it returned so far."""
+
+    def takes(self, node: Node) -> bool:
+        """Whether a node belongs to it; then it is kept."""
+        target = _target(node)
+        if target == ENTER:
+            if str(node.attributes.get("mhlo.sharding")) != "{manual}":
+                raise node.unsupported("a shard_map that leaves axes to the compiler is only supported in the words of "
+                                       "Shardy")
+            self.entered.append(node)
+            self.inside.update(node.results)
+            return True
+        if target != LEAVE and not self.inside & {*node.operands}:
+            return False
+        for number in node.operands:
+            self._fetch(number, node)
+        if target == LEAVE:
+            self.ended.append(node)
+            self.left.update(node.results)
+        else:
+            self.nodes.append(node)
+            self.inside.update(node.results)
+        return True
+
+    def _fetch(self, number: int, user: Node) -> None:
+        """A constant from around it is made inside, too."""
+        if number in self.inside:
+            return
+        node = self.made_by.get(number)
+        if node is None or _target(node) in MANUAL:
+            raise user.unsupported("a program of one device uses a whole tensor")
+        for each in node.operands:
+            self._fetch(each, node)
+        self.nodes.append(node)
+        self.inside.update(node.results)
+
+    def node(self) -> Node:
+        """The whole as one node."""
+        end = Node("stablehlo.return", tuple(each.operands[0] for each in self.ended), (), (), {}, (), self.first.place)
+        body = Block(tuple(each.results[0] for each in self.entered), tuple(each.types[0] for each in self.entered),
+                     (*self.nodes, end))
+        given = [self.made_by.get(each.operands[0]) for each in self.entered]
+        layouts = {"in": tuple("" if node is None else str(node.attributes.get("mhlo.sharding", "")) for node in given),
+                   "out": tuple(str(each.attributes.get("mhlo.sharding", "")) for each in self.ended)}
+        return Node(
+            "gspmd.manual_computation", tuple(each.operands[0] for each in self.entered),
+            tuple(each.results[0] for each in self.ended), tuple(each.types[0] for each in self.ended), layouts,
+            ((body,),), self.first.place)
+
+
+@meaning("gspmd.manual_computation")
+def _gspmd_manual(reader: Reader, node: Node, x: list[Any]) -> Any:
+    mesh = reader.devices(node)[0]
+
+    def layout(text: str, ndim: int) -> TensorSharding:
+        tiles = gspmd_tiles(text, ndim, mesh.size)
+        return TensorSharding(*[()] * ndim) if tiles is None else tiled_layout(tiles, mesh)
+
+    given = [laid(reader, array, layout(text, len(array.shape)))
+             for array, text in zip(x, node.attributes["in"], strict=True)]
+    return reader.cut(node, given, [layout(text, node.type(i).ndim) for i, text in enumerate(node.attributes["out"])])

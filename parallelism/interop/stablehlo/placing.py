@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,28 @@ def devices_of(module: Module, mesh: Mesh | None) -> Devices | None:
     nodes = list(module.nodes())
     calls = [node for node in nodes if node.kind in COLLECTIVES]
     if replicas * partitions == 1:
-        if not calls:
+        if not calls and not partitioned(module):
             return None
-        partitions = _named(calls)
+        partitions = max(_named(calls), *(_listed(str(text)) for text in (
+            *module.attributes.get(_SPLIT, ()), module.attributes.get("mhlo.spmd_output_sharding", ""))))
     groups = [groups_of(node, replicas, partitions) for node in calls if node.kind != "stablehlo.collective_permute"]
     tiles = [tile for text, ndim in _texts(module, nodes)
              if (tile := gspmd_tiles(text, ndim, replicas * partitions)) is not None]
     return Devices(found_mesh(groups, tiles, replicas, partitions), replicas, partitions)
+
+
+_SPLIT = "mhlo.spmd_parameters_shardings"
+
+
+def partitioned(module: Module) -> bool:
+    """Whether XLA has split the module: it is the program of one device, though it may have no collectives."""
+    return _SPLIT in module.attributes
+
+
+def _listed(text: str) -> int:
+    """The number of devices in the lists of a sharding; 1 if there are none."""
+    lists = re.findall(r"<=\[([\d,]+)\]", text)
+    return max((prod(map(int, each.split(","))) for each in lists), default=1)
 
 
 def _named(calls: Sequence[Node]) -> int:

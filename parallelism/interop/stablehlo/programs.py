@@ -22,7 +22,7 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     shapes,
     windows,
 )
-from parallelism.interop.stablehlo.manual import laid
+from parallelism.interop.stablehlo.manual import laid, with_manual_regions
 from parallelism.interop.stablehlo.module import Module, Node, OtherType
 from parallelism.interop.stablehlo.placing import (
     CALLS,
@@ -30,6 +30,7 @@ from parallelism.interop.stablehlo.placing import (
     devices_of,
     joined,
     of_one_device,
+    partitioned,
     result_layouts,
 )
 from parallelism.interop.stablehlo.reading import MOST_OPS, Reader
@@ -106,19 +107,20 @@ def program_of(
         given = names if names is not None and len(names) == len(types) else [f"arg{i}" for i in range(len(types))]
         arguments, kept = [*zip(given, types, strict=True)], range(len(types))
     placed = devices_of(module, mesh)
-    layouts = argument_layouts(main, placed)
+    stated = None if partitioned(module) else placed      # layouts of arguments are those of whole tensors
+    layouts = argument_layouts(main, stated)
     with recording(builder):
         inputs = [builder.input(name, type, layouts[kept.index(i)] if i in kept else None) for i, (name, (_, type)) in
                   enumerate(zip(plain_names([name for name, _ in arguments]), arguments, strict=True))]
-        reader = Reader(module, builder, most_ops, placed)
-        results = reader.function(main, [Traced(builder, inputs[number]) for number in kept])
-        results = [laid(reader, x, layout) for x, layout in zip(results, result_layouts(main, placed), strict=True)]
+        reader = Reader(with_manual_regions(module), builder, most_ops, placed)
+        results = reader.function(reader.module.main, [Traced(builder, inputs[number]) for number in kept])
+        results = [laid(reader, x, layout) for x, layout in zip(results, result_layouts(main, stated), strict=True)]
         outputs = [recorded(whole(x)).value for x in results]
     name = title(module.name)
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)
     function = builder.function(name, outputs, prune=True)
-    if any(op.kind in CALLS for op in function.ops) or uses_rank(function):
+    if partitioned(module) or any(op.kind in CALLS for op in function.ops) or uses_rank(function):
         assert placed is not None
         return of_one_device(function, placed)
     return function

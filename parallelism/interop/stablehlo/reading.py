@@ -59,7 +59,7 @@ class Reader:
     ) -> None:
         self.module, self.builder, self.most_ops, self.placed = module, builder, most_ops, placed
         self.cuts: list[Cut] = []
-        self.depth = self.depth_of_cut = 0
+        self.depth, self.in_cut = 0, False
         self.around: dict[int, Any] = {}
         self.defined: dict[int, Node] = {}
         """The nodes so far, by the numbers of their results."""
@@ -126,11 +126,11 @@ class Reader:
 
     def cut(self, node: Node, operands: list[Traced], layouts: list[Any]) -> list[Any]:
         """The results of a node whose body is the program of one device.  They are new inputs of this program."""
-        if self.depth_of_cut:
-            raise node.unsupported("a shard_map inside another is not supported")
+        if self.in_cut:
+            raise node.unsupported("a shard_map inside another is only supported in the words of Shardy")
         inner = Builder()
         before = self.builder, self.around
-        self.builder, self.depth_of_cut = inner, 1
+        self.builder, self.in_cut = inner, True
         try:
             with recording(inner):
                 arguments = []
@@ -140,7 +140,7 @@ class Reader:
                     arguments.append(Traced(inner, inner.input(f"x{i}", type)))
                 outputs = [recorded(whole(x)).value for x in self.block(node.body, arguments, {})]
         finally:
-            (self.builder, self.around), self.depth_of_cut = before, 0
+            (self.builder, self.around), self.in_cut = before, False
         body = inner.function("body", outputs, prune=True)
         number = len(self.cuts)
         results = [

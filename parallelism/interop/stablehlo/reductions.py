@@ -29,12 +29,14 @@ MOST_COMPARED = 4096
 def reducer(block: Block, dtype: np.dtype[Any]) -> str | None:
     """The name of a reducer of one op on both arguments: sum, prod, max or min; None for any other.
 
-    Of bools, *and* is the smallest and *or* the largest.
+    Of bools, *and* is the smallest and *or* the largest.  JAX may say of the result where it lies, which is left out.
     """
-    if len(block.nodes) != 2 or block.nodes[1].kind not in RETURNS or len(block.arguments) != 2:
+    nodes = [node for node in block.nodes if node.kind != "sdy.sharding_constraint"]
+    if len(nodes) != 2 or nodes[1].kind not in RETURNS or len(block.arguments) != 2:
         return None
-    node, returned = block.nodes
-    if returned.operands != node.results or sorted(node.operands) != sorted(block.arguments):
+    node, returned = nodes
+    passed_on = {n for each in block.nodes if each not in nodes for n in each.results} | {*node.results}
+    if not passed_on.issuperset(returned.operands) or sorted(node.operands) != sorted(block.arguments):
         return None
     name = _REDUCERS.get(node.kind)
     if node.kind in ("stablehlo.and", "stablehlo.or") and dtype.kind != "b":

@@ -45,6 +45,18 @@ def _reshape(reader: Reader, node: Node, x: list[Any]) -> Any:
     return reshaped(x[0], node.type().shape)
 
 
+@meaning("mhlo.bitcast")
+def _bitcast(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """The same memory, read in another shape, order of dims, or dtype.  Layouts list dims, the innermost first."""
+    before, after = (np.reshape(node.attributes.get(name, ()), -1)[::-1].tolist() or list(range(ndim))
+                     for name, ndim in (("source_layout", x[0].ndim), ("result_layout", node.type().ndim)))
+    shape = node.type().shape
+    if not shape:       # in a comparator or reducer, arrays stand for single numbers
+        return _bits(x[0], node.type().dtype)
+    flat = reshaped(transposed(_bits(x[0], node.type().dtype), before), [shape[dim] for dim in after])
+    return transposed(flat, [after.index(dim) for dim in range(len(after))])
+
+
 @meaning("stablehlo.transpose")
 def _transpose(reader: Reader, node: Node, x: list[Any]) -> Any:
     return transposed(x[0], numbers(node, "permutation"))

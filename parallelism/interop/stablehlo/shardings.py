@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.interop.errors import UnsupportedError
-from parallelism.interop.stablehlo.module import Module
+from parallelism.interop.stablehlo.module import Module, Node
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
@@ -28,13 +28,16 @@ RankGroups = tuple[tuple[int, ...], ...]
 def sdy_mesh(module: Module) -> Mesh | None:
     """The mesh of a module; None if it names none.  Meshes that are not used first do not count."""
     for node in module.others:
-        if node.kind == "sdy.mesh":
-            axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', node.attributes["mesh"].split(", device_ids")[0])
-            if axes and "device_ids" in node.attributes["mesh"]:      # without axes it is one device, for a callback
-                raise node.unsupported("a mesh with device_ids is not supported: ranks are row-major")
-            if axes:
-                return Mesh(**{name: int(size) for name, size in axes})
+        if node.kind == "sdy.mesh" and '"' in str(node.attributes["mesh"]):     # without axes it is one device
+            return _mesh_of(node)
     return None
+
+
+def _mesh_of(node: Node) -> Mesh:
+    axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', node.attributes["mesh"].split(", device_ids")[0])
+    if axes and "device_ids" in node.attributes["mesh"]:
+        raise node.unsupported("a mesh with device_ids is not supported: ranks are row-major")
+    return Mesh(**{name: int(size) for name, size in axes})
 
 
 def sdy_layouts(text: str) -> list[TensorSharding | None]:
@@ -55,6 +58,22 @@ def _sdy_layout(text: str) -> TensorSharding | None:
     if dims and all("?" in dim for dim in dims) and not any(names) and not pending:
         return None
     return TensorSharding(*names, partial=pending) if pending else TensorSharding(*names)
+
+
+def list_groups(module: Module) -> Module:
+    """The module with the groups of its collectives as lists: a text may name the axes of a mesh in their place."""
+    meshes = {node.attributes["sym_name"]: node for node in module.others if node.kind == "sdy.mesh"}
+    for node in module.nodes():
+        text = node.attributes.get("replica_groups")
+        if not isinstance(text, str):
+            continue
+        name = re.search(r"mesh = @([\w.$-]+)", text)
+        if name is None or name[1] not in meshes or "sub_axis" in text:
+            raise node.unsupported(f"the groups {text[:120]} are not supported")
+        mesh = _mesh_of(meshes[name[1]])
+        axes = tuple(re.findall(r'axis_ref<name = "([^"]*)"', text))
+        node.attributes["replica_groups"] = np.array(mesh.groups(axes) if axes else [[r] for r in range(mesh.size)])
+    return module
 
 
 # -- GSPMD -------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,31 @@ def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):
             e.name for e in run.trace.filter(kind="collective", rank=0)]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", shard_map_examples.OTHERS)
+def test_a_module_in_the_words_of_gspmd_is_the_same_program(name, by_jax, cluster):
+    text = str(by_jax[f"{name}/gspmd"])
+    assert "sdy." not in text
+    program = from_stablehlo(text, mesh=MESH)
+    run = cluster.run(Executable(program, MESH) if isinstance(program, Function) else program, [*EXAMPLES[name][1]])
+    for i, ours in enumerate(run.result):
+        assert_allclose(ours, by_jax[f"{name}/{i}"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", shard_map_examples.OTHERS)
+def test_a_module_that_xla_has_split_and_compiled_runs_as_it_is(name, by_jax, cluster):
+    parts = {key.removeprefix(f"{name}/compiled/"): x for key, x in by_jax.items() if f"{name}/compiled" in key}
+    program = from_stablehlo(parts["module"].tobytes(), mesh=MESH)
+    assert isinstance(program, Partitioned)
+    assert not program.takes_whole
+    run = cluster.run(program, [[parts[f"given/{i}/{rank}"] for i in range(len(EXAMPLES[name][1]))]
+                                for rank in range(8)])
+    for rank, results in enumerate(run.result):
+        for i, ours in enumerate(results):
+            assert_allclose(ours, parts[f"made/{i}/{rank}"], rtol=1e-5, atol=1e-5)
+
+
 def check_collectives(text, trace, name):
     """The kinds and groups on rank 0 are those of the text, in its order, as far as they are in one function."""
     kinds = re.findall(r'"stablehlo\.(all_reduce|all_gather|reduce_scatter|all_to_all|collective_permute)"', text)

@@ -53,6 +53,12 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
         from_onnx(path)
 
 
+def test_a_string_that_is_not_text_is_one_error():
+    content = model([node("Relu", ["x"], ["y"])], producer_name="maker").SerializeToString()
+    with pytest.raises(InteropError, match="not UTF-8"):
+        from_onnx(content.replace(b"maker", b"m\xd0ker"))
+
+
 def external(tmp_path, location, offset=0, length=24):
     tensor = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "w")
     del tensor.float_data[:]

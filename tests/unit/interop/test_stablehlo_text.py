@@ -48,6 +48,39 @@ def test_text_a_file_and_an_artifact_are_one_program(tmp_path):
     assert_array_equal(ir.interpret(from_stablehlo(path), [x]).outputs[0], (x * 2).sum(0))
 
 
+def test_groups_that_are_named_by_axes_of_a_mesh_are_those_of_the_axes():
+    axes = ", ".join(f'#stablehlo.axis_ref<name = "{name}">' for name in ("a", "c"))
+    groups = f"#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [{axes}]>"
+    text = in_main(f"""  %0 = "stablehlo.all_gather"(%x) <{{all_gather_dim = 0 : i64, use_global_device_ids,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, replica_groups = {groups}}}>
+      : (tensor<4xf32>) -> tensor<16xf32>
+      return %0 : tensor<16xf32>""", result="tensor<16xf32>").replace(
+          "module {", 'module attributes {mhlo.num_partitions = 8 : i32} { sdy.mesh @mesh = <["a"=2, "b"=2, "c"=2]>')
+    program = from_stablehlo(text)
+    assert [(op.kind, op["axes"]) for op in program.program(0).ops] == [("all_gather", ("a", "c"))]
+    with pytest.raises(InteropError, match="all_gather at line 2.*mesh symbol 'other' not found"):
+        from_stablehlo(text.replace("mesh = @mesh", "mesh = @other"))
+
+
+def test_what_xla_adds_when_it_compiles_is_read():
+    """A fusion, a copy, and memory read in another shape: the first has the rows of (3, 2), the columns of (2, 3)."""
+    text = in_main("""  %0 = "mhlo.fusion"(%x) <{fusion_kind = #mhlo<fusion_kind kLoop>}> ({
+      ^bb0(%a: tensor<2x3xf32>):
+      %b = stablehlo.add %a, %a : tensor<2x3xf32>
+      mhlo.return %b : tensor<2x3xf32>
+    }) : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %1 = mhlo.copy %0 : tensor<2x3xf32>
+    %2 = mhlo.bitcast %1 {source_layout = dense<[1, 0]> : tensor<2xindex>,
+                          result_layout = dense<[0, 1]> : tensor<2xindex>} : (tensor<2x3xf32>) -> tensor<3x2xf32>
+    %3 = mhlo.bitcast %2 {source_layout = dense<[0, 1]> : tensor<2xindex>,
+                          result_layout = dense<0> : tensor<1xindex>} : (tensor<3x2xf32>) -> tensor<6xi32>
+    return %2, %3 : tensor<3x2xf32>, tensor<6xi32>""", "%x: tensor<2x3xf32>", "(tensor<3x2xf32>, tensor<6xi32>)")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    turned, flat = ir.interpret(from_stablehlo(text), [x]).outputs
+    assert_array_equal(turned, (x * 2).T)
+    assert_array_equal(flat, (x * 2).reshape(-1).view(np.int32))
+
+
 @pytest.mark.parametrize(("body", "error", "message"), [
     ("  %0 = stablehlo.add %x, %y : tensor<4xf32>\n  return %0 : tensor<4xf32>", InteropError,
      r"line 2, column 26: use of undeclared SSA value name"),
