@@ -58,7 +58,7 @@ def test_groups_that_are_named_by_axes_of_a_mesh_are_those_of_the_axes():
           "module {", 'module attributes {mhlo.num_partitions = 8 : i32} { sdy.mesh @mesh = <["a"=2, "b"=2, "c"=2]>')
     program = from_stablehlo(text)
     assert [(op.kind, op["axes"]) for op in program.program(0).ops] == [("all_gather", ("a", "c"))]
-    with pytest.raises(InteropError, match="all_gather at line 2.*mesh symbol 'other' not found"):
+    with pytest.raises(InteropError, match=r"all_gather at line 2.*mesh symbol 'other' not found"):
         from_stablehlo(text.replace("mesh = @mesh", "mesh = @other"))
 
 
