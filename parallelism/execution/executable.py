@@ -46,6 +46,7 @@ class Executable(Operation):
     """
 
     declares_all = True
+    kept_by_devices = True
 
     def __init__(
         self, program: Function | Localized, mesh: Mesh | None = None, *,

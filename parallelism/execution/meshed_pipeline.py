@@ -36,6 +36,7 @@ class MeshedPipeline(TrainedPipeline):
     among the first devices of the meshes, and broadcast in each.
     """
 
+    kept_by_devices = True
     apart = True
 
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:

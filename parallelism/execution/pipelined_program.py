@@ -83,6 +83,7 @@ class PipelinedProgram(PipelinedOperation):
     """
 
     declares_all = True
+    kept_by_devices = True
     apart = False
     """Whether each device has groups of its own, which lie along no axes of the whole mesh."""
 
@@ -123,8 +124,10 @@ class PipelinedProgram(PipelinedOperation):
         return laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything except the programs of stages: each device computes its own."""
-        return self.__dict__ | {"_programs": {}, "_last": {}}
+        """Everything except what is derived, as the programs of stages: each device computes its own."""
+        kept = {name: value for name, value in self.__dict__.items()
+                if not isinstance(getattr(type(self), name, None), cached_property)}
+        return kept | {"_programs": {}, "_last": {}}
 
     @property
     def name(self) -> str:

@@ -48,6 +48,8 @@ class TrainedPipeline(PipelinedProgram):
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
 
+    kept_by_devices = True
+
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
         if step.pipeline.meshes and not self.apart:
             raise ValueError(f"{step.pipeline} has stages with meshes of their own: a MeshedPipeline runs it")

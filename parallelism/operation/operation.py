@@ -118,6 +118,11 @@ class Operation:
     """Whether every op declares its cost.  Then all other compute is the library's Python, and a modelled trace has no
     price for it."""
 
+    kept_by_devices: ClassVar[bool] = False
+    """Whether a device may keep the operation from run to run, with all that it has cached on it.  For classes whose
+    objects do not change except for what they derive from themselves.  Each class says it for itself: subclasses do not
+    inherit it."""
+
     @property
     def writes_inputs(self) -> bool:
         """Whether a device writes into its inputs.  Where devices share the caller's arrays, each then gets copies."""

@@ -39,6 +39,7 @@ from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.device_process import Descriptor
 from vcluster.processes.interrupts import defer
+from vcluster.processes.kept_programs import KeptPrograms, SentProgram
 from vcluster.processes.kernel_forks import end_fork
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
@@ -55,6 +56,8 @@ INTERRUPT = getattr(signal, "SIGUSR1", None)
 
 class RunCommand(NamedTuple):
     """Run a program: the function and the common arguments lie at ``common``, this device's own arguments at ``own``.
+
+    If devices may keep the program, it is in ``kept``, and None lies in its place at ``common``.
     """
 
     number: int
@@ -69,6 +72,7 @@ class RunCommand(NamedTuple):
     environment: Environment | None
     groups: int = 0
     """Counts how often the directories of groups were emptied."""
+    kept: SentProgram | None = None
 
 
 class Done(NamedTuple):
@@ -144,6 +148,7 @@ class Worker:
         self._groups = spec.groups
         self._in_kernel = False
         self._gate = threading.Lock()
+        self._kept = KeptPrograms()
         self._code: CodeType | None = None
         """The code of the program that runs."""
 
@@ -207,6 +212,8 @@ class Worker:
             return Done(place, self._lent_record(), counts, device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
+            if command.kept is not None:    # it may have been interrupted while it derived something
+                self._kept.drop(command.kept.digest)
             if signals.saw_cancellation:  # the kernel may have made another exception of it
                 cancel_helpers(signals, own_process=self._own_process)
                 return Cancelled(self._record(), where_cancelled(error))
@@ -238,10 +245,8 @@ class Worker:
         """The place of the output in shared memory, or its block if that is small."""
         with self.device.recorder:  # what packs and unpacks is no work of the kernel's
             encoded = encode(output, "the result")
-            place = (
-                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
-                else hand_over(self.endpoint, encoded, self.spec.layout.host)
-            )
+            small = encoded.block_nbytes <= SMALL_RESULT_BYTES
+            place = encoded.alone() if small else hand_over(self.endpoint, encoded, self.spec.layout.host)
             self.device.recorder.add_untimed(
                 "d2h", "result", {"peer": HOST, "bytes_sent": encoded.nbytes, "messages": 1})
         return place
@@ -251,11 +256,14 @@ class Worker:
         if self._own_process:  # a thread shares the host's modules, and must leave them alone
             if command.environment is not None:
                 apply_environment(command.environment)
-            refresh_modules()
+            if refresh_modules() or command.environment is not None:
+                self._kept.clear()      # their classes may be others now
         nbytes = command.common_nbytes
         own: list[Any] = []
         try:
             program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
+            if command.kept is not None:
+                program = self._kept.load(self.endpoint.arena, command.kept)
             if command.own is not None:
                 mailbox = self.endpoint.mailbox(self.spec.layout.host)
                 nbytes += mailbox.nbytes_at(command.own)

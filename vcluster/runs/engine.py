@@ -24,10 +24,11 @@ from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
 from vcluster.processes.interrupts import DeferredInterrupt
+from vcluster.processes.kept_programs import SentProgram
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
 from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
-from vcluster.runs.run_payload import pack
+from vcluster.runs.run_payload import KeptEncodings, pack
 from vcluster.tracing import Recorder
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Body:
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
+        self._encodings = KeptEncodings()
         self.asked: BaseException | None = None
         """The error with which another thread has asked to end the run."""
         self._channels: dict[int, VirtualChannel] = {}
@@ -113,22 +115,30 @@ class Body:
             args = _by_rank(program.inputs(self._mesh, *args), self.size, program)
         elif not callable(program):
             raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
-        encoded, mine = pack(program, shipped, args, kwargs, self._mesh)
+        encoded, mine, kept = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
-            self._number += 1
-            if self.layout.most_groups(self.arena) > KEPT_GROUPS:
-                self.layout.forget_groups(self.arena)
-                self._groups += 1
-            usual = RunCommand(
-                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None,
-                self._groups,
-            )
+            sent: SentProgram | None = None
             conduct = Conduct(self)
             try:
+                nbytes = encoded.nbytes
+                if kept is not None:
+                    place = hand_over(self.endpoint, kept.encoded, self.layout.host)
+                    sent = SentProgram(place, kept.encoded.block_nbytes, kept.digest)
+                    nbytes += kept.encoded.nbytes
+                self._number += 1
+                if self.layout.most_groups(self.arena) > KEPT_GROUPS:
+                    self.layout.forget_groups(self.arena)
+                    self._groups += 1
+                usual = RunCommand(
+                    self._number, self._generation, self._gone, common, encoded.block_nbytes, nbytes, None, None,
+                    self._groups, sent,
+                )
                 conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
             finally:
                 release(self.arena, common)
+                if sent is not None:
+                    release(self.arena, sent.place)
             replies = conduct.replies
             for rank, reply in replies.items():
                 if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:

@@ -3,7 +3,12 @@
 If a part cannot be pickled, the error names it by the program's parameter, as the caller knows it.
 """
 
+from __future__ import annotations
+
+import hashlib
 import inspect
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +19,7 @@ from vcluster.code.arguments import deal
 from vcluster.code.pickling import dump
 from vcluster.messages import Encoded
 from vcluster.messages.encoding import encode
+from vcluster.processes.kept_programs import MOST_PROGRAMS
 
 
 class Shipment(NamedTuple):
@@ -21,18 +27,63 @@ class Shipment(NamedTuple):
 
     common: Encoded
     own: list[Encoded]
+    kept: KeptEncoding | None = None
+    """The program, if devices may keep it; then ``common`` has None in its place."""
+
+
+class KeptEncoding(NamedTuple):
+    """A program that devices may keep, encoded."""
+
+    encoded: Encoded
+    digest: bytes
+    """Equal for equal encoded programs."""
+
+
+class KeptEncodings:
+    """The encodings of the last programs that devices may keep, as long as these programs live."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = OrderedDict()
+
+    def of(self, program: Operation) -> KeptEncoding:
+        """The encoding of a program, made again if one of its attributes was replaced. ``TypeError`` as `encode`."""
+        key, state, entries = id(program), program.__getstate__(), self._entries
+        state = state if isinstance(state, dict) else {"": state}
+        known = entries.get(key)
+        if known is not None and _same(known[1], state):
+            entries.move_to_end(key)
+            return known[2]
+        encoded = encode(program, "the program")
+        digest = hashlib.blake2b(encoded.description, digest_size=16)
+        for buffer in encoded.buffers:
+            digest.update(buffer)
+        made = KeptEncoding(encoded, digest.digest())
+        entries[key] = weakref.ref(program, lambda _: entries.pop(key, None)), state, made
+        while len(entries) > MOST_PROGRAMS:
+            entries.popitem(last=False)
+        return made
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether all attributes are the same objects, or empty dicts."""
+    return a.keys() == b.keys() and all(
+        a[name] is b[name] or (type(a[name]) is type(b[name]) is dict and not a[name] and not b[name]) for name in a)
 
 
 def pack(
-    program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh
+    program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, encodings: KeptEncodings
 ) -> Shipment:
     """Encode the program and its arguments for the devices of ``mesh``. ``shipped``, if given, replaces the program.
 
     Raises ``TypeError`` that names the argument, the part of it that cannot be pickled, and the type of that part.
     """
     common_args, common_kwargs, own = deal(args, dict(kwargs), mesh)
+    kept: KeptEncoding | None = None
     try:
-        common = encode((shipped or program, common_args, common_kwargs), "the program and its arguments")
+        if shipped is None and vars(type(program)).get("kept_by_devices", False):
+            kept = encodings.of(program)
+        sent = None if kept else shipped or program
+        common = encode((sent, common_args, common_kwargs), "the program and its arguments")
         mine = [
             encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
             for rank in range(mesh.size if own else 0)
@@ -42,7 +93,7 @@ def pack(
         if named is None:
             raise
         raise named from error.__cause__
-    return Shipment(common, mine)
+    return Shipment(common, mine, kept)
 
 
 def _named(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TypeError | None:
