@@ -13,7 +13,7 @@ from typing import Any
 
 from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram
-from parallelism.execution.overlapping import Order, arranged, overlapped_on_all
+from parallelism.execution.overlapping import arranged, order_on_all
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
 from parallelism.layouts.localization.localized import Localized, localize
@@ -32,7 +32,8 @@ class Executable(Operation):
     what an op takes in place of its flops and bytes.
 
     ``fused``, or a program under `parallelism.transforms.Fused`: chains of elementwise ops run as one
-    (`parallelism.ir.passes.fusion`).
+    (`parallelism.ir.passes.fusion`).  ``overlapping``: collectives of a backward run beside products
+    (`parallelism.execution.overlapping.beside_products`).
 
     ``donate`` has names of inputs, or the beginnings of names before a dot, as ``"p"`` for ``p.0.weights``.  An output
     of the same type and layout, that is made when the input is not read any more, lies in its memory and is counted in
@@ -51,7 +52,8 @@ class Executable(Operation):
     def __init__(
         self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
-        donate: str | Iterable[str] = (), fused: bool = False,
+        donate: str | Iterable[str] = (), fused: bool | str = False,
+        overlapping: bool = False,
     ) -> None:
         if isinstance(program, Function):
             if mesh is None:
@@ -68,7 +70,7 @@ class Executable(Operation):
             if not named:
                 raise ValueError(f"categories name %{name}, which {self.name} has not")
             self.categories.update(dict.fromkeys(named, category))
-        self.order = self._overlapped()
+        self.order = order_on_all(program, Overlap.of(program.function), beside=overlapping)
         """The order in which devices run the ops; None: that of the program."""
         self._by_class: dict[int, DeviceProgram] = {}
         self._own_operators: tuple[Operator, ...] = ()
@@ -92,10 +94,6 @@ class Executable(Operation):
         if number not in self._by_class:
             self._by_class[number] = self._device_program(self.programs.program(self.programs.classes[number][0]))
         return self._by_class[number]
-
-    def _overlapped(self) -> Order | None:
-        overlap = Overlap.of(self.programs.function)
-        return None if overlap is None else overlapped_on_all(self.programs, overlap)
 
     def _device_program(self, function: Function) -> DeviceProgram:
         early = self.order.categories(function) if self.order and self.categories else {}

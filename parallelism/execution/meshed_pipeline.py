@@ -39,7 +39,7 @@ class MeshedPipeline(TrainedPipeline):
     kept_by_devices = True
     apart = True
 
-    def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
+    def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
         given = step.pipeline.meshes
         axes = dict.fromkeys(axis for each in given for axis in each.axes)
         self.meshes = tuple(Mesh(**{**each.shape, **{axis: 1 for axis in axes if axis not in each.shape}})
@@ -49,7 +49,7 @@ class MeshedPipeline(TrainedPipeline):
         self.ranks = {position: range(start, start + each.size)
                       for position, (start, each) in enumerate(zip(starts, self.meshes, strict=True))}
         """The ranks at each position."""
-        super().__init__(step, mesh, fused=fused)
+        super().__init__(step, mesh, fused=fused, overlapping=overlapping)
 
     def laid_out(self, stages: Stages) -> Stages:
         """The stages with a layout on every value.  A split is one that all meshes of its axes can have."""

@@ -16,6 +16,7 @@ from parallelism.execution.device_program import GRADIENTS, runs_again
 from parallelism.ir import Function, Op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import chained
+from parallelism.ir.passes.fusion import ELEMENTWISE
 from parallelism.layouts.localization import Localized
 from parallelism.transforms.overlap import Overlap
 from parallelism.transforms.parts import UPDATE
@@ -50,23 +51,86 @@ def overlapped(program: Function, overlap: Overlap, apart: Collection[str] = ())
     return _Ordering(program, overlap, apart).order()
 
 
-def overlapped_on_all(localized: Localized, overlap: Overlap) -> Order:
-    """The order for a program that was localized."""
+def order_on_all(localized: Localized, overlap: Overlap | None, *, beside: bool = False) -> Order | None:
+    """The order for a program that was localized; without ``overlap`` and ``beside`` (`beside_products`), None."""
+    if overlap is None and not beside:
+        return None
     programs = [localized.program(each.rank) for each in localized.classes]
+    if overlap is None:
+        return beside_products(programs[0])
     return overlapped(programs[0], overlap, {name for program in programs for name in uneven(program)})
 
 
+def beside_products(program: Function) -> Order:
+    """The order in which the collectives of a backward run beside a product of the same layer.
+
+    The two products of a backward, for the gradients of what was multiplied, read one gradient.  What gathers an input
+    of the second starts before the first; a sum of what the first makes starts before the second.  Every other
+    collective is waited for at once.  So Megatron-LM does since 2021 (Korthikanti et al., *Reducing Activation
+    Recomputation in Large Transformer Models*, 2022, arXiv:2205.05198, sections 4.2.2 and 6.2).
+    """
+    ops = program.ops
+    made = {value.name: number for number, op in enumerate(ops) for value in op.outputs}
+    first_read: dict[str, int] = {}
+    for number, op in enumerate(ops):
+        for value in op.inputs:
+            first_read.setdefault(value.name, number)
+
+    def whole(name: str) -> str:
+        """The value that a value is a view of."""
+        while (number := made.get(name)) is not None and ops[number].operator.view:
+            name = ops[number].inputs[0].name
+        return name
+
+    def products_behind(name: str) -> set[int]:
+        """The products that make a value, or the terms of it."""
+        number = made.get(whole(name))
+        if number is None:
+            return set()
+        if ops[number].kind == "add":
+            return set().union(*(products_behind(value.name) for value in ops[number].inputs))
+        return {number} & reads.keys()
+
+    reads = {number: {whole(value.name) for value in op.inputs} for number, op in enumerate(ops)
+             if op.kind in ("einsum", "matmul")}
+    starts: dict[int, list[int]] = defaultdict(list)
+    """By number of an op: the collectives that start before it."""
+    for number, op in enumerate(ops):
+        if op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
+            continue
+        there = made.get(op.inputs[0].name, -1) + 1
+        reader = first_read.get(op.outputs[0].name, len(ops))
+        if op.kind in ("all_reduce", "reduce_scatter"):
+            given = set().union(*(reads[each] for each in products_behind(op.inputs[0].name)))
+            if any(there <= each < reader and given & read for each, read in reads.items()):
+                starts[there].append(number)
+        elif op.kind == "all_gather" and reader in reads:
+            before = [each for each, read in reads.items() if there <= each < reader and read & reads[reader]]
+            if before:
+                starts[before[-1]].append(number)
+    started = {number for each in starts.values() for number in each}
+    ordered: list[int] = []
+    calls: list[tuple[int, ...]] = []
+    for number in range(len(ops) + 1):
+        for each in starts[number]:
+            calls.append((len(ordered),))
+            ordered.append(each)
+        if number < len(ops) and number not in started:
+            ordered.append(number)
+    return Order(tuple(ordered), tuple(calls))
+
+
 def arranged(
-    function: Function, order: Order | None, *, fused: bool = False
+    function: Function, order: Order | None, *, fused: bool | str = False
 ) -> tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """The function in an order, with the calls of its collectives, and the chains of its elementwise ops if ``fused``:
-    what a `DeviceProgram` takes."""
+    """The function in an order, with the calls of its collectives, and if ``fused`` its chains: what a `DeviceProgram`
+    takes.  ``fused`` may be `ELEMENTWISE`."""
     if order is not None:
         function = order.of(function)
     calls, chains = order.calls if order else (), tuple[int, ...]()
     if fused:
         before = function.ops
-        function, chains = chained(function, runs_again)
+        function, chains = chained(function, runs_again, rows=fused != ELEMENTWISE)
         places = {op.outputs: place for place, op in enumerate(function.ops)}
         calls = tuple(tuple(places[before[number].outputs] for number in call) for call in calls)
     return function, calls, chains

@@ -66,7 +66,8 @@ class PipelinedProgram(PipelinedOperation):
     lie on these axes, then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the
     axes inside a stage: over these its functions are localized, by the layouts that the program has.  ``sums`` has
     dtypes in which the gradients of weights are added up, by name, in place of the dtype of the weight.
-    ``fused``: chains of elementwise ops run as one.
+    ``fused``: chains of elementwise ops run as one.  ``overlapping``: collectives of a backward run beside products
+    (`parallelism.execution.overlapping.beside_products`).
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
@@ -89,7 +90,8 @@ class PipelinedProgram(PipelinedOperation):
 
     def __init__(
         self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
-        sums: Mapping[str, np.dtype[Any]] | None = None, *, fused: bool = False,
+        sums: Mapping[str, np.dtype[Any]] | None = None, *, fused: bool | str = False,
+        overlapping: bool = False,
     ) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, *replicas} & {*axes}:
@@ -117,7 +119,7 @@ class PipelinedProgram(PipelinedOperation):
         """How collectives overlap with compute; None: they do not."""
         self._programs: dict[Any, StagePrograms] = {}
         self._last: dict[Any, DeviceProgram] = {}
-        self.fused = fused
+        self.fused, self.overlapping = fused, overlapping
 
     def laid_out(self, stages: Stages) -> Stages:
         """The stages with a layout on every value, if a stage is on several devices."""
@@ -219,7 +221,7 @@ class PipelinedProgram(PipelinedOperation):
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
                 functions.specialize(**own), self.stages.batch, rows, inside, place, first, self.sums,
-                self.fused, self.overlap)
+                self.fused, self.overlap, self.overlapping)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]

@@ -13,21 +13,24 @@ from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
 
 
-def operation_on(program: Any, mesh: Mesh, *, fused: bool = False) -> Any:
+def operation_on(program: Any, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> Any:
     """What runs a `parallelism.ir.Function` or a `parallelism.transforms.Step` on ``mesh``; any other ``program``.
 
     A function becomes an `Executable`.  If it is a training step, its memory is counted as weights, gradients and
     state, and new parameters and state lie in the memory of the old ones.  A step becomes a `TrainedPipeline`.  Equal
     programs on equal meshes become one operation, which is prepared once.  ``fused``: chains of elementwise ops run as
-    one there, as under `parallelism.transforms.Fused`; a hardware says so of its software.
+    one there, as under `parallelism.transforms.Fused`.  ``overlapping``: collectives of a backward run beside products
+    (`parallelism.execution.overlapping.beside_products`).  A hardware says so of its software.
     """
-    return _placed(program, mesh, fused) if isinstance(program, Function | Step) else program
+    return _placed(program, mesh, fused, overlapping) if isinstance(program, Function | Step) else program
 
 
 @lru_cache(maxsize=8)
-def _placed(program: Function | Step, mesh: Mesh, fused: bool) -> Executable | TrainedPipeline:
+def _placed(program: Function | Step, mesh: Mesh, fused: bool | str, overlapping: bool) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
-        return (MeshedPipeline if program.pipeline.meshes else TrainedPipeline)(program, mesh, fused=fused)
+        pipeline = MeshedPipeline if program.pipeline.meshes else TrainedPipeline
+        return pipeline(program, mesh, fused=fused, overlapping=overlapping)
     if not any(value.name.startswith(NEXT) for value in program.outputs):
-        return Executable(program, mesh, fused=fused)
-    return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused)
+        return Executable(program, mesh, fused=fused, overlapping=overlapping)
+    return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused,
+                      overlapping=overlapping)

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.execution.chains import whole_number
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
-from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
+from parallelism.execution.overlapping import Order, arranged, beside_products, overlapped, uneven
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
 from parallelism.layouts.localization.localized import localize
@@ -57,15 +57,17 @@ class StagePrograms:
     cached, because a schedule asks once for each microbatch, and most of these are of one size.  ``like`` are the
     programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
     dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
-    of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says.
+    of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says; else if
+    ``overlapping`` those that may run beside a product.
     """
 
     def __init__(
         self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
         like: StagePrograms | None = None, sums: Mapping[str, np.dtype[Any]] | None = None,
-        fused: bool = False, overlap: Overlap | None = None,
+        fused: bool | str = False, overlap: Overlap | None = None, overlapping: bool = False,
     ) -> None:
-        self.like, self.sums, self.fused, self.overlap = like, sums or {}, fused, overlap
+        self.like, self.sums, self.fused = like, sums or {}, fused
+        self.overlap, self.overlapping = overlap, overlapping
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._counts_places = f"{batch}_first" in functions.symbols_of_work
         self._counts_values = f"{batch}_first" in functions.symbols
@@ -106,14 +108,19 @@ class StagePrograms:
         B and W take one more input for each trained weight, the sum of its gradients so far, and add to it in place.
         """
         function, categories = self.local_function(kind, part)
-        order: Order | None = None
-        if self.overlap is not None and self.inside is not None:
-            # One order for all devices of the stage: that of the first class of them.
-            first = localize(self.function(kind, part), self.inside).classes[0].rank
-            alike, _ = self.local_function(kind, part, place=first)
-            order = overlapped(alike, self.overlap, self.apart(kind, part))
-        function, calls, chains = arranged(function, order, fused=self.fused)
+        function, calls, chains = arranged(function, self.order(kind, part), fused=self.fused)
         return DeviceProgram(function, categories, calls=calls, chains=chains)
+
+    def order(self, kind: str, part: Part) -> Order | None:
+        """The order of `program`; None: that of the function."""
+        if self.inside is None or (self.overlap is None and not self.overlapping):
+            return None
+        # One order for all devices of the stage: that of the first class of them.
+        first = localize(self.function(kind, part), self.inside).classes[0].rank
+        alike, _ = self.local_function(kind, part, place=first)
+        if self.overlap is None:
+            return beside_products(alike)
+        return overlapped(alike, self.overlap, self.apart(kind, part))
 
     @cached
     def local_function(

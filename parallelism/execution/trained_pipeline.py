@@ -20,8 +20,9 @@ from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
-from parallelism.layouts.stages import GRADIENT
+from parallelism.layouts.stages import GRADIENT, Stages
 from parallelism.layouts.stages.batches import checked
+from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
@@ -42,15 +43,16 @@ class TrainedPipeline(PipelinedProgram):
     **Communication**: that of `PipelinedProgram`, but each device sums its gradients over replicas in its update, each
     gradient for itself; with Zero by a reduce_scatter, and an all_gather of the new parameters.  Stages that share
     weights exchange their gradients before.  If the update needs the norm of all gradients, it has an all_reduce of
-    one number over the stages.  With `parallelism.transforms.Overlap` the gradients that one stage has alone are summed
-    in its last backward.
+    one number over the stages.  A gradient of which each device of a stage has a term, as of norms under sequence
+    parallelism, is summed over them before the update.  With `parallelism.transforms.Overlap` the other gradients that
+    one stage has alone are summed over the replicas in its last backward.
 
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
 
     kept_by_devices = True
 
-    def __init__(self, step: Step, mesh: Mesh, *, fused: bool = False) -> None:
+    def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
         if step.pipeline.meshes and not self.apart:
             raise ValueError(f"{step.pipeline} has stages with meshes of their own: a MeshedPipeline runs it")
         self.step, self.mesh, pipeline = step, mesh, step.pipeline.on(mesh)
@@ -63,7 +65,7 @@ class TrainedPipeline(PipelinedProgram):
         inside = self._inside(pipeline, replicas)
         sums = {value.name.removeprefix(GRADIENT): value.type.dtype for value in step.parts.gradients}
         super().__init__(step.stages(pipeline.stages), pipeline, Mesh(**inside) if inside else None, replicas, sums,
-                         fused=fused or Fused.of(step.function) is not None)
+                         fused=fused or Fused.of(step.function) is not None, overlapping=overlapping)
         self.overlap = Overlap.of(step.function)
         self.stages_summed = pipeline.ranks if step.sums_over_stages else 1
         """The positions of the pipeline over which the updates sum numbers of all stages."""
@@ -71,6 +73,22 @@ class TrainedPipeline(PipelinedProgram):
         self._first: dict[tuple[Form, Mesh], _Update] = {}
         """The first update of each form; others of the form are this one with other names."""
         self._places: dict[tuple[Mesh, int], int] = {}
+
+    def laid_out(self, stages: Stages) -> Stages:
+        """The stages with a layout on every value, if a stage is on several devices."""
+        return laid_out_stages(stages, self.mesh_inside, self.sums, pending=True) if self.mesh_inside else stages
+
+    @cached_property
+    def pending(self) -> Mapping[str, tuple[str, ...]]:
+        """The axes inside a stage over which the gradients of weights are summed once, after the last backward."""
+        return {name: value.layout.partial for stage in self.stages.functions
+                for name, value in zip(stage.trained, stage.backward.outputs[len(stage.returned):], strict=True)
+                if value.layout is not None and value.layout.partial}
+
+    @cached_property
+    def alone(self) -> frozenset[str]:
+        """The weights that one stage has alone, and whose gradients need no sum inside of it."""
+        return frozenset(name for name, holders in self.stages.holders.items() if len(holders) == 1) - {*self.pending}
 
     def _inside(self, pipeline: Pipeline, replicas: Sequence[str]) -> dict[str, int]:
         """The axes inside a stage."""
@@ -191,6 +209,8 @@ class TrainedPipeline(PipelinedProgram):
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
         """Runs the update; the new parameters and state of this device, and under ``""`` the loss if it has it."""
         sums = self.added_up(device, stages, over_replicas=False)
+        for name in [name for name in sums if name in self.pending]:
+            sums[name] = device.all_reduce(sums[name], self.pending[name], out=sums[name])
         position = self.position(device)
         update, program = self.update(position), self.program_of_update(device.mesh, device.rank, position)
         given: dict[str, Any] = {
@@ -226,7 +246,7 @@ class _Update:
     """That of this position."""
     categories: Mapping[str, str]
     """The category of memory of each value of the step that has one."""
-    fused: bool = False
+    fused: bool | str = False
     overlap: Overlap | None = None
     early: tuple[int, ...] = ()
     """The numbers of the inputs that are summed over replicas before, where possible."""

@@ -81,8 +81,11 @@ class Hardware:
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
     ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
     at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
-    ``message_overhead_seconds`` each.  With ``fused``, programs run there with chains of elementwise ops as one
-    (`parallelism.transforms.Fused`).  ``stack`` names the software that these numbers are of.
+    ``message_overhead_seconds`` each.  A collective takes ``collective_share`` of the device from the compute beside
+    it.  With ``fused``, programs run there with chains of elementwise ops as one (`parallelism.transforms.Fused`);
+    ``fused="elementwise"``: without row reductions in them.  With ``overlapping``, a collective that the gradient of
+    one operand of a product needs runs beside the product that makes the gradient of the other one.  ``stack`` names
+    the software that these numbers are of.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -112,7 +115,9 @@ class Hardware:
     products: Products | None = None
     issue_seconds: float = 0.0
     message_overhead_seconds: float = 0.0
-    fused: bool = False
+    collective_share: float = 0.0
+    fused: bool | str = False
+    overlapping: bool = False
     stack: str = ""
 
     def __post_init__(self) -> None:
@@ -123,7 +128,8 @@ class Hardware:
                              "message_overhead_seconds")},
             **{field: checked.number(field, getattr(self, field), above=0, most=1)
                for field in ("flops_efficiency", "memory_efficiency")},
-            "memory_overlap": checked.number("memory_overlap", self.memory_overlap, most=1),
+            **{field: checked.number(field, getattr(self, field), most=1)
+               for field in ("memory_overlap", "collective_share")},
             "flops_per_second": checked.numbers(
                 "flops_per_second", self.flops_per_second, ITEMSIZE, "of flops a second", what="rates by dtype",
                 least=1),
@@ -148,8 +154,10 @@ class Hardware:
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
         if self.products is not None and not isinstance(self.products, Products):
             raise TypeError(f"products must be a Products; got {checked.shown(self.products)}")
-        if not isinstance(self.fused, bool):
-            raise TypeError(f"fused must be true or false; got {checked.shown(self.fused)}")
+        for field, words, others in (("fused", ' or "elementwise"', ("elementwise",)), ("overlapping", "", ())):
+            given = getattr(self, field)
+            if not isinstance(given, bool) and given not in others:
+                raise TypeError(f"{field} must be true or false{words}; got {checked.shown(given)}")
         checked.store(self, **values)
         if self.devices > MOST_DEVICES:
             raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")

@@ -31,8 +31,12 @@ def rows(hardware: Hardware) -> list[Row]:
         ("launch", given_seconds(hardware.kernel_launch_seconds)),
         *[(name, given_seconds(seconds)) for name, seconds in (
             ("issue", hardware.issue_seconds), ("message", hardware.message_overhead_seconds)) if seconds],
-        *[("stack", f"{hardware.stack}{', chains of elementwise ops run as one' * hardware.fused}")
-          for _ in range(bool(hardware.stack or hardware.fused))],
+        *[("stack", hardware.stack) for _ in range(bool(hardware.stack))],
+        *[("fused", "chains of elementwise ops run as one" + ", without row reductions" * (
+            hardware.fused == "elementwise")) for _ in range(bool(hardware.fused))],
+        *[("beside", f"a collective takes {hardware.collective_share:.0%} of the device from compute")
+          for _ in range(bool(hardware.collective_share))],
+        *[("overlapping", "collectives of a backward run beside products") for _ in range(hardware.overlapping)],
     ]
     unit = "devices"
     for link in hardware.links:

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 from parallelism.execution.chains import DeclaredCost, declared_cost
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, communicates
-from parallelism.execution.overlapping import arranged
+from parallelism.execution.device_program import (
+    ACTIVATIONS,
+    GRADIENTS,
+    DeviceProgram,
+    Held,
+    ProgramStep,
+    StartStep,
+    WaitStep,
+    communicates,
+)
+from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.core import Attributes, Extent, meaning, symbol
@@ -25,7 +33,18 @@ from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
-from parallelism.planning.sheets import COLLECTIVE, COMPUTE, LEFT, MEMORY, MESSAGE, NUMBERS, SIZE, Kind, Unpriceable
+from parallelism.planning.sheets import (
+    COLLECTIVE,
+    COMPUTE,
+    LEFT,
+    MEMORY,
+    MESSAGE,
+    NUMBERS,
+    SIZE,
+    WAIT,
+    Kind,
+    Unpriceable,
+)
 from parallelism.transforms import Step, carried, categories
 
 Row = tuple[Kind, Sequence[Extent]]
@@ -93,8 +112,12 @@ class SymbolicStage(StagePrograms):
     def program(self, kind: str, part: Part) -> DeviceProgram:
         """As `StagePrograms.program`, with symbols."""
         function, categories = self.local_function(kind, part)
-        function, calls, chains = arranged(function, None, fused=self.fused)
+        function, calls, chains = arranged(function, self.order(kind, part), fused=self.fused)
         return SymbolicProgram(function, categories, calls=calls, chains=chains)
+
+    def order(self, kind: str, part: Part) -> Order | None:
+        """As `StagePrograms.order`."""
+        return beside_products(self.local_function(kind, part)[0]) if self.inside and self.overlapping else None
 
     def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
         return local_type(value, self.devices)
@@ -124,8 +147,7 @@ class SymbolicStage(StagePrograms):
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
         received = nbytes_of(self.message(kind, ANY, last=last))
         held = [(Kind(MEMORY, ACTIVATIONS), [received])] if received else []
-        rows: list[Row] = [*held, *chain.from_iterable(
-            step_rows(step, self.devices) for step in self.program(kind, ANY).steps)]
+        rows: list[Row] = [*held, *program_rows(self.program(kind, ANY), self.devices)]
         rows += [(Kind(LEFT, category), [-nbytes]) for category, nbytes in self.left(kind, ANY)]
         return [*rows, (Kind(MEMORY, ACTIVATIONS), [-received])] if received else rows
 
@@ -149,16 +171,17 @@ class StepPieces:
     count: int
     """The number of stages."""
     inside: Inside
-    fused: bool = False
+    fused: bool | str = False
+    overlapping: bool = False
 
     @cached_property
     def stages(self) -> list[SymbolicStage]:
         """The programs of each stage."""
         parts = self.step.stages(self.count)
-        laid = laid_out_stages(parts, self.inside, self.sums) if self.inside else parts
+        laid = laid_out_stages(parts, self.inside, self.sums, pending=True) if self.inside else parts
         inside: Any = dict(self.inside) or None
-        return [SymbolicStage(functions, parts.batch, 0, inside, sums=self.sums, fused=self.fused)
-                for functions in laid.functions]
+        return [SymbolicStage(functions, parts.batch, 0, inside, sums=self.sums, fused=self.fused,
+                              overlapping=self.overlapping) for functions in laid.functions]
 
     @cached_property
     def sums(self) -> dict[str, Any]:
@@ -184,7 +207,7 @@ class EndPieces:
     """Of a step whose stages are laid out on the same axes inside."""
     inside: Inside
     replicas: Inside
-    fused: bool = False
+    fused: bool | str = False
 
     @cached_property
     def around(self) -> Inside:
@@ -205,8 +228,7 @@ class EndPieces:
                 "optimizer": nbytes_of(v.type for v in program.function.inputs if v.name in state)}
             yield (label, "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
             around = Devices.of(self.around or {"one": 1})
-            yield (label, "end"), [*self._sums(stage), *chain.from_iterable(
-                step_rows(step, around) for step in program.steps)]
+            yield (label, "end"), [*self._sums(stage), *_pending(stage), *program_rows(program, around)]
 
     def _sums(self, stage: SymbolicStage) -> list[Row]:
         """The sum of the loss, and the exchange of gradients that several stages have: see
@@ -256,21 +278,46 @@ class EndPieces:
         return set[Split]().union(*map(splits_of, self.updates))
 
 
-def step_rows(step: Any, devices: Devices | None) -> Iterator[Row]:
-    """The events of a step of a program.  `Unpriceable` for events that have no price of their own."""
-    for category, nbytes in step.held:
-        yield Kind(MEMORY, category), [nbytes]
-    if communicates(step.op):
-        yield from _call(step.op, devices)
-    elif step.cost is not None:
-        flops, nbytes, dtype, seconds, others, shape = step.cost
+def _pending(stage: SymbolicStage) -> Iterator[Row]:
+    """The sums over devices of a stage that come once: see `parallelism.execution.TrainedPipeline.pending`."""
+    functions = stage.functions
+    gradients = functions.backward.outputs[len(functions.returned):]
+    for value, type in zip(gradients, stage.sum_types, strict=True):
+        if value.layout is not None and value.layout.partial:
+            yield Kind(COLLECTIVE, "all_reduce", type.dtype.name, tuple(value.layout.partial)), [type.nbytes]
+
+
+def program_rows(program: DeviceProgram, devices: Devices | None) -> Iterator[Row]:
+    """The events of a program.  `Unpriceable` for events that have no price of their own."""
+    started: list[int] = []
+    """The numbers of the collectives that are waited for later."""
+    for step in program.steps:
+        for category, nbytes in step.held:
+            yield Kind(MEMORY, category), [nbytes]
+        if isinstance(step, StartStep):
+            for kind, payload in _call(step.call, devices):
+                started.append(step.number)
+                yield kind._replace(later=1), payload
+        elif isinstance(step, WaitStep):
+            if step.number in started:
+                yield Kind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []
+        elif communicates(step.op):
+            yield from _call(step.op, devices)
+        else:
+            yield from _compute(step)
+        for category, nbytes in step.freed:
+            yield Kind(MEMORY, category), [-nbytes]
+
+
+def _compute(step: ProgramStep) -> Iterator[Row]:
+    cost: Any = step.cost           # its numbers may be extents
+    if cost is not None:
+        flops, nbytes, dtype, seconds, others, shape = cost
         if 2 + len(others) + len(shape or ()) > NUMBERS:
             raise Unpriceable(f"{step.name} has values of {len(others) + 1} dtypes")
         yield Kind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
                    extents=len(shape or ()), seconds=seconds), [
                        nbytes, flops, *(size for _, size in others), *(shape or ())]
-    for category, nbytes in step.freed:
-        yield Kind(MEMORY, category), [-nbytes]
 
 
 def _call(op: Op, devices: Devices | None) -> Iterator[Row]:

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Exact = npt.NDArray[np.longdouble]
 
 NUMBERS = 10
-MEMORY, COMPUTE, COLLECTIVE, MESSAGE, SIZE = "memory", "compute", "collective", "message", "size"
+MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = "memory", "compute", "collective", "wait", "message", "size"
 LEFT = "left"
 """Memory that an action frees at its end, that of all blocks together."""
 
@@ -41,6 +41,9 @@ class Kind(NamedTuple):
     extents: int = 0
     """Of a compute event, the number of extents in its shape."""
     seconds: float | None = None
+    later: int = 0
+    """Of a collective, 1 if it is waited for later; of such a wait, for which: 1 for the last that started before it,
+    2 for the one before."""
 
 
 class Unpriceable(ValueError):

@@ -46,13 +46,13 @@ class Pattern(NamedTuple):
     cp: int
     recompute: str
     zero: int
-    """For actions 0 or 1, because those of stages 1 and 2 are the same, as are all without sequence parallelism."""
+    """For actions 0 or 1, because those of stages 1 and 2 are the same; 0 where `SmallSteps.zero` says so."""
 
 
 @lru_cache(maxsize=2)
-def small_steps(model: TrainedModel, *, fused: bool) -> SmallSteps:
+def small_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> SmallSteps:
     """`SmallSteps` with these arguments; those of another search for the same model are used again."""
-    return SmallSteps(model, fused=fused)
+    return SmallSteps(model, fused=fused, overlapping=overlapping)
 
 
 class Formed(NamedTuple):
@@ -83,11 +83,19 @@ class Measured(NamedTuple):
 class SmallSteps:
     """Sheets by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  ``Unpriceable`` for uneven shards."""
 
-    def __init__(self, model: TrainedModel, *, fused: bool) -> None:
-        """``fused`` as for `parallelism.execution.operation_on`."""
+    def __init__(self, model: TrainedModel, *, fused: bool | str, overlapping: bool = False) -> None:
+        """``fused`` and ``overlapping`` as for `parallelism.execution.operation_on`."""
         if not isinstance(model.model, TransformerSpec):
             raise Unpriceable("the pieces of a program are not known")
-        self.model, self.fused = model, fused
+        self.model, self.fused, self.overlapping = model, fused, overlapping
+
+    def zero(self, stage: int, *, sp: bool, cp: int) -> int:
+        """The stage of ZeRO that the actions of stages depend on: none, if only sums over replicas differ.
+
+        Under sequence and context parallelism it says where sums over devices of a stage are taken, and it keeps ops
+        apart that would be one chain.
+        """
+        return min(stage, 1) if sp or cp > 1 or self.fused or self.overlapping else 0
 
     @memoized
     def actions(self, pattern: Pattern, rows: int, tp: int) -> Sheet:
@@ -126,7 +134,8 @@ class SmallSteps:
 
     @memoized
     def _end_sections(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Measured:
-        stages = self._pieces(pattern._replace(zero=min(pattern.zero, 1) if pattern.sp else 0), blocks)
+        zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp)
+        stages = self._pieces(pattern._replace(zero=zero), blocks)
         end = EndPieces(self._step(pattern, blocks, replicated=replicated or pattern.zero > 0), stages.stages,
                         stages.inside, inside_of(dp=0 if replicated else 1), self.fused)
         return Measured(dict(end.sections(_labels(pattern, blocks))), frozenset(end.splits()))
@@ -136,7 +145,7 @@ class SmallSteps:
         """The pieces of a step with the stages of `_labels`, on one replica."""
         inside = inside_of(cp=pattern.cp, tp=0 if pattern.tp else 1)
         step = self._step(pattern, blocks, replicated=pattern.zero > 0)
-        return StepPieces(step, len(_labels(pattern, blocks)), inside, self.fused)
+        return StepPieces(step, len(_labels(pattern, blocks)), inside, self.fused, self.overlapping)
 
     def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         each = [own for _, own in _labels(pattern, blocks)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from parallelism.memoized import memoized
 from parallelism.planning.growth import Segment, peak, segments_between
 from parallelism.planning.row_prices import Layout, RowPrices
-from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, Sheet
+from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, WAIT, Kind, Sheet, Unpriceable
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,6 +32,8 @@ class SheetCosts:
     def __init__(self, sheet: Sheet, forms: Forms) -> None:
         self.sheet, self.forms = sheet, forms
         self._computes: dict[Any, float] | None = None
+        self._each: Floats = np.zeros(0)
+        """The seconds of each compute, once they are known."""
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -92,17 +94,32 @@ class SheetCosts:
     def seconds(self, prices: RowPrices, layout: Layout) -> SheetSeconds:
         """The seconds of all sections on a mesh."""
         if self._computes is None:
-            self._computes = self._sums(prices.computes(self.sheet.kinds, self.sheet.numbers))
+            self._each = prices.computes(self.sheet.kinds, self.sheet.numbers)
+            self._computes = self._sums(self._each)
         at = self._collectives
         seconds = np.zeros(len(self.sheet.kinds))
         for place in at:
             seconds[place] = prices.collective(self.sheet.kinds[place], float(self.sheet.numbers[place, 0]), layout)
         sums = self._sums(seconds) if at else {}
-        return SheetSeconds(self.sheet, {name: sums.get(name, 0.0) + own for name, own in self._computes.items()})
+        found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
+        share = prices.hardware.collective_share
+        found |= {name: _beside(self.sheet.kinds[rows], self._each[rows], seconds[rows], share)
+                  for name, rows in self._with_waits.items()}
+        return SheetSeconds(self.sheet, found)
 
     @cached_property
     def _collectives(self) -> list[int]:
         return [place for place, kind in enumerate(self.sheet.kinds) if kind.what == COLLECTIVE]
+
+    @cached_property
+    def _with_waits(self) -> dict[Any, slice]:
+        """The sections in which a collective is waited for later."""
+        kinds = self.sheet.kinds
+        found = {name: rows for name, rows in self.sheet.sections.items()
+                 if any(kind.what == WAIT for kind in kinds[rows])}
+        if ends := [name for name in found if name[1] == "end"]:
+            raise Unpriceable(f"collectives of the end of {ends[0]} run beside its update")
+        return found
 
     def _sums(self, seconds: Floats) -> dict[Any, float]:
         """The seconds of each section; of an end under ``before`` those before its gradients are exchanged."""
@@ -115,6 +132,25 @@ class SheetCosts:
                 rows = slice(at, rows.stop)
             found[name] = float(seconds[rows].sum())
         return found
+
+
+def _beside(kinds: Sequence[Kind], computes: Floats, collectives: Floats, share: float) -> float:
+    """The seconds of events in order, of which some collectives run beside others: as in `parallelism.timeline.replay`,
+    one follows the other, and each holds the device for a share of its seconds."""
+    clock, stream, before = 0.0, 0.0, 0
+    ends: list[float] = []
+    for place in (place for place, kind in enumerate(kinds) if kind.what in (COLLECTIVE, WAIT)):
+        clock, before = clock + float(computes[before:place].sum()), place + 1
+        if kinds[place].what == WAIT:
+            clock = max(clock, ends[-kinds[place].later])
+            continue
+        stream = max(clock, stream) + float(collectives[place])
+        if kinds[place].later:
+            ends.append(stream)
+            clock += share * float(collectives[place])
+        else:
+            clock = stream
+    return clock + float(computes[before:].sum())
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class PlanTable:
 
     def __init__(self, task: Task, possible: Choices) -> None:
         self.task, self.possible = task, possible
-        self.steps = small_steps(task.model, fused=task.hardware.fused)
+        self.steps = small_steps(task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping)
         self.prices = RowPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         if task.hardware.message_overhead_seconds:
             raise Unpriceable("messages hold their ends")
@@ -91,7 +91,7 @@ class PlanTable:
         if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
         pattern = Pattern(shape.stages > 1, kind in "IW", s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
-                          min(s["zero"], 1) if s["sp"] else 0)
+                          self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         key = "actions", pattern, s["microbatch"], s["tp"]
         if key not in self._sheets:
             self._sheets[key] = SheetCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]), self.forms)
@@ -113,6 +113,9 @@ class PlanTable:
         blocks = self.blocks(shape) * shape.chunks
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.schedule in V_SHAPED:
+            if self.settings(row)["cp"] > 1 and several.exchanged(FIRST):
+                # As one stage the two would sum these gradients over the devices inside of it once, at the end.
+                raise Unpriceable("two stages of a device share weights whose gradients are summed inside of each")
             return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
         places = dict.fromkeys(place_of(rank, shape.ranks) for rank in (0, shape.ranks // 2, shape.ranks - 1))
         return [(several, place, blocks) for place in places]
@@ -234,7 +237,7 @@ class PlanTable:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
         s, layout, blocks = self.settings(row), self.layout(row), self.blocks(shape)
         key = (order.works, order.messages, shape.stages, layout, s["sp"], s["recompute"], s["microbatch"],
-               s["sp"] and min(s["zero"], 1))
+               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         if key not in self._columns:
             durations = np.zeros(16)
             for place, kind in order.works:

@@ -240,9 +240,12 @@ Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step
 
 
 def simulated_operation(
-    operation: Any, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None, *, fused: bool = False
+    operation: Any, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None, *,
+    fused: bool | str = False, overlapping: bool = False,
 ) -> SimulatedOperation:
-    """``operation`` in a form that makes events; ``fused`` as for `parallelism.execution.operation_on`.
+    """``operation`` in a form that makes events.
+
+    ``fused`` and ``overlapping`` are as for `parallelism.execution.operation_on`.
 
     ``TypeError`` for another type, ``ValueError`` for a wrong mesh.
     """
@@ -250,7 +253,7 @@ def simulated_operation(
         if mesh is None:
             raise TypeError(f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
                             "mesh=Mesh(...)), with batch=64 for a pipeline")
-        operation = operation_on(operation, mesh, fused=fused)
+        operation = operation_on(operation, mesh, fused=fused, overlapping=overlapping)
     if isinstance(operation, PipelinedProgram):
         if mesh is None or batch is None:
             raise TypeError("a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "

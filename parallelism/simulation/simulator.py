@@ -107,8 +107,9 @@ def _priced(
 ) -> tuple[SimulatedOperation, Pricing]:
     """The operation, in a form that makes events, and the pricing of these on a hardware."""
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
-    fused = pricing.hardware is not None and pricing.hardware.fused
-    simulated = simulated_operation(operation, mesh, batch, numbers, fused=fused)
+    software: dict[str, Any] = {} if (on := pricing.hardware) is None else {
+        "fused": on.fused, "overlapping": on.overlapping}
+    simulated = simulated_operation(operation, mesh, batch, numbers, **software)
     return simulated, pricing.for_devices(simulated.mesh.size)
 
 

@@ -14,7 +14,7 @@ Its role (`parallelism.timeline.matching`) says what it does to the clock of its
     OUTSIDE      takes no time, and is no step of the lane
 
 An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane; an
-asynchronous send holds it for the overhead.
+asynchronous send holds it for the overhead, and an asynchronous collective for a share of its price.
 
 The engine adds and compares costs, and does nothing else with them.  So costs that are integers give times that are
 integers, costs that are floats give floats, and every time is the one that follows from the rules by hand.
@@ -85,7 +85,8 @@ class Replay:
     """
 
     def __init__(
-        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, overhead: Any = 0
+        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, overhead: Any = 0,
+        share: float = 0.0,
     ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
@@ -102,7 +103,7 @@ class Replay:
         self.members: dict[int, list[tuple[int, int]]] = {}     # collective -> members that reached it: lane, event
         self.complete: list[tuple[int, list[tuple[int, int]]]] = []     # those that all members reached just now
         self.ordered = ordered
-        self.overhead = overhead
+        self.overhead, self.share = overhead, share
         self.now = 0.0 if ordered else inf                  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
         self.stream: list[Any] = [0] * len(lengths)         # by lane: when its communication stream is free
@@ -178,6 +179,8 @@ class Replay:
                         self.finish(lane, i, end)
                     if role == SEND:
                         clock += self.overhead
+                    elif self.share and role == COLLECTIVE:
+                        clock += self.share * costs[i]
                     continue
             if end is None:
                 self.clock[lane], self.next[lane], self.blocked[lane] = clock, i, waited

@@ -138,6 +138,11 @@ class Pricing:
         return 0.0 if self.hardware is None else self.hardware.message_overhead_seconds
 
     @property
+    def collective_share(self) -> float:
+        """What part of a device a collective takes from compute beside it."""
+        return 0.0 if self.hardware is None else self.hardware.collective_share
+
+    @property
     def shares_links(self) -> bool:
         """Whether messages share links."""
         return self.link_sharing and self.hardware is not None

@@ -16,9 +16,11 @@ times emulated runs, simulations and schedules under given costs; where transfer
     the rest     takes no time: host traffic, memory
 
 An asynchronous recv or collective lasts as long but does not hold the clock of its rank: a rank has one stream for
-compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
-their last members call them.  Messages and collectives that are pending at the same time share their links
-(`parallelism.timeline.fair_sharing`); without link sharing each has its links to itself.
+compute and one for communication.  (On a hardware with a ``collective_share`` a collective holds it for that part of
+its price, because it takes this part of the device from the compute beside it.)  The collectives of a rank follow each
+other on the latter, in the order in which their last members call them.  Messages and collectives that are pending at
+the same time share their links (`parallelism.timeline.fair_sharing`); without link sharing each has its links to
+itself.
 `parallelism.timeline.pricing` gives the prices.  Without it compute takes the CPU seconds of the device's thread, and
 everything else is free.
 """
@@ -88,7 +90,8 @@ def replay_columns(
     lanes = Steps(np.diff(until, prepend=0), roles.roles[steps], roles.keys[steps], roles.sizes[steps],
                   events.only("work").take(steps).numbers("work"), values[steps])
     overhead = pricing.message_overhead_seconds if ordered and pricing else 0
-    own = _times(lanes, ordered=ordered, sharing=sharing, overhead=overhead)
+    share = pricing.collective_share if ordered and pricing else 0
+    own = _times(lanes, ordered=ordered, sharing=sharing, overhead=overhead, share=share)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
     if len(outside):
         following = np.searchsorted(steps, outside)
@@ -104,20 +107,20 @@ def replay_columns(
         priced_algorithm=None if prices is None else prices.algorithms)
 
 
-def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float) -> Times:
+def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float, share: float) -> Times:
     """The times of the steps: by the engine from the first moment on at which transfers disturb each other.
 
     The engine reads arrays through their memoryviews, which give Python's numbers and take a quarter of the memory of a
     list.
     """
-    known = undisturbed(steps, ordered=ordered, sharing=sharing, overhead=overhead)
+    known = undisturbed(steps, ordered=ordered, sharing=sharing, overhead=overhead, share=share)
     if known is not None and known.disturbed == inf:
         return known.times
     starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
     engine = Replay(
         LaneEvents(steps.lengths.tolist(), steps.roles.data, steps.keys.data, steps.sizes.data, as_values(steps.works),
                    steps.costs.data, starts.data, durations.data),
-        ordered=ordered, sharing=sharing, overhead=overhead)
+        ordered=ordered, sharing=sharing, overhead=overhead, share=share)
     if known is not None:
         starts[:], durations[:], _ = resumed(engine, steps, known)
     while blocked := engine.run():

@@ -59,7 +59,9 @@ class Undisturbed(NamedTuple):
     """The first moment at which a transfer disturbs another; infinite if none does."""
 
 
-def undisturbed(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float) -> Undisturbed | None:
+def undisturbed(
+    steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float, share: float = 0
+) -> Undisturbed | None:
     """The times of the steps; None if a lane is blocked for ever, or if the times may be others from the beginning.
 
     The arguments are those of `parallelism.timeline.engine.Replay`.
@@ -105,7 +107,7 @@ def undisturbed(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhea
         _Program(until.tolist(), does[run].tolist(), slots[run].tolist(), place.tolist(),
                  np.where(does == _PASS, own, flights)[run].tolist(), before[run].tolist(),
                  np.bincount(slot_of_meet, minlength=len(groups)).tolist()),
-        len(messages), ordered=ordered, overhead=overhead)
+        len(messages), ordered=ordered, overhead=overhead, share=share)
     if found is None:
         return None
 
@@ -194,7 +196,7 @@ class _Found(NamedTuple):
     """Whether a collective waited for the end of another that a member had called before."""
 
 
-def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any) -> _Found | None:
+def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, share: Any) -> _Found | None:
     """Runs the lanes; None if one is blocked for ever, or if collectives of a lane are not in its order."""
     until, does, slots, operation, costs, before, members = program
     starts: list[Any] = [0] * len(does)
@@ -260,6 +262,8 @@ def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any) -> _
                         break
                     if end > clock:
                         clock = end
+                elif share:
+                    clock += share * costs[i]
         else:
             i = until[lane]
         following[lane], clocks[lane] = i, clock

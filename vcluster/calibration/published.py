@@ -149,8 +149,9 @@ class Report:
         return "\n".join(told)
 
     def __str__(self) -> str:
-        told = [f"{self.table.title}", f"  {self.table.source}", f"  {self.table.hardware}+{self.stack}: " + ", ".join(
-            f"{name} {value:.4g}" for name, value in self.parameters.items()), ""]
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.parameters.items())
+        told = [f"{self.table.title}", f"  {self.table.source}",
+                f"  {self.table.hardware}+{self.stack}: {values or 'nothing is fitted to this table'}", ""]
         best = {line.row: line for line in self.best}
         without = {line.row: line for line in self.without_model}
         cells = [("part", "of", "measured", "predicted", "error", "", "without its model" * bool(without)
@@ -196,9 +197,13 @@ def reported(table: Table, parameters: Mapping[str, float] | None = None) -> Rep
 def refitted(table: Table, told: Callable[[str], object] | None = None) -> Report:
     """The table beside its stack, whose parameters are fitted to it; ``told`` is called with what is going on.
 
+    A table without parameters is only for tests: nothing is fitted to it.
+
     A prediction is close to linear in the inverse of each parameter.  So its slopes are found once, by a small change,
     and fits with and without each model use them; the fit to all rows is then predicted anew.
     """
+    if not table.parameters:
+        return reported(table)
     start, say = _values(table), told or (lambda text: None)
     names = table.parameters
     rows = [row for row in table.rows if row.part in _TIMES]

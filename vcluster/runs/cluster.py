@@ -103,7 +103,8 @@ class VirtualCluster:
         _one_of("backend", backend, ("process", "thread"))
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
-        self._fused = pricing is not None and pricing.hardware is not None and pricing.hardware.fused
+        on = None if pricing is None else pricing.hardware
+        self._software: dict[str, Any] = {} if on is None else {"fused": on.fused, "overlapping": on.overlapping}
         channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
         seed = _whole("seed", seed)
         if deadline_seconds is not None and not _is_positive(deadline_seconds):
@@ -192,7 +193,7 @@ class VirtualCluster:
         if not callable(program):
             from parallelism.execution.placing import operation_on  # what loads much, for those who need it
 
-            program = operation_on(program, self.mesh, fused=self._fused)
+            program = operation_on(program, self.mesh, **self._software)
         self._refuse_if_running("a cluster runs one program at a time")
         with self._running:  # an interrupt can come between `acquire` and the next statement
             try:

@@ -17,16 +17,22 @@ _MOVING = frozenset(("all_slice", "relayout", "reshard"))
 _APART = frozenset(("einsum", "matmul")) | _MOVING
 """Operators that are in no chain, whatever their rules are."""
 
+ELEMENTWISE = "elementwise"
+"""What ``fused`` says of software whose chains have elementwise ops only: each row reduction is a kernel of its own."""
+
 Shape = tuple[Extent, ...]
 
 
-def chained(function: Function, mark: Callable[[Op], object] | None = None) -> tuple[Function, tuple[int, ...]]:
+def chained(
+    function: Function, mark: Callable[[Op], object] | None = None, *, rows: bool = True
+) -> tuple[Function, tuple[int, ...]]:
     """The function with the ops of each chain next to each other, and the number of ops in each chain, in order.
 
     A chain takes the place of its last op.  An op outside of all chains is a chain of one.  The ops of a chain have
-    equal ``mark``s, if that is given.
+    equal ``mark``s, if that is given.  Without ``rows`` an op that needs the last dim whole, such as a softmax, is in
+    no chain.
     """
-    spaces = [space_of(op) for op in function.ops]
+    spaces = [space_of(op) if rows or _is_elementwise(op) else None for op in function.ops]
     users: dict[Value, set[int]] = {}
     for number, op in enumerate(function.ops):
         for value in op.inputs:
@@ -99,6 +105,13 @@ def space_of(op: Op) -> Shape | None:
     if any(term != whole[:len(term)] for term in bare[len(rule.inputs):]):
         return None         # an output is reduced over dims that are not the last
     return tuple(rule.extents[letter] for letter in whole)
+
+
+def _is_elementwise(op: Op) -> bool:
+    """Whether each element of the results depends on one element of each input."""
+    rule = op.rule
+    results = [{letter for dim in tensor for letter in dim} - {"1"} for tensor in rule.outputs]
+    return not rule.whole and all(result == {*rule.letters} - {"1"} for result in results)
 
 
 def _is_kernel(op: Op) -> bool:

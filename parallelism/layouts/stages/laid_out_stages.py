@@ -24,7 +24,7 @@ LayoutByName = dict[str, TensorSharding]
 
 def laid_out_stages(
     stages: Stages, mesh: Mesh | Mapping[str, Extent], sums: Mapping[str, np.dtype[Any]] | None = None,
-    meshes: Sequence[Mesh] | None = None,
+    meshes: Sequence[Mesh] | None = None, *, pending: bool = False,
 ) -> Stages:
     """The stages with a layout on every value of every function.  ``mesh`` has the axes inside a stage.
 
@@ -34,8 +34,9 @@ def laid_out_stages(
     boundary; then through each backward.  A gradient that passes a boundary, and the gradient of a weight, has the
     layout of its value.  A value that is kept for the backward has the layout in which the forward computed it.
     ``sums`` has the dtypes in which the gradients of weights are added up, by the names of the weights: a sum over axes
-    inside the stage that is pending in such a gradient is computed in this dtype, too.  ``ValueError`` as from
-    `propagate`.
+    inside the stage that is pending in such a gradient is computed in this dtype, too.  With ``pending`` such a sum
+    stays pending in the gradient of a weight that one stage has alone, so that what microbatches add up is summed over
+    the axes once.  ``ValueError`` as from `propagate`.
     """
     whole = propagate(stages.function, mesh)
     layouts = _of(whole)
@@ -47,19 +48,21 @@ def laid_out_stages(
         inside = mesh if meshes is None else meshes[number]
         own = {name: layouts[name] for name in stage.values}
         dtypes = [(sums or {}).get(name) for name in stage.trained]
-        key = stage.form, tuple(own.values()), tuple(dtypes), None if meshes is None else inside
+        alone = tuple(pending and len(stages.holders[name]) == 1 for name in stage.trained)
+        key = stage.form, tuple(own.values()), tuple(dtypes), alone, None if meshes is None else inside
         if key in first:
             before, after = first[key]
             with suppress(ValueError):
                 laid.append(after.renamed(before.renaming_of(stage), stage.name))
                 continue
-        laid.append(_stage(stage, own, inside, dtypes))
+        laid.append(_stage(stage, own, inside, dtypes, alone))
         first.setdefault(key, (stage, laid[-1]))
     return replace(stages, function=whole, functions=tuple(laid))
 
 
 def _stage(
-    stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent], dtypes: Sequence[Any]
+    stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent], dtypes: Sequence[Any],
+    alone: Sequence[bool],
 ) -> StageFunctions:
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
@@ -71,10 +74,18 @@ def _stage(
     layouts = _of(laid) | given
     # Where nothing is pending, a narrow gradient is added to its sum as it is.
     waiting: list[np.dtype[Any] | None] = []
-    for value, dtype in zip(laid.outputs[first:], dtypes, strict=True):
-        terms = _terms(laid, value, Devices.of(mesh))
-        layouts |= terms
-        waiting.append(dtype if terms else None)
+    for place, dtype in enumerate(dtypes, first):
+        source, wide, computed = _term(laid, laid.outputs[place], Devices.of(mesh))
+        left = computed.partial and alone[place - first] and (*computed.dims,) == (*wanted[place].dims,)
+        if left and _is_only_returned(stage.backward, place, source):
+            wanted[place] = layouts[source.name] = computed
+            waiting.append(None)
+            continue
+        pending = bool(wide is not None and computed.partial)
+        if wide is not None and pending:
+            # What has a layout of its own, as an output has, keeps it.
+            layouts |= dict.fromkeys([source.name, *([wide.name] if wide != laid.outputs[place] else [])], computed)
+        waiting.append(dtype if pending else None)
     backward, weights = (
         laid_out(summed_in(function, start, waiting), layouts)
         for function, start in ((stage.backward, first), (stage.backward_weights, 0)))
@@ -86,21 +97,28 @@ def _stage(
         backward_weights=_ending(weights, wanted[first:]))
 
 
-def _terms(function: Function, output: Value, devices: Devices) -> LayoutByName:
-    """The layouts of a narrow gradient, and of it widened, if its op leaves a sum pending; else none."""
+def _term(
+    function: Function, output: Value, devices: Devices
+) -> tuple[Value, Value | None, TensorSharding]:
+    """Of a gradient: it before it is widened, then widened (None: it is not), and the layout in which its op leaves
+    it, where a sum may be pending."""
     source, wide = widened(function, output)
     op = next((op for op in function.ops if source in op.outputs), None)
-    if wide is None or op is None:
-        return {}
+    if op is None:
+        return source, wide, layout_of(source)
     # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
     alone = Function(function.name, op.inputs, (op,), op.outputs)
     number, = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
     there, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
     place = op_placement(number, there, homes, devices, finite_constants(function))
-    computed = place.outputs[op.outputs.index(source)]
-    # What has a layout of its own, as an output has, keeps it.
-    names = [source.name, *([wide.name] if wide != output else [])]
-    return dict.fromkeys(names, computed) if computed.partial else {}
+    return source, wide, place.outputs[op.outputs.index(source)]
+
+
+def _is_only_returned(function: Function, place: int, value: Value) -> bool:
+    """Whether an output of a function is this value, is returned once, and is read by no op."""
+    names = [each.name for each in function.outputs]
+    return names[place] == value.name and names.count(value.name) == 1 and not any(
+        each.name == value.name for op in function.ops for each in op.inputs)
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:

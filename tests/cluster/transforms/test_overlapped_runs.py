@@ -6,11 +6,13 @@ import os
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from overlapped import check
-from trained_runs import ON, in_turn
+from overlapped import bits, check, moved
+from simulated_runs import assert_simulated
+from trained_runs import ON, B, in_turn, simulated, trained_on
 from transformed import MODELS
 
-from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy
+from parallelism import Hardware
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy, train_step
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60")) // 5
 CASES = [       # by day the first and the last
@@ -56,6 +58,25 @@ def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows
             backwards[event.rank] = max(backwards.get(event.rank, 0), event.start_seconds)
     assert any(event.kind == "collective" and event.axes == ("dp",) and event.start_seconds < backwards[event.rank]
                for event in after)
+
+
+@pytest.mark.parametrize(("model", "rows", "text"), [
+    ("gpt", 8, "pp=2 1f1b:2 tp=2 sp"), pytest.param("dropout", 4, "tp=2 sp cp=2", marks=pytest.mark.slow),
+    pytest.param("gpt", 8, "pp=1 1f1b:2 dp=2 tp=2 sp zero=1 recompute=block.*", marks=pytest.mark.slow)])
+def test_a_stack_that_runs_collectives_beside_products_changes_no_bit_and_no_byte(cluster_of, model, rows, text):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    alone, on = train_step(MODELS[model](rows), Adam(0.1)), {**ON, "hardware": Hardware.preset("dgx-a100:1")}
+    stack = {**on, "hardware": Hardware.preset("dgx-a100:1+megatron-a100")}
+    step = strategy(train_step(MODELS[model](B), Adam(0.1)) if "pp=" in text else alone)
+    plain, before = trained_on(cluster_of(mesh, "thread", compute="modelled", **on), step, alone, steps=2)
+    beside, after = trained_on(cluster_of(mesh, "thread", compute="modelled", **stack), step, alone, steps=2)
+    assert bits(beside) == bits(plain) and moved(after) == moved(before)
+    ways = {"all_gather", "reduce_scatter"}
+    assert {event.name for event in after if event.kind == "wait"} >= ways
+    assert not ways & {event.name for event in before if event.kind == "wait"}
+    assert_simulated(simulated(step, mesh, rows, stack), after)
+    folded = simulated(step, mesh, rows, stack, fold=True)
+    assert folded.makespan_seconds == pytest.approx(after.makespan_seconds, rel=1e-9)
 
 
 @st.composite

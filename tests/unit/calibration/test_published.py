@@ -32,12 +32,14 @@ LARGE = 32 * 2**20
 
 
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
-    assert tables() == ("korthikanti-2022", "nccl-a100")
+    assert tables() == ("korthikanti-2022", "nccl-a100", "zero-bubble-2023")
+    assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
     for table in (NCCL, KORTHIKANTI):
         assert table.source and table.name in fitted_on(table.stack)
-    assert len([row for row in KORTHIKANTI.rows if row.part == STEP]) == 8
+    steps = [row for row in KORTHIKANTI.rows if row.part == STEP]
+    assert len(steps) == 9 and [row.devices for row in steps if row not in KORTHIKANTI.fitted_rows] == [2240]
     assert len([row for row in KORTHIKANTI.rows if row.part in (FORWARD, BACKWARD)]) == 10
-    with pytest.raises(ValueError, match="no published table 'korth'; there is korthikanti-2022, nccl-a100"):
+    with pytest.raises(ValueError, match=f"no published table 'korth'; there is {', '.join(tables())}"):
         Table.of("korth")
 
 
@@ -101,9 +103,19 @@ def test_a_layer_takes_what_was_measured(what):
     rows = [row for row in KORTHIKANTI.rows if row.part in (FORWARD, BACKWARD) and row.what == what]
     assert len(rows) == 2
     for row in rows:
-        # Megatron-LM hides a gather of the backward that is not hidden here.
-        within = 0.1 if (row.part, what) == (BACKWARD, "sequence parallel") else 0.05
-        assert row.predicted(hardware_of(KORTHIKANTI, 8)) == pytest.approx(row.measured, rel=within)
+        assert row.predicted(hardware_of(KORTHIKANTI, 8)) == pytest.approx(row.measured, rel=0.05)
+
+
+@pytest.mark.parametrize("model", ["28.3B", *(pytest.param(other, marks=pytest.mark.slow) for other in (
+    "1.5B", "6.2B", "14.6B"))])
+def test_layers_that_nothing_was_fitted_to_take_in_all_what_was_measured(model):
+    """Forward and backward together; each by itself is up to 15 % off, in opposite directions."""
+    table = Table.of("zero-bubble-2023")
+    report = refitted(replace(table, rows=tuple(row for row in table.rows if row.model == model)))
+    assert len(report.lines) == 2 and all(line.held_out for line in report.lines) and not report.without_model
+    whole = sum(line.predicted for line in report.lines) / sum(line.row.measured for line in report.lines)
+    assert whole == pytest.approx(1, abs=0.06) and max(abs(line.error) for line in report.lines) < 0.16
+    assert str(report).count("held out") == 2 and "nothing is fitted to this table" in str(report)
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ def test_every_number_of_a_stack_says_what_it_is(name):
 def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():
     plain, told = Hardware.preset("dgx-a100:4"), Hardware.preset("dgx-a100:4+megatron-a100")
     assert told == on_stack(plain, "megatron-a100") and told.devices == plain.devices
-    assert (told.stack, told.fused, plain.stack, plain.fused) == ("megatron-a100", True, "", False)
+    assert (told.stack, told.fused, plain.stack, plain.fused) == ("megatron-a100", "elementwise", "", False)
+    assert told.overlapping and 0 < told.collective_share < 1 and not plain.overlapping
     assert (told.flops_per_second, told.links[1], told.memory_bytes) == (
         plain.flops_per_second, plain.links[1], plain.memory_bytes)
     assert told.links[0].bytes_per_second == plain.links[0].bytes_per_second

@@ -85,6 +85,44 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
     return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
 
 
+@pytest.mark.parametrize("settings", [
+    {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
+    pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "recompute": "selective"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "recompute": "full"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 1, "tp": 4, "microbatch": 6, "schedule": "zero_bubble_h1"}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 2, "cp": 2, "tp": 1, "microbatch": 3, "zero": 1}, marks=pytest.mark.slow),
+    pytest.param({"pp": 2, "dp": 2, "cp": 2, "tp": 1, "microbatch": 3}, marks=pytest.mark.slow),
+    {"pp": 1, "dp": 8, "tp": 1, "microbatch": 3, "zero": 1},
+    pytest.param({"pp": 2, "dp": 2, "tp": 2, "sp": True, "microbatch": 3, "schedule": "zero_bubble_v", "chunks": 2},
+                 marks=pytest.mark.slow),
+])
+def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, Any]) -> None:
+    """Its collectives run beside products, and take a share of the device from them."""
+    spec = models.TransformerSpec(layers=8, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16",
+                                  fused_attention=False, attention_dropout=0.1)
+    hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(8))
+    fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
+    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, 8), **fixed)
+    assert len(possible) == 1 and hardware.overlapping and hardware.collective_share > 0
+    assert_as_simulated(table, possible, 0)
+
+
+@pytest.mark.slow
+def test_weights_of_two_stages_of_a_device_that_are_summed_inside_of_each_have_no_pieces() -> None:
+    """Tied embeddings under context parallelism, with a schedule in the form of a V; other weights have pieces."""
+    settings = PLAIN | {"pp": 2, "chunks": 2, "cp": 2, "tp": 1, "schedule": "zero_bubble_v", "microbatch": 2}
+    hardware = Hardware.preset("dgx-a100:1").placed(range(4))
+    for tied in (False, True):
+        spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, tied=tied)
+        table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 8, hardware, 4), **settings)
+        assert len(possible) == 1
+        if not tied:
+            assert_as_simulated(table, possible, 0)
+        else:
+            with pytest.raises(Unpriceable, match="share weights"):
+                table.prepare(0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(50))
@@ -94,7 +132,8 @@ def test_plans_of_random_spaces(seed: int) -> None:
     while spaces < 4:
         spec, devices, batch, fixed = random_space(rng)
         model = TrainedModel.of(spec, ADAM_W)
-        task = Task(model, batch, Hardware.preset("dgx-a100:2").placed(range(devices)), devices)
+        hardware = Hardware.preset(("dgx-a100:2", "dgx-a100:2+megatron-a100")[rng.integers(2)])
+        task = Task(model, batch, hardware.placed(range(devices)), devices)
         table, possible = table_of(task, **fixed)
         if not 1 < len(possible) <= 8:
             continue

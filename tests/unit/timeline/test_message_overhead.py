@@ -60,3 +60,15 @@ def test_a_stream_is_as_long_as_its_overheads_where_they_are_longer_than_the_lin
     free = timed(*(send(0, 1) for _ in range(messages)), *(recv(1, 0) for _ in range(messages)),
                  message_overhead_seconds=0.0)
     assert free[messages - 1] == (0, 0)
+
+
+def test_a_collective_takes_its_share_of_the_device_from_compute_beside_it():
+    def lane(rank):
+        call = Event(rank, "collective", "all_reduce", group=(0, 1), axes=None, dtype="float32", algorithm="direct",
+                     bytes_sent=SIZE, bytes_received=SIZE, payload_bytes=SIZE, messages=2, work=1)
+        return [call, Event(rank, "compute", "work", seconds=8.0), Event(rank, "wait", "all_reduce", work=1)]
+
+    for share in (0.0, 0.25):
+        told = timed(*lane(0), *lane(1), collective_share=share, message_overhead_seconds=0.0)
+        lasts = told[0][1]
+        assert 0 < lasts < 8 and told[1] == (share * lasts, share * lasts + 8)

@@ -98,7 +98,7 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
         assert (run.clip, run.loss_scale) == tuple(more.get(name) or None for name in ("clip_grad", "loss_scale"))
         assert MegatronFlags.of(run).run(2, run.model) == run
         assert MegatronFlags.of(run).given("update") == {name: value for name, value in more.items() if value}
-        trace = simulate(run.step, "dgx-a100", **run.placed)
+        trace = simulate(run.step, "dgx-a100+megatron-a100", **run.placed)
         seconds.append(sum(event.nbytes for event in trace if event.kind == "compute" and event.stage is None))
     parameters = run.model.parameters
     plain, none, clipped, scaled = seconds

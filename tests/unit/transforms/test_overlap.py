@@ -165,6 +165,32 @@ def test_a_collective_of_activations_starts_behind_the_one_before():
         map(str, operation_on(Strategy.parse("tp sp")(step), Mesh(tp=2)).of_class(0).function.ops))
 
 
+def test_collectives_of_a_backward_run_beside_the_product_of_the_other_gradient():
+    """The gather of what was multiplied starts before the product for its gradient, which the other one follows."""
+    step = Strategy.parse("tp sp")(train_step(MODELS["gpt"](4), SGD(0.1)))
+    program = operation_on(step, Mesh(tp=2), overlapping=True).of_class(0)
+    found: dict[int, list[str]] = {}
+    under_way: dict[int, str] = {}
+    for each in program.steps:
+        match each:
+            case StartStep(number=number, ops=ops):
+                under_way[number] = ops[0].kind
+                found[number] = [ops[0].kind]
+            case WaitStep(number=number):
+                del under_way[number]
+            case ProgramStep(op=op):
+                for number in under_way:
+                    found[number].append(op.kind)
+    kinds = [tuple(each[:1] + [kind for kind in each if kind in ("matmul", "einsum")]) for each in found.values()]
+    assert not under_way and {kind for kind, *_ in kinds} == {"all_gather", "reduce_scatter"}
+    assert all(len(each) == 2 for each in kinds), kinds
+    blocking = [each.op.kind for each in program.steps if isinstance(each, ProgramStep)]
+    plain = operation_on(step, Mesh(tp=2)).of_class(0)
+    assert sorted(map(str, program.function.ops)) == sorted(map(str, plain.function.ops))
+    # What the forward communicates, and what both products of a backward read, is waited for at once.
+    assert blocking.count("all_gather") > blocking.count("reduce_scatter") > 1
+
+
 def test_memory_of_what_is_under_way():
     """A sum by all_reduce takes the memory of its terms; the input of a reduce_scatter is freed when it is over."""
     step = train_step(models.mlp((6, 8), 4), Adam(0.1))

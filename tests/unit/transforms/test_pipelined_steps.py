@@ -107,6 +107,23 @@ def test_without_zero_each_gradient_is_summed_once():
         assert received[rank, "all_reduce"] == large        # 2 P (n - 1) / n with n = 2
 
 
+@pytest.mark.parametrize(("text", "axis", "loss"), [("tp=2 sp", "tp", 3), ("cp=2", "cp", 1)])
+def test_gradients_that_devices_of_a_stage_have_terms_of_are_summed_once(text, axis, loss):
+    """Of norms and biases under sequence parallelism, of all weights under context parallelism.  The loss of each
+    microbatch has sums of its own."""
+    counted = []
+    for microbatches in (1, 3):
+        strategy, mesh = Strategy.parse_on_mesh(f"pp=1 1f1b:{microbatches} {text}")
+        program = TrainedPipeline(strategy(train_step(MODELS["gpt"](B), Adam())), mesh)
+        sums = [event for event in simulate(program, mesh=mesh, batch=6, **ON)
+                if (event.kind, event.name, event.rank) == ("collective", "all_reduce", 0)]
+        assert all(event.axes == (axis,) for event in sums)
+        pending = [name for stage in program.stages.functions for name in stage.trained if name in program.pending]
+        assert set(program.pending.values()) == {(axis,)} and len(sums) == len(pending) + loss * microbatches
+        counted.append(pending)
+    assert counted[0] == counted[1] and len(counted[0]) > 7
+
+
 def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apart():
     for text, classes in (("pp=2 dp=4 zero=1 1f1b:2", 2), ("pp=2 dp=3 zero=1 1f1b:2", 6)):
         strategy, mesh = Strategy.parse_on_mesh(text)
