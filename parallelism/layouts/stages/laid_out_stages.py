@@ -1,5 +1,6 @@
 """Layouts for the stages of a program, so that forward, backward and its halves agree."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -74,10 +75,14 @@ def _stage(
     layouts = _of(laid) | given
     # Where nothing is pending, a narrow gradient is added to its sum as it is.
     waiting: list[np.dtype[Any] | None] = []
+    maker = {value.name: op for op in laid.ops for value in op.outputs}
+    returned = Counter(value.name for value in stage.backward.outputs)
+    read = {value.name for op in stage.backward.ops for value in op.inputs}
+    constants = finite_constants(laid)
     for place, dtype in enumerate(dtypes, first):
-        source, wide, computed = _term(laid, laid.outputs[place], Devices.of(mesh))
+        source, wide, computed = _term(maker, laid.outputs[place], Devices.of(mesh), constants)
         left = computed.partial and alone[place - first] and (*computed.dims,) == (*wanted[place].dims,)
-        if left and _is_only_returned(stage.backward, place, source):
+        if left and stage.backward.outputs[place].name == source.name not in read and returned[source.name] == 1:
             wanted[place] = layouts[source.name] = computed
             waiting.append(None)
             continue
@@ -98,27 +103,20 @@ def _stage(
 
 
 def _term(
-    function: Function, output: Value, devices: Devices
+    maker: Mapping[str, Op], output: Value, devices: Devices, constants: frozenset[str]
 ) -> tuple[Value, Value | None, TensorSharding]:
     """Of a gradient: it before it is widened, then widened (None: it is not), and the layout in which its op leaves
     it, where a sum may be pending."""
-    source, wide = widened(function, output)
-    op = next((op for op in function.ops if source in op.outputs), None)
+    source, wide = widened(maker, output)
+    op = maker.get(source.name)
     if op is None:
         return source, wide, layout_of(source)
     # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
-    alone = Function(function.name, op.inputs, (op,), op.outputs)
+    alone = Function("gradient", op.inputs, (op,), op.outputs)
     number, = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
     there, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
-    place = op_placement(number, there, homes, devices, finite_constants(function))
+    place = op_placement(number, there, homes, devices, constants)
     return source, wide, place.outputs[op.outputs.index(source)]
-
-
-def _is_only_returned(function: Function, place: int, value: Value) -> bool:
-    """Whether an output of a function is this value, is returned once, and is read by no op."""
-    names = [each.name for each in function.outputs]
-    return names[place] == value.name and names.count(value.name) == 1 and not any(
-        each.name == value.name for op in function.ops for each in op.inputs)
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:

@@ -3,7 +3,7 @@
 So a device holds the sums of all gradients of a stage, and of a microbatch one gradient at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,9 +71,11 @@ def summed_in(function: Function, first: int, dtypes: Sequence[np.dtype[Any] | N
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))
 
 
-def widened(function: Function, output: Value) -> tuple[Value, Value | None]:
-    """The narrow value of which an output of `summed_in` is made, and that value widened; None if it is not."""
-    maker = {value.name: op for op in function.ops for value in op.outputs}
+def widened(maker: Mapping[str, Op], output: Value) -> tuple[Value, Value | None]:
+    """The narrow value of which an output of `summed_in` is made, and that value widened; None if it is not.
+
+    ``maker`` has the op of each value, by the names of the values.
+    """
     op = maker.get(output.name)
     if op is not None and op.kind == "reshard":
         op = maker.get(op.inputs[0].name)

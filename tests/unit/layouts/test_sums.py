@@ -25,7 +25,8 @@ func @f(%x: tensor<2x3xf32>, %y: tensor<3xf32>) -> (tensor<2x3xf32>, tensor<3xf3
     assert [(op.kind, op.inputs[0].name, op.region) for op in wide.ops] == [
         ("negative", "y", "r"), ("widen", "a", "r"), ("reshard", "a.wide", "r")]
     assert [value.type.dtype.itemsize for value in wide.outputs] == [4, 8, 4, 4]
-    assert [(widened(wide, value)[0].name, widened(wide, value)[1] is None) for value in wide.outputs] == [
+    maker = {value.name: op for op in wide.ops for value in op.outputs}
+    assert [(widened(maker, value)[0].name, widened(maker, value)[1] is None) for value in wide.outputs] == [
         ("x", True), ("a", False), ("a", True), ("y", True)]
     assert summed_in(function, 1, [None] * 3) == function
 
