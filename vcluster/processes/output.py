@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from typing import Any, NamedTuple, Protocol
 
 
@@ -55,3 +56,17 @@ def write_lines(fd: int, rank: int, text: str) -> None:
     """Write lines to a descriptor, the rank in front of each."""
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.rstrip("\n").split("\n"))
     os.write(fd, lines.encode(errors="backslashreplace"))
+
+
+def refuse_debugger() -> None:
+    """In a device's process ``breakpoint()`` raises, unless ``PYTHONBREAKPOINT`` names a debugger that needs no
+    terminal."""
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = _no_debugger
+
+
+def _no_debugger(*args: object, **kwargs: object) -> None:
+    raise RuntimeError(
+        "breakpoint() in a device's process has no terminal; run again with backend='thread', where it has one "
+        "(in pytest: --vcluster-backend=thread)"
+    )

@@ -43,7 +43,7 @@ from vcluster.processes.kept_programs import KeptPrograms, SentProgram
 from vcluster.processes.kernel_forks import end_fork
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
-from vcluster.processes.output import RankedOutput, print_in_fork
+from vcluster.processes.output import RankedOutput, print_in_fork, refuse_debugger
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -389,6 +389,7 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
+    refuse_debugger()
 
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda _, frame: worker.interrupt(link.interrupt, frame))

@@ -189,6 +189,7 @@ class VirtualCluster:
         collectives and undelivered messages. The cluster can be used again afterwards, unless the error says that it is
         closed.
         """
+        __tracebackhide__ = True  # for pytest and IPython
         body = self._open()
         if not callable(program):
             from parallelism.execution.placing import operation_on  # what loads much, for those who need it
@@ -203,6 +204,9 @@ class VirtualCluster:
                     return body.run(program, args, kwargs)
                 with self.around_run(body.endpoint, program) as shipped:
                     return body.run(program, args, kwargs, shipped)
+            except ClusterError as error:
+                notebook.name_cells(error)
+                raise
             finally:
                 self._runner = None
                 del self  # a traceback that a notebook keeps must not keep the devices alive

@@ -111,6 +111,7 @@ class Body:
 
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
+        __tracebackhide__ = True  # for pytest and IPython
         if isinstance(program, Operation):
             args = _by_rank(program.inputs(self._mesh, *args), self.size, program)
         elif not callable(program):

@@ -6,18 +6,24 @@ until the notebook ends, and each run of a cell would add devices.  So a cluster
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 import weakref
+from collections.abc import Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from parallelism.display.markup import beside, figure, inside, note, table
+from parallelism.operation import is_ours
 
 if TYPE_CHECKING:
     from vcluster.runs.cluster import VirtualCluster
 
 MOST_ROWS = 16
 """The largest number of devices of which each has a row."""
+_PLACE = re.compile(r'(?P<before>\bat |\bfrom )?(?P<quote>File ")?(?P<file>[^\s"]+)(?(quote)", line |:)(?P<line>\d+)')
+"""A line of code in the text of an error: ``at file:3``, or ``File "file", line 3``."""
 _KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+")
 
 
@@ -49,6 +55,50 @@ def let_go_after_the_cell(cluster: VirtualCluster) -> None:
                         names[name] = _Shown(repr(found))
 
     shell.events.register("post_run_cell", let_go)
+
+
+def name_cells(error: BaseException) -> None:
+    """In a notebook, the text of an error says ``Cell In[14], line 3`` with the source line, as IPython does."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not error.args or not isinstance(error.args[0], str):
+        return
+
+    def named(found: re.Match[str]) -> str:
+        cell = shell.compile.format_code_name(found["file"])
+        if cell is None:
+            return found[0]
+        place = f"{cell[0]} {cell[1]}, line {found['line']}"
+        return f"{found['before']}{place}" if found["before"] else place
+
+    lines = []
+    for line in error.args[0].splitlines():
+        lines.append(_PLACE.sub(named, line))
+        if lines[-1] != line and (at := _PLACE.search(line)) is not None and at["before"]:
+            source = linecache.getline(at["file"], int(at["line"])).strip()
+            lines += [f"    {source}"] if source else []
+    error.args = ("\n".join(lines), *error.args[1:])
+    shown = weakref.ref(error)      # no cycle, which would keep what the traceback holds
+
+    def traceback_of_user() -> list[str]:
+        """What IPython shows, and asks for under this name: the traceback without the library's frames."""
+        found = shown()
+        assert found is not None
+        entries, kept = found.__traceback__, None
+        for entry in reversed(list(_entries(entries))):
+            if not is_ours(entry.tb_frame.f_code.co_filename):
+                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        told: list[str] = shell.InteractiveTB.structured_traceback(
+            type(found), found, kept or entries, tb_offset=shell.InteractiveTB.tb_offset)
+        return told
+
+    error._render_traceback_ = traceback_of_user  # type: ignore[attr-defined]
+
+
+def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
 class _Shown(str):

@@ -8,7 +8,6 @@ This uses private parts of pytest. If they have changed, the message of an asser
 """
 
 import importlib
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -59,9 +58,7 @@ class _Config:
 
 
 def explain_assertions(device: object, settings: Settings) -> None:
-    """In a device's process: explain failing asserts from now on, and refuse ``breakpoint()``, which has no
-    terminal."""
-    sys.breakpointhook = _no_debugger
+    """In a device's process: explain failing asserts from now on."""
     assertion, config = importlib.import_module("_pytest.assertion"), _Config(settings)
 
     def compare(op: str, left: object, right: object) -> str | None:
@@ -74,9 +71,3 @@ def explain_assertions(device: object, settings: Settings) -> None:
         return None
 
     assertion.util._reprcompare, assertion.util._config = compare, config
-
-
-def _no_debugger(*args: object, **kwargs: object) -> None:
-    raise RuntimeError(
-        "breakpoint() in a device's process has no terminal; run again with --vcluster-backend=thread, where it has one"
-    )

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from paths import ROOT
 
-from vcluster import VirtualCluster
+from vcluster import DeadlockError, VirtualCluster
 
 SHELL = """
 import gc, sys
@@ -29,7 +29,7 @@ print(len(alive), sum(c.size for c in alive), repr(shell.user_ns["_oh"].get(11))
 @pytest.mark.parametrize(("cell", "left"), [
     ("cluster = VirtualCluster(2, backend='thread')\ncluster", "1 2"),
     ("VirtualCluster(2, backend='thread')", "1 2"),    # IPython keeps its last result until the next
-    ("cluster = VirtualCluster(2)\ncluster", "1 2"),
+    ("cluster = VirtualCluster(4)\ncluster", "1 4"),
 ])
 def test_a_cell_that_shows_a_cluster_leaves_one_however_often_it_is_run(cell, left, tmp_path):
     pytest.importorskip("IPython")
@@ -38,7 +38,7 @@ def test_a_cell_that_shows_a_cluster_leaves_one_however_often_it_is_run(cell, le
         env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"{left} <VirtualCluster of Mesh(devices=2)"), done.stdout + done.stderr
+    assert last.startswith(f"{left} <VirtualCluster of Mesh(devices={left[-1]})"), done.stdout + done.stderr
 
 
 def test_the_picture_names_the_mesh_the_devices_and_their_processes():
@@ -57,3 +57,47 @@ def test_of_many_devices_the_first_have_rows():
     with VirtualCluster(20, backend="thread") as cluster:
         assert "… and 4 more" in cluster._repr_html_()
     gc.collect()
+
+
+ERRORS = """
+import re, sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+shell.colors = "NoColor"
+for cell in {cells!r}:
+    print("=====")
+    shell.run_cell(cell, store_history=True)
+"""
+MISTAKES = [
+    "import numpy as np\nfrom vcluster import VirtualCluster\ncluster = VirtualCluster(2)",
+    "def differ(device):\n    x = np.ones(2 + device.rank)\n    return device.all_reduce(x)  # here\n"
+    "cluster.run(differ)",
+    "def wait(device):\n    if device.rank == 0:\n        device.recv(1)  # for ever\ncluster.run(wait)",
+    "def divide(device):\n    return 1 / (device.rank - 1)\ncluster.run(divide)",
+    "def stop(device):\n    breakpoint()\ncluster.run(stop)",
+    "cluster.close()",
+]
+
+
+def test_errors_name_the_cell_and_its_line_and_hide_the_library(tmp_path):
+    pytest.importorskip("IPython")
+    done = subprocess.run(
+        [sys.executable, "-c", ERRORS.format(cells=MISTAKES)],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)})
+    differ, wait, divide, stop = done.stdout.split("=====\n")[2:6]
+    line = "    return device.all_reduce(x)  # here"
+    assert f"called all_reduce(float64[2], op='sum') at Cell In[2], line 3\n{line}" in differ
+    line = "    device.recv(1)  # for ever"
+    assert f"in recv(from rank 1, tag 0) at Cell In[3], line 3, waiting for rank 1\n{line}" in wait
+    assert "  Cell In[4], line 2, in divide\n    return 1 / (device.rank - 1)" in divide
+    assert "run again with backend='thread'" in stop
+    for told in (differ, wait, divide, stop):
+        assert "ipython-input" not in told and f"{ROOT}" not in told and "----> " in told, told
+
+
+def test_outside_a_notebook_errors_name_files():
+    with VirtualCluster(2, backend="thread") as cluster, pytest.raises(DeadlockError) as error:
+        cluster.run(lambda device: device.rank or device.recv(1))
+    assert f"at {__file__}:" in str(error.value) and "Cell" not in str(error.value)
