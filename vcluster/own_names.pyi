@@ -27,3 +27,9 @@ from .runs import (
 from .testing.communication import (
     assert_communication as assert_communication,
 )
+from .testing.kernels import (
+    check_kernel as check_kernel,
+)
+from .testing.sharded import (
+    assert_sharded_allclose as assert_sharded_allclose,
+)

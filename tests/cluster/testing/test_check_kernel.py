@@ -1,0 +1,116 @@
+"""`check_kernel` and `assert_sharded_allclose`: right kernels pass, and each mistake is named."""
+
+import re
+
+import numpy as np
+import pytest
+
+from vcluster import Mesh, PerDevice, TensorSharding, VirtualCluster, assert_sharded_allclose, check_kernel
+
+
+def inner(device, a, b):
+    return device.all_reduce(a @ b, "tp")
+
+
+def without_reduce(device, a, b):
+    return a @ b
+
+
+PRODUCT = "M, K_tp; K_tp, N -> M, N"
+
+
+@pytest.mark.parametrize(("kernel", "reference", "layouts", "cases"), [
+    (inner, np.matmul, PRODUCT, 15),
+    (without_reduce, np.matmul, "M, K_tp; K_tp, N -> M, N {U_tp}", 15),
+    (lambda device, x: device.all_gather(x, ("dp", "tp"), dim=1), np.copy, "M, N_{dp,tp} -> M, N", 39),
+    (lambda device, x: device.all_reduce(x.sum(), "tp"), np.sum, "N_tp -> ()", 11),
+    (lambda device, x: 2 * x, lambda x: 2 * x, "N -> N", 3),
+], ids=["all_reduce", "pending", "two axes", "scalar", "no axis"])
+def test_a_right_kernel_passes_over_meshes_and_sizes(kernel, reference, layouts, cases):
+    assert check_kernel(kernel, reference, layouts) == cases
+
+
+def test_the_sizes_are_uneven_and_empty_and_1_too():
+    seen = []
+
+    def reference(x):
+        seen.append(x.shape)
+        return x
+
+    layouts = "M_tp, N -> M_tp, N"
+    check_kernel(lambda device, x: x, reference, layouts, meshes=[{"tp": 3}])
+    assert seen == [(1, 1), (1, 2), (4, 8), (3, 6)]         # on 3 devices the first two leave two shards empty
+    check_kernel(lambda device, x: x, reference, layouts, meshes=[Mesh(tp=2)], sizes=[{"M": 5, "N": 7}])
+    assert seen[4:] == [(5, 7)]
+
+
+def failing(kernel, reference, layouts, **options):
+    with pytest.raises(AssertionError) as error:
+        check_kernel(kernel, reference, layouts, **options)
+    return str(error.value)
+
+
+def test_a_missing_reduce_is_named_with_the_smallest_case():
+    told = failing(without_reduce, np.matmul, PRODUCT, sizes=[{"M": 2, "K": 6, "N": 5}], seed=1)
+    assert told.startswith("on Mesh(tp=2) with M=2, K=6, N=5, the outputs are not the shards of the 2x5 array")
+    assert "probably: a reduction is missing: the sum of the outputs over 'tp' is what was expected" in told
+    assert re.search(r"rank 1, which holds \[0:2, 0:5\]: \d+ of 10 differ, most at \[\d, \d\] of the whole: got", told)
+
+
+@pytest.mark.parametrize(("kernel", "layouts", "cause"), [
+    (lambda device, x: device.shift(x, "tp"), "N_tp -> N_tp", "each rank has the shard of the rank 1 before it"),
+    (lambda device, x: device.shift(x, "tp", by=-1), "N_tp -> N_tp", "the shard of the rank 1 after it"),
+    (lambda device, x: device.all_gather(x, "tp"), "N_tp -> N_tp", "every rank returns the whole array"),
+    (lambda device, x: device.all_reduce(x, "tp"), "N {U_tp} -> N", None),
+    (lambda device, x: device.all_reduce(x, "tp"), "N, M_tp -> N, M_tp", None),
+    (lambda device, x: device.all_reduce(x, "tp"), "N -> N", "4 times too large, the number of ranks along 'tp'"),
+    (lambda device, x: x.T, "N, M -> N, M", "each output is transposed"),
+    (lambda device, x: x + (device.rank == 3), "N -> N", "only rank 3 of 4 differ"),
+], ids=["before", "after", "whole", "right", "other", "twice", "transposed", "last"])
+def test_a_mistake_that_explains_all_outputs_is_named(kernel, layouts, cause):
+    options = {"meshes": [Mesh(tp=4)], "sizes": [{"N": 12, "M": 12}]}
+    if layouts == "N {U_tp} -> N":
+        assert check_kernel(kernel, np.copy, layouts, **options) == 1
+    elif cause is None:
+        assert "probably" not in failing(kernel, np.copy, layouts, **options)
+    else:
+        assert cause in failing(kernel, np.copy, layouts, **options)
+
+
+def test_exchanged_axes_are_named():
+    x, mesh = np.arange(16.0).reshape(4, 4), Mesh(dp=2, tp=2)
+    with VirtualCluster(mesh, backend="thread") as cluster:
+        run = cluster.run(lambda device, shard: shard, PerDevice(TensorSharding("tp", "dp").shard(x, mesh)))
+    assert_sharded_allclose(run, "[tp, dp]", x)
+    with pytest.raises(AssertionError, match=r"the outputs are shards in layout \[tp, dp\]: a wrong axis or dim"):
+        assert_sharded_allclose(run, TensorSharding("dp", "tp"), x)
+    with pytest.raises(AssertionError, match=r"rank 0, which holds \[0:2, 0:4\]: shape \(2, 2\), expected \(2, 4\)"):
+        assert_sharded_allclose(run, "[dp, None]", x)
+
+
+def test_tolerances_and_nan():
+    with VirtualCluster(2, backend="thread") as cluster:
+        run = cluster.run(lambda device: np.array([1.0, np.nan]) + 1e-9)
+    assert_sharded_allclose(run, "[None]", [1.0, np.nan])
+    told = r"1 of 2 differ, most at \[0\] of the whole: got 1.0\d*, expected 1.0, 1e-09 off"
+    with pytest.raises(AssertionError, match=told):
+        assert_sharded_allclose(run, "[None]", [1.0, np.nan], rtol=0)
+
+
+def test_an_error_of_the_kernel_leaves_with_the_case():
+    with pytest.raises(RuntimeError) as error:
+        check_kernel(lambda device, x: x[5], np.sum, "N -> ()", meshes=[{"tp": 2}], sizes=[{"N": 3}])
+    assert error.value.__notes__ == ["in check_kernel on Mesh(tp=2) with N=3"]
+
+
+@pytest.mark.parametrize(("layouts", "told"), [
+    ("M, N", "layouts must be those of the arguments, '->' and that of the result"),
+    ("M, 7 -> M", "a dim must be a name, and _axis if it is split, such as M or K_tp; got '7'"),
+    ("M, M -> M", "the dims of a tensor must have different names"),
+    ("M, N -> M", "the layout of the result has 1 dims, and the reference returns shape"),
+])
+def test_layouts_that_cannot_be_are_refused(layouts, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check_kernel(lambda device, x: x, np.copy, layouts)
+    with pytest.raises(ValueError, match="N is missing"):
+        check_kernel(lambda device, x: x, np.copy, "M, N -> M, N", sizes=[{"M": 2}])

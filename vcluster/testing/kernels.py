@@ -1,0 +1,147 @@
+"""Check a kernel against a NumPy reference over many meshes and sizes, in one line.
+
+    check_kernel(column_parallel, np.matmul, "M, K; K, N_tp -> M, N_tp")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+from vcluster.code import PerDevice
+from vcluster.runs import VirtualCluster
+from vcluster.testing.sharded import assert_sharded_allclose
+
+_DIM = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*)(_(\{[^}]*\}|[A-Za-z0-9]+))?\s*(,|$)")
+_SIZES = (1, 2, 3, 4)
+_MOST_DEVICES = 6
+
+
+class _Tensor(NamedTuple):
+    dims: tuple[str, ...]
+    layout: TensorSharding
+
+
+def check_kernel(
+    kernel: Callable[..., Any], reference: Callable[..., npt.ArrayLike], layouts: str, *,
+    meshes: Iterable[Mesh | Mapping[str, int]] | None = None, sizes: Iterable[Mapping[str, int]] | None = None,
+    dtype: npt.DTypeLike = np.float64, rtol: float = 1e-7, atol: float = 0.0, seed: int = 0,
+    backend: Literal["process", "thread"] = "thread",
+) -> int:
+    """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  The number of cases.
+
+    ``layouts``
+        the dims of each argument, then ``->`` and those of the result.  A dim has a name, and after ``_`` the axis that
+        it is split over, ``{a,b}`` for several; dims of one name have one extent.  A scalar is ``()``.  The result of
+        ``"M, K_tp; K_tp, N -> M, N {U_tp}"`` is a sum over ``tp`` that is pending.
+    ``kernel(device, *shards)``
+        returns its shard of the result.
+    ``reference(*arrays)``
+        returns the whole result, in NumPy.
+    ``meshes``
+        by default those with 1 to 4 devices along each axis of the layouts, and at most 6 in all.
+    ``sizes``
+        extents by the name of a dim.  By default they divide by all axes; they do not; they are smaller than the axes,
+        so that shards are empty; and all are 1.  The extents of different dims differ.
+    ``dtype``, ``seed``
+        arrays hold small integers other than 0 in this dtype, drawn anew for each case.  Their sums and products are
+        exact.
+    ``rtol``, ``atol``
+        as in `assert_sharded_allclose`, which compares.
+    ``backend``
+        of the cluster; one is started for each mesh.  Threads start fastest.
+
+    ``AssertionError`` names the mesh and the sizes of the first case that fails; cases come from small to large.  An
+    error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read.
+    """
+    __tracebackhide__ = True
+    arguments, result = _tensors(layouts)
+    axes = list(dict.fromkeys(axis for tensor in (*arguments, result)
+                              for axis in (*tensor.layout.axes, *tensor.layout.partial)))
+    names = list(dict.fromkeys(name for tensor in arguments for name in tensor.dims))
+    rng, count = np.random.default_rng(seed), 0
+    for mesh in (_meshes(axes) if meshes is None else map(_mesh, meshes)):
+        with VirtualCluster(mesh, backend=backend) as cluster:
+            for extents in (_sizes(names, mesh) if sizes is None else sizes):
+                if missing := [name for name in names if name not in extents]:
+                    raise ValueError(
+                        f"sizes must have the extent of each of {', '.join(names)}; {missing[0]} is missing")
+                shapes = [tuple(extents[name] for name in tensor.dims) for tensor in arguments]
+                signs = (-1, 1) if np.dtype(dtype).kind in "ifc" else (1,)
+                arrays = [(rng.integers(1, 4, shape) * rng.choice(signs, shape)).astype(dtype) for shape in shapes]
+                shards = [PerDevice(tensor.layout.shard(array, mesh))
+                          for tensor, array in zip(arguments, arrays, strict=True)]
+                expected = np.asarray(reference(*arrays))
+                case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
+                if expected.ndim != len(result.dims):
+                    raise ValueError(f"the layout of the result has {len(result.dims)} dims, and the reference "
+                                     f"returns shape {expected.shape} on {case}")
+                try:
+                    run = cluster.run(kernel, *shards)
+                except Exception as error:
+                    error.add_note(f"in check_kernel on {case}")
+                    raise
+                try:
+                    assert_sharded_allclose(run, result.layout, expected, rtol=rtol, atol=atol)
+                except AssertionError as error:
+                    raise AssertionError(f"on {case}, {error}") from None
+                count += 1
+    return count
+
+
+def _tensors(text: str) -> tuple[list[_Tensor], _Tensor]:
+    parts = text.split("->")
+    if len(parts) != 2:
+        raise ValueError(f"layouts must be those of the arguments, '->' and that of the result, got {text!r}")
+    arguments = [_tensor(each, text) for each in parts[0].split(";")] if parts[0].strip() else []
+    return arguments, _tensor(parts[1], text)
+
+
+def _tensor(part: str, text: str) -> _Tensor:
+    body, brace, pending = part.strip().partition(" {")
+    if body == "()":
+        return _Tensor((), TensorSharding.parse(f"[]{_partial(brace + pending)}"))
+    names, at = [], 0
+    while at < len(body):
+        found = _DIM.match(body, at)
+        if found is None:
+            raise ValueError(f"a dim must be a name, and _axis if it is split, such as M or K_tp; got "
+                             f"{body[at:].strip()!r} in {text!r}")
+        names.append(found[1])
+        at = found.end()
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"the dims of a tensor must have different names, () for a scalar; got {part.strip()!r}")
+    return _Tensor(tuple(names), TensorSharding.parse(body + brace + pending))
+
+
+def _partial(pending: str) -> str:
+    axes = pending.strip(" {}").removeprefix("U_").strip("{}")
+    return f" partial=({axes})" if "," in axes else f" partial={axes}" if axes else ""
+
+
+def _mesh(given: Mesh | Mapping[str, int]) -> Mesh:
+    return given if isinstance(given, Mesh) else Mesh(**given)
+
+
+def _meshes(axes: Sequence[str]) -> Iterator[Mesh]:
+    """From small to large; of several axes the extents differ, too."""
+    sizes = [each for each in product(_SIZES, repeat=len(axes)) if np.prod(each, dtype=int) <= _MOST_DEVICES]
+    for each in sorted(sizes, key=lambda each: (int(np.prod(each)), each)):
+        yield Mesh(**dict(zip(axes, each, strict=True))) if axes else Mesh(devices=2)
+
+
+def _sizes(names: Sequence[str], mesh: Mesh) -> Iterator[dict[str, int]]:
+    """All 1; smaller than most axes; not divisible; divisible."""
+    count = len(names)
+    cases = [[1] * count, [place + 1 for place in range(count)],
+             [mesh.size * (place + 1) + 1 + place % 2 for place in range(count)],
+             [mesh.size * (place + 1) for place in range(count)]]
+    for case in dict.fromkeys(map(tuple, cases)):
+        yield dict(zip(names, case, strict=True))

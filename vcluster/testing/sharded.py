@@ -1,0 +1,184 @@
+"""Assert the outputs of a run against the whole array: which rank, which shard, which place, how far off, and why.
+
+    run = cluster.run(kernel, x)
+    assert_sharded_allclose(run, TensorSharding("tp", None), x @ weights)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.mesh import Mesh
+from parallelism.operation import ranks_in_words
+from parallelism.sharding import DimSharding, TensorSharding
+
+if TYPE_CHECKING:
+    from vcluster.runs import Run
+
+Array = npt.NDArray[Any]
+_MOST_RANKS = 8
+_MOST_AXES = 4
+"""Of meshes with more axes, exchanged axes are not looked for."""
+
+
+def assert_sharded_allclose(
+    run: Run, layout: TensorSharding | str, expected: npt.ArrayLike, *, rtol: float = 1e-7, atol: float = 0.0,
+) -> None:
+    """Fail unless the outputs of ``run`` are the shards of ``expected`` in ``layout``.
+
+    ``expected`` is the whole array; ``layout`` a `TensorSharding` or its text, ``"[tp, None]"``.  An output agrees if
+    ``abs(output - shard) <= atol + rtol * abs(shard)`` in all places; NaN agrees with NaN.  Of a partial layout the
+    reduced tensor is compared.  Dtypes are not compared.
+
+    ``AssertionError`` names the ranks that differ, the part of the whole array that each of them should hold, the place
+    that is farthest off, and a mistake that explains all outputs, if there is one: a reduction that is missing or done
+    twice, axes that are exchanged, shards that are shifted.  ``ValueError`` for a layout that the array cannot have.
+    """
+    __tracebackhide__ = True
+    sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
+    whole, mesh = np.asarray(expected), run.mesh
+    outputs = [np.asarray(output) for output in run.outputs]
+    near = _Near(rtol, atol)
+    if sharding.partial:
+        shape_of = TensorSharding(*sharding.over(whole.ndim).dims)
+        wrong = _wrong_shapes(outputs, shape_of, whole, mesh)
+        if not wrong:
+            total = sharding.unshard(outputs, mesh)
+            if not near(total, whole):
+                how = _farthest(total, whole, near, (0,) * whole.ndim)
+                told = [f"reduced over {', '.join(sharding.partial)}: {how}"]
+                raise AssertionError(_text(sharding, whole, mesh, told, ""))
+            return
+    else:
+        shards = [whole[sharding.slices(whole.shape, mesh, rank)] for rank in range(mesh.size)]
+        if all(map(near, outputs, shards)):
+            return
+        wrong = []
+        for rank, (output, shard) in enumerate(zip(outputs, shards, strict=True)):
+            if not near(output, shard):
+                place = sharding.slices(whole.shape, mesh, rank)
+                how = _farthest(output, shard, near, tuple(piece.start for piece in place))
+                wrong.append(f"rank {rank}, which holds {_part(place)}: {how}")
+    why = _cause(outputs, sharding, whole, mesh, near)
+    raise AssertionError(_text(sharding, whole, mesh, wrong, why))
+
+
+class _Near:
+    """Whether two arrays agree."""
+
+    def __init__(self, rtol: float, atol: float) -> None:
+        self.rtol, self.atol = rtol, atol
+
+    def __call__(self, one: Array, other: Array) -> bool:
+        return one.shape == other.shape and bool(np.all(self.places(one, other)))
+
+    def places(self, one: Array, other: Array) -> npt.NDArray[np.bool_]:
+        """By place."""
+        if one.dtype.kind in "OSU" or other.dtype.kind in "OSU":
+            return np.asarray(one == other, np.bool_)
+        return np.isclose(one, other, rtol=self.rtol, atol=self.atol, equal_nan=True)
+
+
+def _wrong_shapes(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh) -> list[str]:
+    wrong = []
+    for rank, output in enumerate(outputs):
+        if output.shape != (shape := layout.local_shape(whole.shape, mesh, rank)):
+            wrong.append(f"rank {rank}: its shard has shape {shape}, got {output.shape}")
+    return wrong
+
+
+def _text(sharding: TensorSharding, whole: Array, mesh: Mesh, wrong: Sequence[str], why: str) -> str:
+    head = f"the outputs are not the shards of the {'x'.join(map(str, whole.shape)) or 'scalar'} array in layout " \
+           f"{sharding.short()} on {mesh!r}"
+    more = [f"... and {len(wrong) - _MOST_RANKS} more ranks"] if len(wrong) > _MOST_RANKS else []
+    lines = [head, *(f"  {line}" for line in [*wrong[:_MOST_RANKS], *more])]
+    return "\n".join([*lines, *([f"probably: {why}"] if why else [])])
+
+
+def _farthest(output: Array, shard: Array, near: _Near, start: Sequence[int]) -> str:
+    """Where an output differs most, in places of the whole array."""
+    if output.shape != shard.shape:
+        return f"shape {output.shape}, expected {shard.shape}"
+    wrong = ~near.places(output, shard)
+    count = f"{np.count_nonzero(wrong)} of {wrong.size} differ"
+    if output.dtype.kind in "OSU" or shard.dtype.kind in "OSU":
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        off = ""
+    else:
+        with np.errstate(all="ignore"):
+            distance = np.abs(output.astype(np.complex128) - shard.astype(np.complex128))
+        distance[~np.isfinite(distance) & wrong] = np.inf
+        at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(wrong, distance, -1)), wrong.shape))
+        off = f", {distance[at]:.3g} off"
+    place = ", ".join(str(i + first) for i, first in zip(at, start, strict=True))
+    return f"{count}, most at [{place}] of the whole: got {output[at]}, expected {shard[at]}{off}"
+
+
+def _part(place: Sequence[slice]) -> str:
+    return f"[{', '.join(f'{piece.start}:{piece.stop}' for piece in place)}]"
+
+
+def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: _Near) -> str:
+    """The mistake that explains all outputs; empty if none of those known does."""
+    ranks = range(mesh.size)
+    if layout.partial:
+        return ""
+    shards = [whole[layout.slices(whole.shape, mesh, rank)] for rank in ranks]
+    if mesh.size > 1 and all(near(output, whole) for output in outputs):
+        return "every rank returns the whole array, which is not cut to its shard"
+    numeric = all(array.dtype.kind in "buifc" for array in outputs) and whole.dtype.kind in "buifc"
+    for axes in [*((axis,) for axis in mesh.axes), mesh.axes] if numeric else []:
+        if len(mesh.groups(axes)[0]) == 1:
+            continue
+        if all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
+            for name, combine in (("sum", np.sum), ("max", np.max)):
+                if all(near(combine([outputs[rank] for rank in mesh.group(at, axes)], axis=0), shards[at])
+                       for at in ranks):
+                    return f"a reduction is missing: the {name} of the outputs over {_axes(axes)} is what was expected"
+        size = len(mesh.groups(axes)[0])
+        if all(near(output, shard * size) for output, shard in zip(outputs, shards, strict=True)):
+            return (f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
+                    "twice, or stands for a mean")
+        if all(near(output * size, shard) for output, shard in zip(outputs, shards, strict=True)):
+            return f"all values are {size} times too small, the number of ranks along {_axes(axes)}: divided twice?"
+    for axis in mesh.axes:
+        size = mesh.shape[axis]
+        for by in range(1, size):
+            near_by = by if by <= size // 2 else by - size
+            sources = [mesh.rank(**{**mesh.index(rank), axis: (mesh.index(rank)[axis] + by) % size}) for rank in ranks]
+            if all(near(outputs[rank], shards[source]) for rank, source in zip(ranks, sources, strict=True)):
+                return (f"shards are shifted along {axis!r}: each rank has the shard of the rank "
+                        f"{abs(near_by)} {'after' if near_by > 0 else 'before'} it")
+    for other in _other_layouts(layout, mesh):
+        if all(near(outputs[rank], whole[other.slices(whole.shape, mesh, rank)]) for rank in ranks):
+            return f"the outputs are shards in layout {other.short()}: a wrong axis or dim"
+    if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
+        return "each output is transposed"
+    swapped = [rank for rank in ranks if not near(outputs[rank], shards[rank])]
+    if 0 < len(swapped) < mesh.size:
+        return f"only {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last rank?"
+    return ""
+
+
+def _other_layouts(layout: TensorSharding, mesh: Mesh) -> list[TensorSharding]:
+    """The same layout with axes exchanged, and with its dims exchanged."""
+    found: list[TensorSharding] = []
+    dims = layout.dims
+    if layout.ellipsis is not None:
+        return found
+    if len(mesh.axes) <= _MOST_AXES:
+        for order in permutations(mesh.axes):
+            to = dict(zip(mesh.axes, order, strict=True))
+            found.append(TensorSharding(*(DimSharding(*(to[axis] for axis in dim.axes)) for dim in dims)))
+    found += [TensorSharding(*order) for order in permutations(dims)] if len(dims) <= _MOST_AXES else []
+    found += [TensorSharding(*(DimSharding(*reversed(dim.axes)) for dim in dims))]
+    return [other for other in dict.fromkeys(found) if other != layout]
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return ", ".join(map(repr, axes))
