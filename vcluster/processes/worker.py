@@ -390,7 +390,6 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
     refuse_debugger()
-
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda _, frame: worker.interrupt(link.interrupt, frame))
     threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
