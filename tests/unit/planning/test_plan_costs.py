@@ -1,5 +1,6 @@
 """The seconds and the memory that are put together from pieces, against the simulation of each plan."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def table_of(task: Task, **fixed: Any) -> tuple[PlanTable, Choices]:
     return PlanTable(task, possible), possible
 
 
-def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
+def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
+    """A plan from pieces is the simulated one.  Returns its seconds where links are shared."""
     table.prepare(row)
     shape, settings = table.shape(row), possible.settings(row)
     trace = table.task.simulate(settings, link_sharing=False)
@@ -39,7 +41,9 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> None:
     else:
         assert found <= trace.makespan_seconds * (1 + 1e-12), settings
     assert table.peaks(shape, [row])[0] == max(trace.peaks().values()), settings
-    assert table.seconds([row])[0] <= full_seconds(table.task, settings) * (1 + 1e-12)
+    full = full_seconds(table.task, settings)
+    assert found <= full * (1 + 1e-12)
+    return full
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,7 @@ def test_weights_of_two_stages_of_a_device_that_are_summed_inside_of_each_have_n
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("VCLUSTER_PLANS", "50"))))
 def test_plans_of_random_spaces(seed: int) -> None:
     """Of each of four spaces: plans from pieces are the simulated ones, and the pick is that of all simulations."""
     rng, spaces = np.random.default_rng(seed), 0
@@ -137,14 +141,14 @@ def test_plans_of_random_spaces(seed: int) -> None:
         table, possible = table_of(task, **fixed)
         if not 1 < len(possible) <= 8:
             continue
-        spaces += 1
+        spaces, full = spaces + 1, []
         for row in range(len(possible)):
             try:
-                assert_as_simulated(table, possible, row)
+                full.append(assert_as_simulated(table, possible, row))
             except Unpriceable:
-                continue
+                full.append(full_seconds(task, possible.settings(row)))
         plans = find_plan(spec, hardware=task.hardware, batch=batch, simulations=None, **fixed)
-        assert plans.best.seconds == min(full_seconds(task, possible.settings(row)) for row in range(len(possible)))
+        assert plans.best.seconds == min(full)
         assert plans.gap == 0
 
 
