@@ -132,6 +132,35 @@ def check_array(kind: str, out: Any) -> None:
     refuse_masked(f"out= of {kind}", out)
     if not out.flags.writeable:
         raise ValueError(f"out= of {kind} is read-only")
+    if overlaps_itself(out):
+        raise ValueError(f"out= of {kind} has elements that lie in the same memory: shape {list(out.shape)}, strides "
+                         f"{list(out.strides)}; every element needs memory of its own")
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements of an array share memory, as where a stride is 0.
+
+    Sorted by their strides, each dim of an array without overlap steps over all that the dims before it span.  Of other
+    arrays the places of all bytes are compared.
+    """
+    if array.flags.forc or array.size < 2:
+        return False
+    span = array.itemsize
+    for stride, extent in sorted((abs(stride), extent) for stride, extent in zip(array.strides, array.shape,
+                                                                                   strict=True) if extent > 1):
+        if stride < span:
+            break
+        span += stride * (extent - 1)
+    else:
+        return False
+    if sum(abs(stride) * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True)) < (
+            array.size - 1) * array.itemsize:
+        return True     # there are more elements than places
+    places = np.zeros(1, np.int64)
+    for stride, extent in zip(array.strides, array.shape, strict=True):
+        places = np.add.outer(places, np.arange(extent) * stride).reshape(-1)
+    places.sort()
+    return bool((np.diff(places) < array.itemsize).any())
 
 
 def check_shape(kind: str, out: Array, shape: Sequence[int], dtype: np.dtype[Any]) -> None:

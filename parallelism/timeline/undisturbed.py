@@ -205,7 +205,7 @@ def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, shar
     arrivals: list[Any] = [None] * messages
     concluded: list[Any] = [None] * len(members)
     begun: list[Any] = [0] * len(members)
-    met: dict[int, list[int]] = {}              # collective -> the lanes that reached it
+    met: dict[int, dict[int, None]] = {}        # collective -> the lanes that reached it, in this order
     stream: list[Any] = [0] * len(until)        # by lane: when its communication stream is free,
     joined: list[Any] = [-1] * len(until)       # and when all members had reached its last collective
     for_message: dict[int, list[int]] = {}
@@ -241,9 +241,9 @@ def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, shar
                 slot = slots[i]
                 end = concluded[slot]
                 if end is None and what != _JOIN:
-                    reached = met.setdefault(slot, [])
+                    reached = met.setdefault(slot, {})
                     if lane not in reached:
-                        reached.append(lane)
+                        reached[lane] = None
                         begun[slot] = max(begun[slot], clock)
                     if len(reached) == members[slot]:
                         time = begun[slot]
@@ -319,11 +319,11 @@ class _Crossing(NamedTuple):
                 if not _has_all(each, sharing):
                     return 0.0
                 at = np.flatnonzero(way == i)
-                for channel, _ in each.channels:
-                    channels.append(np.full(len(at), number.setdefault(channel, len(number))))
-                    begins.append(begin[at])
-                    ends.append((begin + lasts)[at])
-        if not channels:
+                taken = [number.setdefault(channel, len(number)) for channel, _ in each.channels]
+                channels.append(np.repeat(taken, len(at)))
+                begins.append(np.tile(begin[at], len(taken)))
+                ends.append(np.tile((begin + lasts)[at], len(taken)))
+        if sum(map(len, channels)) <= len(number):      # each link has one transfer at most
             return float("inf")
         channel, begin, end = np.concatenate(channels), np.concatenate(begins), np.concatenate(ends)
         order = np.lexsort((-end, begin, channel))

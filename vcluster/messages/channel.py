@@ -184,7 +184,8 @@ class VirtualChannel:
             if out is None:
                 out = elements.copy()
             else:
-                if type(out) is not np.ndarray or out.shape != elements.shape or out.dtype != elements.dtype:
+                if (type(out) is not np.ndarray or out.shape != elements.shape or out.dtype != elements.dtype
+                        or not out.flags.c_contiguous):
                     check_array(f"recv from {name_of(self._peer)}", out)
                     check_shape(f"recv from {name_of(self._peer)}", out, elements.shape, elements.dtype)
                 np.copyto(out, elements)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from oracle import assert_same, groups_along, results
 
 from parallelism.algorithms import COLLECTIVES
@@ -346,6 +347,9 @@ def wrong_arguments(device):
         "out dtype of a gather": lambda: device.all_gather(x, out=np.empty((6, 3), int)),
         "out piece": lambda: device.reduce_scatter(np.ones((3, 2)), out=np.empty((2, 2))),
         "out read-only": lambda: device.all_reduce(x, out=np.broadcast_to(1.0, (2, 3))),
+        "out in one row": lambda: device.all_reduce(x, out=as_strided(np.empty(3), (2, 3), (0, 8))),
+        "out that repeats": lambda: device.all_gather(x, out=as_strided(np.empty(9), (6, 3), (8, 16))),
+        "out at the root": lambda: device.broadcast(x, root=device.rank, out=as_strided(np.empty(4), (2, 3), (8, 8))),
         "out of a mean": lambda: device.all_reduce(np.arange(3), op="mean", out=np.empty(3, int)),
         "out overlaps": lambda: (lambda y: device.all_reduce(y[:4], out=y[1:]))(np.arange(5)),
         "out of a tree": lambda: device.all_reduce([x], out=x),
@@ -394,6 +398,10 @@ WRONG = {
     "out dtype of a gather": "ValueError: out= of all_gather must have dtype float64, got int64",
     "out piece": "ValueError: out= of reduce_scatter must be float64[1, 2], got float64[2, 2]",
     "out read-only": "ValueError: out= of all_reduce is read-only",
+    "out in one row": "ValueError: out= of all_reduce has elements that lie in the same memory: shape [2, 3], "
+                      "strides [0, 8]; every element needs memory of its own",
+    "out that repeats": "ValueError: out= of all_gather has elements that lie in the same memory: shape [6, 3]",
+    "out at the root": "ValueError: out= of broadcast has elements that lie in the same memory",
     "out of a mean": "ValueError: out= of all_reduce must be float64[3], got int64[3]",
     "out overlaps": "ValueError: out= of all_reduce overlaps its input",
     "out of a tree": "TypeError: all_reduce of a list of arrays takes no out=",

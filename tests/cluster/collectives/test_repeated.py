@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from oracle import results
 
 from parallelism.mesh import Mesh
@@ -390,3 +391,26 @@ def test_out_may_overlap_an_array_that_is_copied_anyway(cluster_of):
     for a, b in cluster_of(Mesh(devices=2), "thread").run(program).outputs:
         np.testing.assert_array_equal(a, 2 * np.arange(9).reshape(3, 3).T)
         np.testing.assert_array_equal(b, 2 * np.arange(40_000).reshape(200, 200).T)
+
+
+def sends_in_turn(device):
+    told = []
+    for length in (4, 4, 4, 30_000):
+        for out in (np.empty(length), np.empty(2 * length)[::2], as_strided(np.empty(length), (length,), (0,))):
+            device.send(np.arange(length) + 1.0 * device.rank, 1 - device.rank)
+            try:
+                same = device.recv(1 - device.rank, out=out)[-1] == length - device.rank
+            except ValueError as error:
+                same = str(error)
+            told.append(same)
+    return told
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_message_is_not_received_into_an_array_that_overlaps_itself(cluster_of, backend):
+    cluster = cluster_of(Mesh(devices=2), backend)
+    cluster.forget()    # another test closes a channel
+    for rank, told in enumerate(cluster.run(sends_in_turn)):
+        for i in range(0, 12, 3):
+            assert told[i:i + 2] == [True, True]
+            assert told[i + 2].startswith(f"out= of recv from rank {1 - rank} has elements that lie in the same memory")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import vcluster
 from parallelism import Mesh
@@ -182,6 +183,10 @@ ARGUMENTS = {
     "out of another extent": lambda d: d.all_gather(ARRAY, out=np.empty((15, 4))),
     "out is no array": lambda d: d.all_reduce(ARRAY, out=[0]),
     "out is read-only": lambda d: d.all_reduce(ARRAY, out=READ_ONLY),
+    "out overlaps itself": lambda d: d.all_reduce(ARRAY, out=as_strided(ARRAY, ARRAY.shape, (0, 8))),
+    "out of a message overlaps itself": lambda d: (
+        d.send(np.arange(4.0), 1) if d.rank == 0 else
+        d.recv(0, out=as_strided(ARRAY, (4,), (0,))) if d.rank == 1 else None),
     "out overlaps": lambda d: d.all_reduce(ARRAY[:2], out=ARRAY[1:3]),
     "out of a tree": lambda d: d.all_reduce({"a": ARRAY}, out=ARRAY),
     "out of all_scatter": lambda d: d.all_scatter(ARRAY, out=ARRAY),
