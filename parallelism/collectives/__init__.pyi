@@ -2,7 +2,6 @@ from .agreement import check_agreement as check_agreement, check_declared as che
 from .arguments import (
     SCALARS as SCALARS,
     TreeBuffers as TreeBuffers,
-    check_array as check_array,
     check_out as check_out,
     check_shape as check_shape,
     checked_array as checked_array,

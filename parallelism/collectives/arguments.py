@@ -164,7 +164,8 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def check_shape(kind: str, out: Array, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """``ValueError`` unless ``out`` has the shape and dtype of the result."""
+    """``out`` must be an array that can be written, with the shape and dtype of the result."""
+    check_array(kind, out)
     if out.shape != tuple(shape) or out.dtype != dtype:
         raise ValueError(f"out= of {kind} must be {dtype}{list(shape)}, got {out.dtype}{list(out.shape)}")
 

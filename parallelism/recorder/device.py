@@ -16,7 +16,6 @@ from parallelism.collectives import (
     TreeBuffers,
     call_fields,
     check_agreement,
-    check_array,
     check_declared,
     check_out,
     check_shape,
@@ -390,7 +389,6 @@ def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
 
 def _copied(operation: str, out: Array, value: Array) -> Array:
     """``out`` with the value of an operation; an error if it does not fit."""
-    check_array(operation, out)
     check_shape(operation, out, value.shape, value.dtype)
     np.copyto(out, value)
     return out
