@@ -142,11 +142,23 @@ def compare(words: Sequence[str]) -> int:
     arguments = Parser({
         "a": {"type": Path, "metavar": "A.json", "help": "the trace before"},
         "b": {"type": Path, "metavar": "B.json", "help": "the trace after"},
+        "--html": {"type": Path, "metavar": "FILE.html", "help": "write both on one time axis, as a page"},
     }, prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.").parse(words)
     traces = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 
-    print(compared(*traces))
+    found, page = compared(*traces), arguments.html
+    if page is not None:
+        for path in (arguments.a, arguments.b):
+            if writable(page, "html").exists() and page.samefile(path):
+                raise WrongWords(f"--html: {page} is a trace")
+    print(found)
+    if page is not None:
+        from vcluster.report import comparison_html
+
+        with accessing(page, option="html"):
+            comparison_html(found, page, titles=(arguments.a.name, arguments.b.name))
+        print(f"\nThe page is {page}")
     return 0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from vcluster.code import ClusterError
-from vcluster.demo.command_line import WrongWords, nearest, serve
+from vcluster.demo.command_line import WrongWords, accessing, nearest, serve, writable
 from vcluster.demo.options import PROGRAM, parser_of
 
 DEMOS = {
@@ -43,7 +43,16 @@ def main(words: Sequence[str]) -> int:
         from vcluster.demo.screen import Screen  # imported after the arguments are checked, because it is slow
 
         screen = Screen()
+        if arguments.html is not None:
+            writable(arguments.html, "html")
         import_module(f"vcluster.demo.{name}").run_demo(arguments, screen)
+        if arguments.html is not None and screen.record is not None:
+            from vcluster.report import html
+
+            (trace, hardware), page = screen.record, arguments.html
+            with accessing(page, option="html"):
+                html(trace, page, hardware=hardware)
+            screen.line(f"\nThe page is {page}")
         return int(not screen.good)
     except WrongWords as error:
         error.command = name

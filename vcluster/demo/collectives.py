@@ -43,6 +43,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     explained = explain(collective, algorithm=name, inputs=values, pairs=pairs)
     screen.line(str(explained))
     run = run_here(arguments, Mesh(devices=arguments.devices), _run, PerDevice(values), collective, name, pairs)
+    screen.record = run.trace, None
     screen.heading(f"The same on {len(values)} {'processes' if arguments.backend == 'process' else 'threads'}")
     same = all(_equal(out, expected) for out, expected in zip(run.outputs, explained.results, strict=True))
     if kind_of(collective).moves or not same:

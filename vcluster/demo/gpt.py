@@ -66,7 +66,7 @@ class Job:
 
 def prepare(arguments: argparse.Namespace) -> Job:
     """The arguments as a `Job`. Raises `WrongWords` if they cannot be run. Starts nothing."""
-    mesh = mesh_of(arguments, Mesh(pp=1))
+    mesh = mesh_of(arguments, Mesh(pp=2, dp=2, tp=2))
     if arguments.width > MOST_WIDTH:
         raise WrongWords(f"--width: a demo takes widths up to {MOST_WIDTH}, got {arguments.width}")
     if arguments.width % (2 * arguments.heads):
@@ -94,7 +94,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--heads {arguments.heads}: {error}") from None
     if not arguments.prompt:
         raise WrongWords("--prompt: needs at least one character")
-    check_writable(trace=arguments.trace)
+    check_writable(trace=arguments.trace, html=arguments.html)
     return Job(arguments, mesh, model, Adam(arguments.learning_rate), tokens,
                arguments.prompt.encode("utf-8", "surrogateescape"), hardware_of(arguments.hardware, mesh.size))
 

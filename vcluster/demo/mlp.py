@@ -33,7 +33,6 @@ from vcluster.demo.training import (
     train,
     write,
 )
-from vcluster.report import html
 from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-12
@@ -61,7 +60,7 @@ class Job:
 
 def prepare(arguments: argparse.Namespace) -> Job:
     """The arguments as a `Job`. Raises `WrongWords` if they cannot be run. Starts nothing."""
-    mesh = mesh_of(arguments, Mesh(pp=1))
+    mesh = mesh_of(arguments, Mesh(pp=4))
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
     layers = len(hidden) + 1
@@ -120,7 +119,6 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     _show_bytes(screen, job, trained.step)
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
     write(screen, "trace", "trace", arguments.trace, record.save)
-    write(screen, "html", "page", arguments.html, lambda path: html(record, path, hardware=job.hardware))
 
 
 def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:

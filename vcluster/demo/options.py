@@ -25,7 +25,8 @@ def _parser(
     calls = [line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()]
     epilog = "\n\n".join(filter(None, (before, "\n".join(["examples:", *calls]), after)))
     mesh = mesh_arguments(**axes) if axes else {}
-    return Parser({**mesh, **options, **_BACKEND}, prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
+    arguments = {**mesh, **options, **_PAGE, **_BACKEND}
+    return Parser(arguments, prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
 
 
 def _count(help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def _summaries(title: str, demo: str) -> str:
 _BACKEND = {"--backend": _name(("process", "thread"), "process", "run devices as process (default) or thread")}
 _HARDWARE = {"--hardware": {
     "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
+_PAGE = {"--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace of the last step as a page"}}
 _TRACE = {"--trace": {"type": Path, "metavar": "FILE.json", "help": "save the trace of the last step"}}
 _SCHEDULE = {
     "--schedule": {"default": "1f1b", "metavar": "NAME", "help": "schedule of the pipeline (1f1b)"},
@@ -99,11 +101,10 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
                 "type": positive, "metavar": "X", "help": "of the optimizer (0.1 for classes, 0.01 for values)"},
             "--data": {"type": Path, "metavar": "FILE.npz", "help": "train on your arrays x and y (the digits)"},
             **_TRACE,
-            "--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace as a page"},
             **_HARDWARE,
             "--seed": _count("seed of the weights and of the split (0)", 0, least=0),
         },
-        {"pp": "stages of the pipeline, one device each (default 1)", "dp": "replicas of the pipeline"},
+        {"pp": "stages of the pipeline, one device each (default 4)", "dp": "replicas of the pipeline"},
         _listed("schedules", _names("parallelism.pipelining.generators", "SCHEDULES")),
     ),
     "gpt": lambda name: _parser(
@@ -114,14 +115,14 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         "bytes of each axis, and lets the devices generate a line.",
         """\
 --dp 2 --pp 2 --tp 2
-      eight processes, all three axes at once
+      eight processes, all three axes at once, as without options
 --tp 4
       one stage, a head on each device
 --pp 4 --schedule zero_bubble_h1
       four stages: the embedding, two blocks, the head
 --pp 2 --tp 2 --blocks 4 --steps 300
       twice as deep, for longer: its spelling is better
---prompt "A rank " --seed 3
+--pp 1 --prompt "A rank " --seed 3
       one process, another prompt""",
         {
             **_SCHEDULE,
@@ -136,7 +137,7 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
             **_TRACE, **_HARDWARE,
             "--seed": _count("seed of weights, batches and the generated text (0)", 0, least=0),
         },
-        {"pp": "stages of the pipeline (default 1)", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
+        {"pp": "stages of the pipeline", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
     ),
     "collectives": lambda name: _parser(
         name,
@@ -242,8 +243,8 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         '"[x, None]" "[None, x]"\n"[x, y]" "[y, x]" --mesh x=2,y=3 --shape 7,5\n'
         '"[None, None] partial=x" "[x, None]"',
         {
-            "source": {"metavar": "SOURCE", "help": "the layout before"},
-            "target": {"metavar": "TARGET", "help": "the layout after"},
+            "source": {"metavar": "SOURCE", "nargs": "?", "help": "the layout before (an example: [x, y])"},
+            "target": {"metavar": "TARGET", "nargs": "?", "help": "the layout after ([y, x])"},
             "--mesh": {"metavar": "AXES", "help": "the mesh: x=2,y=4 (2 devices along each axis that is named)"},
             "--shape": _extents("N,N,...", None, "shape of the tensor (8,6,10,4, as many as dims)"),
             **_HARDWARE,

@@ -44,6 +44,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     for line in wrap(f"Why the first: {best.why()}.", WIDTH):
         screen.line(line)
 
+    if arguments.html is not None:
+        screen.record = best.simulate(), None
     small = best.scaled_down()
     screen.heading(f"The first plan of a smaller model, run on {small.mesh!r}, each device a {arguments.backend}")
     found = verified(small, hardware, backend=arguments.backend)

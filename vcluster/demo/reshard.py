@@ -23,10 +23,16 @@ from vcluster.demo.traffic import (
 
 MOST_ELEMENTS = 1 << 22
 SHAPE = (8, 6, 10, 4)
+EXAMPLE = "[x, y]", "[y, x]"
+"""The layouts if none are given."""
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, TensorSharding, tuple[int, ...]]:
     """The checked arguments. Raises `WrongWords`. Starts nothing."""
+    if arguments.source is not None and arguments.target is None:
+        raise WrongWords("the following arguments are required: TARGET; or none, for an example")
+    if arguments.source is None:
+        arguments.source, arguments.target = EXAMPLE
     requested = None if arguments.mesh is None else mesh_of(arguments, Mesh(x=1), any_axes=True)
     layouts = []
     for name in ("source", "target"):

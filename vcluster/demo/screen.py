@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from parallelism.display import WIDTH
+from parallelism.hardware import Hardware
 from parallelism.trace import Trace
 from vcluster.report import coloured_timeline, timeline
 
@@ -31,6 +32,8 @@ class Screen:
         )
         self.good = True
         """Whether all verdicts so far are good."""
+        self.record: tuple[Trace, Hardware | None] | None = None
+        """What `--html` writes: the trace of the last step, and the hardware of its roofline."""
 
     def line(self, text: str = "", style: str = "") -> None:
         """Write one or more lines unchanged."""

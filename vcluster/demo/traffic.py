@@ -127,6 +127,7 @@ def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
 
 def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware | None) -> Trace:
     """Print the predicted time, its parts, and the axes whose groups leave a node. Returns the priced trace."""
+    screen.record = trace, None
     if hardware is None:
         return trace
     from parallelism.trace.breakdown import split
@@ -137,6 +138,7 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
             there = trace.on(hardware, compute="modelled", priced_dtype=dtype)
     except ValueError as error:
         raise WrongWords(f"--hardware: {error}") from None
+    screen.record = there, hardware
     screen.heading(f"The same on {hardware.name}, by declared flops and bytes")
     available = mesh.size * there.makespan_seconds
     computing = sum(totals.compute_seconds for totals in there.totals.values())

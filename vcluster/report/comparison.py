@@ -8,7 +8,9 @@ changes by name and by device.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from math import isfinite
+from os import PathLike
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from parallelism.trace import HOLDING, PARTS, Split, Trace, part_of
 from parallelism.trace.breakdown import split
 from parallelism.trace.timeline_picture import timelines
 from parallelism.trace.transfers import moving, rounded
+from parallelism.whole_files import written_whole
 from vcluster.report.naming import groups, part_name, without_numbers
 
 SHOWN = 8
@@ -95,6 +98,20 @@ def html(comparison: Comparison, titles: Sequence[str] = ("before", "after")) ->
     drawn = timelines(list(zip(titles, comparison.traces, strict=True))) if comparison.traces else ""
     tables = [table(rows, heads) + (note(more) if more else "") for heads, rows, more in _tables(comparison)]
     return figure(*map(note, told[1:]), drawn, *tables, title=told[0])
+
+
+def comparison_html(
+    comparison: Comparison, path: str | PathLike[str], *, titles: Sequence[str] = ("before", "after")
+) -> None:
+    """Write a comparison as a page: why, both timelines on one axis under their titles, and the tables.
+
+    ``OSError`` if the file cannot be written.
+    """
+    title = escape(" and ".join(titles))
+    with written_whole(path, errors="xmlcharrefreplace") as file:
+        file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="ascii"><meta name="color-scheme" '
+                   f'content="light dark"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+                   f'</head><body>{html(comparison, titles)}</body></html>\n')
 
 
 def _mean(by_rank: Mapping[int, Split]) -> list[float]:

@@ -104,3 +104,15 @@ def test_what_is_wrong_is_one_line_and_status_2(capsys, trace, tmp_path, words, 
     told = message.format(t=trace, d=tmp_path)
     assert err.startswith(f"{top.PROGRAM} {told}" if words[0] in ("report", "compare") else f"{top.PROGRAM}: {told}")
     assert Trace.load(trace) == TRACE
+
+
+def test_a_comparison_is_a_page_with_both_timelines_on_one_axis(tmp_path, capsys):
+    for name, seconds in (("a<b>.json", 1.0), ("after.json", 3.0)):
+        Trace([Event(0, "compute", "work", 0, seconds)]).save(tmp_path / name)
+    a, b, page = (tmp_path / name for name in ("a<b>.json", "after.json", "page.html"))
+    status, out, err = run(capsys, "compare", a, b, "--html", page)
+    assert (status, err) == (0, "") and out.endswith(f"The page is {page}\n")
+    text = page.read_text()
+    assert text.count("<svg") == 2 and "a&lt;b&gt;.json" in text and "<b>.json" not in text
+    assert 'width="33.333%"' in text and 'width="100.000%"' in text
+    assert run(capsys, "compare", a, b, "--html", a)[2].rstrip().endswith("is a trace")
