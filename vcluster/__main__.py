@@ -34,6 +34,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   list described clusters, or print one
   {PROGRAM} calibrate         measure this machine, for hardware "host"
+  {PROGRAM} completion bash   names completed by a shell
   {PROGRAM} --version         print the version
 
 In Python:
@@ -64,9 +65,7 @@ def main(words: Sequence[str]) -> int:
         except WrongWords as error:
             error.command = words[0]
             raise
-    if words[0] == "demo":
-        raise WrongWords(f"the demos are run by {PROGRAM}.demo, with a dot")
-    hint = nearest(words[0], ("--version", "--help", "demo", *COMMANDS))
+    hint = nearest(words[0], ("--version", "--help", *COMMANDS))
     raise WrongWords(f"there is no command {words[0]!r}{hint}")
 
 
@@ -251,11 +250,48 @@ def shardings(words: Sequence[str]) -> int:
     return listed(PROGRAM, words)
 
 
+def demo(words: Sequence[str]) -> int:
+    """List the demos, or run one."""
+    from vcluster.demo.__main__ import main as demonstrated
+
+    return demonstrated(words)
+
+
+def completion(words: Sequence[str]) -> int:
+    """Print a script that completes the names of commands and demos in a shell."""
+    shells = ("bash", "zsh")
+    shell = Parser({"shell": {"metavar": "SHELL", "help": " or ".join(shells)}}, prog=f"{PROGRAM} completion",
+                   description="Prints a script for a shell that completes commands and demos:\n"
+                   '  eval "$(vcluster completion bash)"').parse(words).shell
+    if shell not in shells:
+        raise WrongWords(f"there is completion for {' and '.join(shells)}, got {shell!r}")
+    from vcluster.demo.__main__ import DEMOS
+
+    print(_COMPLETION.format(zsh="autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"),
+                             commands=" ".join((*COMMANDS, "--version")), demos=" ".join(DEMOS)))
+    return 0
+
+
+_COMPLETION = """{zsh}_vcluster() {{
+    local now=${{COMP_WORDS[COMP_CWORD]}} names=
+    if [ "$COMP_CWORD" = 1 ]; then names="{commands}"
+    elif [ "$COMP_CWORD" = 2 ] && [ "${{COMP_WORDS[1]}}" = demo ]; then names="{demos}"; fi
+    COMPREPLY=($(compgen -W "$names" -- "$now"))
+    if [ -z "$names" ]; then COMPREPLY=($(compgen -f -- "$now")); fi
+}}
+complete -F _vcluster vcluster"""
+
+
+def command() -> None:
+    """What the installed command `vcluster` runs."""
+    sys.exit(serve("vcluster", main))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
     "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
     "hardware": hardware, "calibrate": calibrate, "plan": plan,
-    "convert": convert, "shardings": shardings,
+    "convert": convert, "shardings": shardings, "demo": demo, "completion": completion,
 }
 """The commands, by name."""
 

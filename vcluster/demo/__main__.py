@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
             (trace, hardware), page = screen.record, arguments.html
             with accessing(page, option="html"):
                 html(trace, page, hardware=hardware)
-            screen.line(f"\nThe page is {page}")
+            screen.line(f"\nThe page of that step is in {page}")
         return int(not screen.good)
     except WrongWords as error:
         error.command = name

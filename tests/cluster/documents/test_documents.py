@@ -70,9 +70,9 @@ def test_links_within_the_repository_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_the_readme_shows_the_demo_as_it_is(capsys):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
+def test_the_page_of_demos_shows_one_as_it_is(capsys):
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
     assert command.main(["mlp", "--pp", "4", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
@@ -81,15 +81,17 @@ def test_the_readme_shows_the_demo_as_it_is(capsys):
     ]
 
 
-def test_the_picture_of_the_readme_is_what_its_command_draws():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', readme, re.MULTILINE).groups()
-    assert f"]({picture})" in readme
+def test_the_picture_of_a_schedule_is_what_its_command_draws():
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', page, re.MULTILINE).groups()
+    assert f"]({Path(picture).name})" in page
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert printed.stdout == (ROOT / picture).read_text(encoding="utf-8")
 
 
-def test_the_readme_begins_with_a_kernel_and_not_with_output():
+def test_the_readme_is_short_and_comes_to_a_kernel_soon():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert 0 < readme.index("```python") < readme.index("![") < readme.index("## What the demo prints")
-    assert readme[:readme.index("```python")].count("\n") < 30
+    assert readme.count("\n") < 150
+    assert 0 < readme.index("![") < readme.index("```python") and readme[:readme.index("```python")].count("\n") < 30
+    for peer in ("torch.distributed", "JAX", "mpi4py", "SimGrid", "ASTRA-sim"):
+        assert peer in readme.split("## Beside other tools")[1].split("##")[0]

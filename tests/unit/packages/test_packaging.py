@@ -118,6 +118,8 @@ def test_the_entry_point_of_pytest_is_the_plugin():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert config["options.entry_points"]["pytest11"].strip() == f"vcluster = {pytest_plugin.__name__}"
+    assert config["options.entry_points"]["console_scripts"].strip() == "vcluster = vcluster.__main__:command"
+    assert callable(importlib.import_module("vcluster.__main__").command)
 
 
 def test_modules_that_are_loaded_ahead_exist():
