@@ -45,11 +45,12 @@ def laid_out_stages(
         layouts |= {name: gradient_layout(layouts[name]) for stage in stages.functions for name in stage.sent}
     first: dict[Any, tuple[StageFunctions, StageFunctions]] = {}
     laid = []
+    holders = stages.holders
     for number, stage in enumerate(stages.functions):
         inside = mesh if meshes is None else meshes[number]
         own = {name: layouts[name] for name in stage.values}
         dtypes = [(sums or {}).get(name) for name in stage.trained]
-        alone = tuple(pending and len(stages.holders[name]) == 1 for name in stage.trained)
+        alone = tuple(pending and len(holders[name]) == 1 for name in stage.trained)
         key = stage.form, tuple(own.values()), tuple(dtypes), alone, None if meshes is None else inside
         if key in first:
             before, after = first[key]

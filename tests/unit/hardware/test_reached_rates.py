@@ -117,6 +117,26 @@ def test_a_collective_over_striped_links_leaves_a_node_by_the_ports_of_all_its_m
     assert uneven == pytest.approx(3 * (2e-6 + size / 4 / 10e9))            # the unit with one port is the busiest
 
 
+@pytest.mark.parametrize(("name", "inner"), [("dgx-a100", 231.58e9), ("dgx-h100", 466.4e9), ("h200-node", 467.6e9)])
+def test_a_large_all_reduce_over_whole_nodes_reaches_the_eight_ports_of_a_node_or_what_a_node_reaches(name, inner):
+    hardware = Hardware.preset(f"{name}:3")
+    port = hardware.links[-1].reached.bus_bytes_per_second
+    found = Costs(hardware).collective("all_reduce", 64e9, range(24))
+    assert found.bus_bytes_per_second == pytest.approx(min(8 * port, inner), rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "devices", "size", "measured"), [
+    ("dgx-h100:12", 96, 16e9, 386.6e9),
+    ("h200-node", 4, 4e9, 363.3e9),
+    ("gb200-nvl72", 72, 1e9, 724e9),
+    ("gb200-nvl72", 4, 1e9, 646.9e9),
+])
+def test_large_collectives_that_no_constant_is_from_take_what_was_measured(name, devices, size, measured):
+    """CoreWeave, nccl-tests (2026); Machine Learning Engineering Open Book; Azure AI benchmarking guide."""
+    found = Costs(Hardware.preset(name)).collective("all_reduce", size, range(devices))
+    assert found.bus_bytes_per_second == pytest.approx(measured, rel=0.05)
+
+
 def test_a_file_has_all_of_it(tmp_path):
     told = hardware(products=Products(108, ((256, 128), (64, 64)), 88.0, 4.74), issue_seconds=1e-6, fused=True,
                     message_overhead_seconds=2e-6, stack="ours", flops_efficiencies={"float16": 0.8})
