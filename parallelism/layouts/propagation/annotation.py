@@ -10,8 +10,12 @@ from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
 
+Layout = TensorSharding | str | None
+Layouts = Mapping[str, Layout] | Mapping[Value, Layout] | Mapping[str | Value, Layout]
+"""Layouts by the names of values, by the values, or by both."""
 
-def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | str | None]) -> Function:
+
+def annotate(function: Function, layouts: Layouts) -> Function:
     """The function with these layouts, given by the names of values.  None removes a layout.
 
     ``ValueError`` for a value that does not exist, and for a layout with a wrong number of dims.
