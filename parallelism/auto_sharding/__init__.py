@@ -1,4 +1,4 @@
-"""Automatic sharding: the ways to split each op of a program over a mesh, and what each of them costs."""
+"""Automatic sharding: the ways to split each op, and the layouts of a program that take the least time."""
 
 from parallelism.faces import load_names
 

@@ -1,2 +1,4 @@
+from .integer_program import NoLayoutFits as NoLayoutFits
 from .op_sharding import WAITS as WAITS, OpSharding as OpSharding, op_shardings as op_shardings
 from .prices import Connection as Connection, connect as connect
+from .solution import AutoSharding as AutoSharding, auto_shard as auto_shard

@@ -15,6 +15,7 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.operators import layout_text
 from parallelism.layouts import Devices, Localized
+from parallelism.layouts.propagation import Axes
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from parallelism.simulation import simulate
@@ -60,7 +61,7 @@ def connect(
     for layout in (source, target):
         Devices.of(mesh).check(layout, f"a tensor of type {type}")
     source, target = source.over(type.ndim), target.over(type.ndim)
-    seconds, = Prices(mesh, Hardware.of(hardware), priced_dtype).moves([(source, target, type)])
+    seconds, = Prices(mesh, Hardware.of(hardware), priced_dtype).moves([(source, target, type)], exactly=True)
     return Connection(source, target, type, mesh, seconds)
 
 
@@ -81,9 +82,14 @@ class Prices:
             ops.append(op)
         return self._seconds(inputs, ops)
 
-    def moves(self, wanted: Iterable[tuple[TensorSharding, TensorSharding, TensorType]]) -> list[float]:
-        """Seconds of each change of layout: from, to, and the type of the whole tensor."""
-        wanted = list(wanted)
+    def moves(
+        self, wanted: Iterable[tuple[TensorSharding, TensorSharding, TensorType]], *, exactly: bool = False
+    ) -> list[float]:
+        """Seconds of each change of layout: from, to, and the type of the whole tensor.
+
+        ``exactly`` does not price one change in place of others that move as many bytes.
+        """
+        wanted = list(wanted) if exactly else [usual_form(*each, self.mesh) for each in wanted]
         fresh = [each for each in dict.fromkeys(wanted) if each not in self._moves]
         inputs: list[Value] = []
         ops: list[Op] = []
@@ -105,12 +111,44 @@ class Prices:
             program = executable.of_class(executable.programs.class_of(rank))
             numbers = [int(step.op.outputs[0].name[1:].split(".")[0]) for step in program.steps
                        if isinstance(step, ProgramStep) and (step.cost is not None or communicates(step.op))]
-            events = [event for event in trace if event.rank == rank and event.kind != "memory"][1:]
+            own = trace.columns.take((trace.columns.numbers("rank") == rank) & ~trace.columns.isin("kind", {"memory"}))
             found = [0.0] * len(ops)
-            for number, event in zip(numbers, events, strict=True):
-                found[number] += event.duration_seconds
+            for number, seconds in zip(numbers, own.numbers("duration_seconds")[1:].tolist(), strict=True):
+                found[number] += seconds
             longest = list(map(max, longest, found))
         return longest
+
+
+def usual_form(
+    source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh
+) -> tuple[TensorSharding, TensorSharding, TensorType]:
+    """A change of layout that costs the same, and that many have in common.
+
+    Dims that are whole before and after become one, at the end, and so does what a dim has more than is needed to split
+    it over all devices.  Where axes do unlike things, or two go from one dim to
+    another, the plan may lead through dims that are whole, so the change is its own form.
+    """
+    left = {axis: dim for dim, each in enumerate(source.dims) for axis in each.axes}
+    joined = {axis: dim for dim, each in enumerate(target.dims) for axis in each.axes}
+    wandering = sum(axis in joined and joined[axis] != dim for axis, dim in left.items())
+    gathered = any(axis not in joined for axis in left)
+    if wandering + gathered + (source.partial != target.partial) > 1:
+        return source, target, type
+    dims: list[tuple[Axes, Axes, int]] = []
+    rest = 1
+    for before, after, extent in zip(source.dims, target.dims, type.shape, strict=True):
+        assert isinstance(extent, int)
+        if not before.axes and not after.axes:
+            rest *= extent
+        elif extent and extent % mesh.size == 0:
+            rest *= extent // mesh.size
+            dims.append((before.axes, after.axes, mesh.size))
+        else:
+            dims.append((before.axes, after.axes, extent))
+    return (
+        TensorSharding(*(before for before, _, _ in dims), None, partial=source.partial, op=source.op),
+        TensorSharding(*(after for _, after, _ in dims), None, partial=target.partial, op=target.op),
+        TensorType(type.dtype, (*(extent for _, _, extent in dims), rest)))
 
 
 def _resharded(connection: Connection) -> tuple[tuple[Value, ...], tuple[Op, ...], tuple[Value, ...]]:

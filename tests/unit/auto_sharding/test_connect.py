@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from parallelism import Mesh, TensorSharding
 from parallelism.auto_sharding import connect
+from parallelism.auto_sharding.prices import Prices
+from parallelism.auto_sharding.problem import even_layouts
 from parallelism.execution import Executable
+from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.operators import layout_text
 from parallelism.simulation import simulate
@@ -48,3 +53,16 @@ def test_it_says_what_moves():
 def test_axes_must_be_those_of_the_mesh():
     with pytest.raises(ValueError, match="names axis 'z'"):
         connect(TensorSharding("z", None, None), TensorSharding("x", None, None), TYPE, MESH, "dgx-h100")
+
+
+@pytest.mark.parametrize("shape", [(1024, 512, 3), (64, 32, 16, 8), (4, 128, 8)])
+@pytest.mark.parametrize("mesh", [MESH, Mesh(x=2, y=2, z=2)])
+def test_changes_that_are_priced_together_cost_the_same(mesh, shape):
+    draw, type = random.Random(3), TensorType("f4", shape)
+    whole = even_layouts(type, mesh)
+    pending = [TensorSharding(*each.dims, partial=[axis for axis in mesh.axes if axis not in each.axes])
+               for each in whole]
+    pairs = [(draw.choice(whole + pending), draw.choice(whole), type) for _ in range(30)]
+    hardware = Hardware.of("dgx-h100")
+    assert Prices(mesh, hardware).moves(pairs) == pytest.approx(
+        Prices(mesh, hardware).moves(pairs, exactly=True), rel=1e-12, abs=0)

@@ -1,0 +1,260 @@
+"""The choices of layouts in a program, with their prices: what the integer program chooses from.
+
+Every op is split in one of its ways (`op_shardings`, even ones only).  Every value lies in one layout: what its op
+leaves is brought there at once, and where an op needs another layout, the value is brought from there, once for all ops
+that need the same.  A value with one use lies as it is needed.  An input lies in any layout from the beginning, and an
+output in any without a pending sum.  Given layouts stay.
+
+The seconds of a choice are the sum of those of its ops and changes of layout, each as `simulate` prices it.  They are
+those of the whole program, because all devices do the same at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.auto_sharding.alike import alike
+from parallelism.auto_sharding.op_sharding import OpSharding, op_shardings
+from parallelism.auto_sharding.prices import Prices
+from parallelism.ir import Function, Op, TensorType
+from parallelism.layouts import Devices
+from parallelism.layouts.propagation import finite_constants
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+IMPOSSIBLE = np.inf
+"""In place of the seconds of a change of layout that is not made: to a pending sum."""
+
+
+class Use(NamedTuple):
+    """A place where values of a class are used: an input of the ops of a class."""
+
+    op: int
+    """The number of the class of ops."""
+    needed: Ints
+    """For each sharding of the op the number of the layout that it needs."""
+
+
+@dataclass(frozen=True)
+class OpChoices:
+    """The ways to split ops that are alike."""
+
+    ops: tuple[int, ...]
+    """Their numbers in the program."""
+    shardings: tuple[OpSharding, ...]
+    seconds: Floats
+    """Of one op, by sharding."""
+
+
+@dataclass(frozen=True)
+class ValueChoices:
+    """The layouts of values that are alike."""
+
+    names: tuple[str, ...]
+    type: TensorType
+    made_by: tuple[int, Ints] | None
+    """The class of the op that makes it, and for each of its shardings the layout that it leaves, as a number among
+    ``made``.  None for inputs."""
+    made: tuple[TensorSharding, ...]
+    layouts: tuple[TensorSharding, ...]
+    """In which it may lie."""
+    needed: tuple[TensorSharding, ...]
+    uses: tuple[Use, ...]
+    first: Floats
+    """Seconds from what is made (rows) to where it lies (columns)."""
+    second: Floats
+    """Seconds from where it lies (rows) to what is needed (columns)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All choices of a program on a mesh."""
+
+    function: Function
+    mesh: Mesh
+    ops: tuple[OpChoices, ...]
+    values: tuple[ValueChoices, ...]
+    tied: tuple[tuple[int, int], ...]
+    """Classes of values that lie in the same layout."""
+
+    def seconds(self, ways: Sequence[int], lies: Sequence[int]) -> float:
+        """The seconds of a choice: for each class of ops a sharding, for each class of values a layout."""
+        total = sum(len(each.ops) * float(each.seconds[way]) for each, way in zip(self.ops, ways, strict=True))
+        for each, at in zip(self.values, lies, strict=True):
+            one = 0.0
+            if each.made_by is not None:
+                op, made = each.made_by
+                one += float(each.first[made[ways[op]], at])
+            for layout in dict.fromkeys(int(use.needed[ways[use.op]]) for use in each.uses):
+                one += float(each.second[at, layout])
+            total += len(each.names) * one
+        return total
+
+
+def problem_of(
+    function: Function, mesh: Mesh, prices: Prices, *, blocks: str | None = None, ties: Iterable[tuple[str, str]] = ()
+) -> Problem:
+    """The choices of a program, priced.
+
+    ``blocks`` is a pattern of regions that are laid out alike; ``ties`` are pairs of names of values that lie alike.
+    ``ValueError`` for a program with symbols or collectives, and for a name that is no value.
+    """
+    if symbols := ", ".join(sorted(function.symbols)):
+        raise ValueError(f"@{function.name} has symbols, {symbols}; specialize it first")
+    classes = alike(function, blocks)
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(classes.ops))}
+    of_op = [numbers[each] for each in classes.ops]
+    constants = finite_constants(function)
+    firsts: dict[int, Op] = {}
+    for op, number in zip(function.ops, of_op, strict=True):
+        firsts.setdefault(number, op)
+    known: dict[object, tuple[OpSharding, ...]] = {}
+    shardings = [ways_of(op, mesh, constants) for op in firsts.values()]
+    del known
+    flat = iter(prices.ops([each for ways in shardings for each in ways]))
+    ops = tuple(
+        OpChoices(tuple(at for at, each in enumerate(of_op) if each == number), ways,
+                  np.array([next(flat) for _ in ways]))
+        for number, ways in enumerate(shardings))
+    values = _values(function, mesh, of_op, classes.inputs, ops, prices, {name for pair in ties for name in pair})
+    place = {name: number for number, each in enumerate(values) for name in each.names}
+    tied = []
+    for pair in ties:
+        for name in pair:
+            if name not in place:
+                raise ValueError(f"@{function.name} has no value %{name} to tie")
+        if place[pair[0]] != place[pair[1]]:
+            tied.append((place[pair[0]], place[pair[1]]))
+    return Problem(function, mesh, ops, values, tuple(dict.fromkeys(tied)))
+
+
+def ways_of(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpSharding, ...]:
+    """The even shardings of an op; the one of a ``reshard``."""
+    if op.kind == "reshard":
+        layout = TensorSharding.parse(op["layout"]).over(op.inputs[0].type.ndim)
+        return OpSharding(op, (None,) * len(mesh.axes), (layout,), (layout,), mesh),
+    return op_shardings(op, mesh, constants=frozenset(constants), even=True)
+
+
+class _Found(NamedTuple):
+    names: list[str]
+    type: TensorType
+    made_by: tuple[int, int] | None
+    uses: tuple[tuple[int, int], ...]
+    given: TensorSharding | None
+    returned: bool
+    tied: bool
+
+
+def _values(
+    function: Function, mesh: Mesh, of_op: Sequence[int], inputs: Mapping[str, int], ops: Sequence[OpChoices],
+    prices: Prices, tied: set[str],
+) -> tuple[ValueChoices, ...]:
+    uses: dict[str, dict[tuple[int, int], None]] = {value.name: {} for value in function.values}
+    counts: Counter[str] = Counter()
+    for op, number in zip(function.ops, of_op, strict=True):
+        for place, value in enumerate(op.inputs):
+            uses[value.name][number, place] = None
+            counts[value.name] += 1
+    returned = {value.name for value in function.outputs}
+    made_by = {value.name: (number, place) for op, number in zip(function.ops, of_op, strict=True)
+               for place, value in enumerate(op.outputs)}
+    found: dict[object, _Found] = {}
+    for value in function.values:
+        made, name = made_by.get(value.name), value.name
+        used = tuple(sorted(uses[name]))
+        key = made or inputs[name], used, value.layout, name in returned, name in tied
+        found.setdefault(key, _Found([], value.type, made, used, value.layout, name in returned, name in tied))
+        found[key].names.append(name)
+    drafts = [_draft(each, mesh, ops) for each in found.values()]
+    wanted = [(source, target, draft.type) for draft in drafts for side in (draft.firsts, draft.seconds)
+              for source, target in side]
+    seconds = dict(zip(wanted, prices.moves(wanted), strict=True))
+
+    def table(rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType,
+              pairs: set[tuple[TensorSharding, TensorSharding]]) -> Floats:
+        return np.array([[seconds[a, b, type] if (a, b) in pairs else IMPOSSIBLE for b in columns] for a in rows]
+                        ).reshape(len(rows), len(columns))
+
+    return tuple(
+        ValueChoices(
+            tuple(draft.of.names), draft.type, draft.made_by, draft.made, draft.layouts, draft.needed, draft.uses,
+            table(draft.made, draft.layouts, draft.type, draft.firsts),
+            table(draft.layouts, draft.needed, draft.type, draft.seconds))
+        for draft in drafts)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A class of values without prices."""
+
+    of: _Found
+    type: TensorType
+    made_by: tuple[int, Ints] | None
+    made: tuple[TensorSharding, ...]
+    layouts: tuple[TensorSharding, ...]
+    needed: tuple[TensorSharding, ...]
+    uses: tuple[Use, ...]
+
+    @property
+    def firsts(self) -> set[tuple[TensorSharding, TensorSharding]]:
+        return {(a, b) for a in self.made for b in self.layouts if reachable(a, b)}
+
+    @property
+    def seconds(self) -> set[tuple[TensorSharding, TensorSharding]]:
+        if self.is_moved_once:
+            return {(a, a) for a in self.layouts if a in self.needed}
+        return {(a, b) for a in self.layouts for b in self.needed if reachable(a, b)}
+
+    @property
+    def is_moved_once(self) -> bool:
+        """Whether the value lies as its only use needs it."""
+        return len(self.uses) == 1 and not self.of.returned and self.of.given is None and not self.of.tied
+
+
+def reachable(source: TensorSharding, target: TensorSharding) -> bool:
+    """Whether a value may be brought from one layout to another: no sum becomes pending."""
+    return source == target or not target.partial
+
+
+def _draft(found: _Found, mesh: Mesh, ops: Sequence[OpChoices]) -> _Draft:
+    made: dict[TensorSharding, int] = {}
+    made_by = None
+    if found.made_by is not None:
+        op, place = found.made_by
+        made_by = op, np.array([made.setdefault(way.outputs[place], len(made)) for way in ops[op].shardings])
+    needed: dict[TensorSharding, int] = {}
+    uses = tuple(
+        Use(op, np.array([needed.setdefault(way.inputs[place], len(needed)) for way in ops[op].shardings]))
+        for op, place in found.uses)
+    draft = _Draft(found, found.type, made_by, tuple(made), (), tuple(needed), uses)
+    if found.given is not None:
+        layouts = [found.given]
+    elif draft.is_moved_once:
+        layouts = [each for each in needed if not each.partial or each in made]
+    else:
+        layouts = [*made, *(each for each in needed if not each.partial)]
+        if found.returned or found.tied or not layouts:
+            layouts += even_layouts(found.type, mesh)
+        if found.returned:
+            layouts = [each for each in layouts if not each.partial]
+    return _Draft(found, found.type, made_by, tuple(made), tuple(dict.fromkeys(layouts)), tuple(needed), uses)
+
+
+def even_layouts(type: TensorType, mesh: Mesh) -> list[TensorSharding]:
+    """The layouts without pending sums in which all devices hold equally much; axes in the order of the mesh."""
+    devices, found = Devices.of(mesh), []
+    axes = [axis for axis, n in mesh.shape.items() if n > 1]
+    for chosen in product([None, *range(type.ndim)], repeat=len(axes)):
+        dims = tuple(tuple(axis for axis, dim in zip(axes, chosen, strict=True) if dim == d) for d in range(type.ndim))
+        if all(devices.cut(n, split) is None and (not split or n != 1)
+               for n, split in zip(type.shape, dims, strict=True)):
+            found.append(TensorSharding(*dims))
+    return found
