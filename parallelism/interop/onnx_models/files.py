@@ -158,6 +158,9 @@ class Model:
     def _external(self, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         given = {entry.key: entry.value for entry in tensor.external_data}
         where = given.get("location", "")
+        if not isinstance(where, str):      # so protobuf gives what is not UTF-8
+            raise InteropError(f"external data must lie in the folder of the model, got {where!r}", "tensor",
+                               tensor.name)
 
         def wrong(message: str) -> InteropError:
             return InteropError(message, "tensor", tensor.name)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -48,17 +50,12 @@ def jax_library() -> Any:
 
 def read_module(content: str | bytes) -> Module:
     """The module of a text or of a portable artifact.  `InteropError` names line and column of what is wrong."""
-    _, mlir, ir, stablehlo = _libraries()
+    _, mlir, ir, _ = _libraries()
     with mlir.make_ir_context() as context, ir.Location.unknown():
         context.enable_multithreading(False)
         if isinstance(content, bytes) and content[:4] == _ARTIFACT:
-            with context.attach_diagnostic_handler(lambda _: True):
-                try:
-                    module = stablehlo.deserialize_portable_artifact(context, content)
-                except (ValueError, ir.MLIRError):
-                    module = _bytecode(ir, content)
-        else:
-            module = _parsed(ir, content)
+            content = text_of(content)
+        module = _parsed(ir, content)
         try:
             return list_groups(_Reading(ir).module(module))
         except (RuntimeError, UnicodeDecodeError) as error:         # what the bindings raise for bytes in strings
@@ -86,12 +83,32 @@ def _parsed(ir: Any, content: str | bytes) -> Any:
         raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
 
 
-def _bytecode(ir: Any, content: bytes) -> Any:
-    """A module in the bytecode of MLIR, which is no portable artifact: XLA writes such ones."""
+_CHILD = """import sys; from jax.interpreters import mlir; from jaxlib.mlir import ir, dialects
+content = sys.stdin.buffer.read()
+with mlir.make_ir_context() as context, ir.Location.unknown():
     try:
-        return ir.Module.parse(content)
-    except (ValueError, ir.MLIRError) as error:
-        raise InteropError(f"the portable artifact cannot be read: {error}") from None
+        with context.attach_diagnostic_handler(lambda _: True):
+            module = dialects.stablehlo.deserialize_portable_artifact(context, content)
+    except (ValueError, ir.MLIRError):
+        module = ir.Module.parse(content)
+    sys.stdout.buffer.write(module.operation.get_asm(binary=True, enable_debug_info=True))
+"""
+MOST_SECONDS = 120
+
+
+def text_of(content: bytes) -> str:
+    """The text of a portable artifact, or of a module in the bytecode of MLIR, which XLA writes.
+
+    A child process reads it: the reader of bytes that are broken may abort or never end.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", _CHILD], input=content, capture_output=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise InteropError(f"the portable artifact was not read in {MOST_SECONDS} s") from None
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise InteropError(f"the portable artifact cannot be read: {last[0]}")
+    return done.stdout.decode("utf-8", "replace")
 
 
 def _deepest(text: str) -> int:

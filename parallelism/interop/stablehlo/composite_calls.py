@@ -167,6 +167,7 @@ COMPOSITES: dict[str, Call] = {
     "softmax_cross_entropy": _softmax_cross_entropy,
     "swiglu_gradient": lambda jax, op, x: _gradient(jax, lambda gate, z: jax.nn.silu(gate) * z, x[1:], x[0]),
     "stop_gradient": lambda jax, op, x: x[0],
+    "local_loss": lambda jax, op, x: x[0],
     "widen": lambda jax, op, x: x[0].astype(op["dtype"]),
     "take_part": _take_part,
     "take_gradient_part": _take_part_gradient,

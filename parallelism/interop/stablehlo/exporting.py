@@ -12,6 +12,7 @@ from parallelism.interop.partitioned import Partitioned
 from parallelism.interop.stablehlo import bindings
 from parallelism.interop.stablehlo.composite_calls import COMPOSITES, Call
 from parallelism.ir.core import Function, Op, TensorType, Value
+from parallelism.layouts.localization import step_of
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
@@ -81,6 +82,8 @@ def _own_part(jax: Any, x: Any, axes: Sequence[str], dim: int, extent: int) -> A
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(tuple(axes)) * extent, extent, dim)
 
 
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+
 CALLS: dict[str, Call] = {
     **COMPOSITES,
     **dict.fromkeys(_ELEMENTWISE, lambda jax, op, x: getattr(jax.numpy, op.kind)(*x)),
@@ -137,17 +140,19 @@ def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> 
 
     On a ``mesh``, layouts are written as Shardy's annotations.  A `Partitioned`, or an `Executable` of a laid out
     program, is written as the program of one device, with its collectives, between the layouts of its inputs and
-    outputs.
+    outputs.  Where the programs of devices have other numbers, as the first row of a part, there is a
+    ``stablehlo.case`` over the place of the device.
 
-    `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices with different programs.
+    `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices whose programs have other
+    ops or other shapes: StableHLO has one program for all.
     """
     jax = bindings.jax_library()
-    whole, body, mesh, inputs, outputs = _parts(function, mesh)
-    if names := ", ".join(sorted(body.symbols)):
+    whole, bodies, mesh, inputs, outputs = _parts(function, mesh)
+    if names := ", ".join(sorted({name for body in bodies for name in body.symbols})):
         raise UnsupportedError(f"extents must be numbers; give values to {names} with specialize")
     with jax.enable_x64(True):
         given = [jax.ShapeDtypeStruct(tuple(map(int, value.type.shape)), value.type.dtype) for value in whole]
-        called = _callable(jax, body, mesh, inputs, outputs)
+        called = _callable(jax, bodies, mesh, inputs, outputs)
         called.__name__ = function.name.lstrip("@").replace(".", "_")
         low = jax.jit(called, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
         text = low.as_text()
@@ -156,20 +161,28 @@ def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> 
         return bindings.verified(text)
 
 
-def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, Function, Mesh | None, Any, Any]:
-    """The whole inputs, the function to write, the mesh, and layouts, if the function is that of one device."""
+def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh | None, Any, Any]:
+    """The whole inputs, the function to write, the mesh, and layouts, if the function is that of each device."""
     if isinstance(function, Function):
-        return function.inputs, function, mesh, None, None
+        return function.inputs, [function], mesh, None, None
     programs = function.programs
-    if len(programs.classes) != 1 or any(
-            programs.program(rank) != programs.program(0) for rank in range(1, programs.mesh.size)):
-        raise UnsupportedError("devices with different programs cannot be written as one")
     if programs.inputs is None:
         raise UnsupportedError("a program of one device without layouts of its inputs cannot be written")
-    return programs.function.inputs, programs.program(0), programs.mesh, programs.inputs, programs.outputs
+    bodies = [programs.program(rank) for rank in range(programs.mesh.size)]
+    for rank, body in enumerate(bodies):
+        if _skeleton(body) != _skeleton(bodies[0]):
+            raise UnsupportedError(f"the programs of ranks 0 and {rank} have other ops or other shapes; StableHLO has "
+                                   "one program for all devices")
+    return programs.function.inputs, bodies, programs.mesh, programs.inputs, programs.outputs
 
 
-def _callable(jax: Any, body: Function, mesh: Mesh | None, inputs: Any, outputs: Any) -> Any:
+def _skeleton(function: Function) -> Any:
+    """A program without the attributes of its ops."""
+    return (function.inputs, function.outputs, [(op.kind, op.inputs, op.outputs) for op in function.ops])
+
+
+def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, outputs: Any) -> Any:
+    body = bodies[0]
     if mesh is None:
         return lambda *arrays: _run(jax, body, arrays, lambda x, value: x)
     axes = tuple(mesh.shape)
@@ -180,7 +193,7 @@ def _callable(jax: Any, body: Function, mesh: Mesh | None, inputs: Any, outputs:
         def specs(layouts: Sequence[TensorSharding]) -> Any:
             return tuple(spec(*(dim.axes or None for dim in layout.dims)) for layout in layouts)
 
-        inner = jax.shard_map(lambda *arrays: _run(jax, body, arrays, lambda x, value: x), mesh=abstract,
+        inner = jax.shard_map(lambda *arrays: _run_device(jax, bodies, mesh, arrays), mesh=abstract,
                               in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
         return lambda *arrays: inner(*arrays)
 
@@ -201,6 +214,38 @@ def _run(jax: Any, function: Function, arrays: Sequence[Any], laid: Callable[[An
         made = called(jax, op, [values[value.name] for value in op.inputs])
         values.update((value.name, laid(x, value)) for value, x in zip(op.outputs, made, strict=True))
     return tuple(values[value.name] for value in function.outputs)
+
+
+def _run_device(jax: Any, bodies: list[Function], mesh: Mesh, arrays: Sequence[Any]) -> Any:
+    """The program of each device.  Of an op whose attributes differ, each device takes its own branch."""
+    first = bodies[0]
+    values = {value.name: x for value, x in zip(first.inputs, arrays, strict=True)}
+    for ops in zip(*(body.ops for body in bodies), strict=True):
+        given = [values[value.name] for value in ops[0].inputs]
+        keys = [frozenset((name, value) for name, value in op.attributes if name != "received") for op in ops]
+        kinds = dict(zip(keys, ops, strict=True))
+        if ops[0].kind == "relayout":
+            made = (_permuted(jax, ops[0], mesh, given[0]),)
+        elif len(kinds) == 1:
+            made = called(jax, ops[0], given)
+        elif ops[0].kind in _COLLECTIVES:
+            raise UnsupportedError("this collective differs between devices", ops[0].kind, ops[0].region or "")
+        else:
+            numbers = [[*kinds].index(key) for key in keys]
+            branches = [lambda *x, op=op: called(jax, op, [*x]) for op in kinds.values()]
+            number = jax.numpy.asarray(np.array(numbers, np.int32))[jax.lax.axis_index(mesh.axes)]
+            made = jax.lax.switch(number, branches, *given)
+        values.update((value.name, x) for value, x in zip(ops[0].outputs, made, strict=True))
+    return tuple(values[value.name] for value in first.outputs)
+
+
+def _permuted(jax: Any, op: Op, mesh: Mesh, x: Any) -> Any:
+    """A step between layouts in which each device gets the whole part of another, or has it."""
+    donors = step_of(op, mesh).donors if op["step"] == "permute" else ()
+    if not donors or len({*donors}) < len(donors):
+        raise UnsupportedError(f"a step of {op['step']} between layouts has no counterpart in StableHLO here", op.kind,
+                               op.region or "")
+    return jax.lax.ppermute(x, mesh.axes, [(donor, rank) for rank, donor in enumerate(donors)])
 
 
 def called(jax: Any, op: Op, arrays: list[Any]) -> tuple[Any, ...]:

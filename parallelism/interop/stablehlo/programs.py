@@ -114,7 +114,10 @@ def program_of(
                   enumerate(zip(plain_names([name for name, _ in arguments]), arguments, strict=True))]
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)
         results = reader.function(reader.module.main, [Traced(builder, inputs[number]) for number in kept])
-        results = [laid(reader, x, layout) for x, layout in zip(results, result_layouts(main, stated), strict=True)]
+        targets = result_layouts(main, stated)
+        if len(targets) != len(results):
+            raise main.unsupported("a result is no tensor of numbers")
+        results = [laid(reader, x, layout) for x, layout in zip(results, targets, strict=True)]
         outputs = [recorded(whole(x)).value for x in results]
     name = title(module.name)
     if reader.cuts:

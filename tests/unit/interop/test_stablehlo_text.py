@@ -48,6 +48,15 @@ def test_text_a_file_and_an_artifact_are_one_program(tmp_path):
     assert_array_equal(ir.interpret(from_stablehlo(path), [x]).outputs[0], (x * 2).sum(0))
 
 
+def test_an_artifact_with_a_string_that_is_not_text_is_one_error():
+    """It is read in a process of its own: the bindings end theirs."""
+    content = artifact(DOUBLED.replace("doubled", "named_so"))
+    broken = content.replace(b"named_so", b"nam\xd0d_so")
+    assert broken != content
+    with pytest.raises(InteropError, match=r"cannot be read|not UTF-8"):
+        from_stablehlo(broken.replace(b"add", b"ad\xd0"))
+
+
 def test_groups_that_are_named_by_axes_of_a_mesh_are_those_of_the_axes():
     axes = ", ".join(f'#stablehlo.axis_ref<name = "{name}">' for name in ("a", "c"))
     groups = f"#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [{axes}]>"
