@@ -119,6 +119,7 @@ def test_layers_that_nothing_was_fitted_to_take_in_all_what_was_measured(model):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_steps_and_memory_are_as_published():
     report = reported(replace(KORTHIKANTI, rows=tuple(
         row for row in KORTHIKANTI.rows if row.part in (STEP, MEMORY) and row.model in ("22B", "175B"))))
