@@ -33,6 +33,7 @@ from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.memoized import memoized
 from parallelism.planning.sheets import (
     COLLECTIVE,
     COMPUTE,
@@ -46,6 +47,7 @@ from parallelism.planning.sheets import (
     Unpriceable,
 )
 from parallelism.transforms import Step, carried, categories
+from parallelism.transforms.parts import NEXT
 
 Row = tuple[Kind, Sequence[Extent]]
 Section = tuple[Any, Sequence[Row]]
@@ -199,36 +201,118 @@ class StepPieces:
 
 
 @dataclass(frozen=True)
-class EndPieces:
-    """What the devices of a step hold during it, and do after the last action."""
+class Updates:
+    """The update of a step of one stage with two blocks, laid out once; and what of it each stage of others does.
+
+    What is done to a parameter depends on no other one, so the update of some parameters is a part of that of all.
+    """
 
     step: Step
-    stages: Sequence[SymbolicStage]
-    """Of a step whose stages are laid out on the same axes inside."""
+    layouts: tuple[tuple[str, Any], ...]
+    """Of the parameters inside a stage, by name: see `numbered`."""
     inside: Inside
     replicas: Inside
     fused: bool | str = False
 
     @cached_property
-    def around(self) -> Inside:
+    def devices(self) -> Inside:
         """The devices of an update."""
-        return {**self.replicas, **self.inside}
+        return {**self.replicas, **self.inside} or {"one": 1}
 
-    def sections(self, labels: Sequence[Any]) -> Iterator[Section]:
-        """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
-        events at the end, under ``(label, "end")``."""
+    @cached_property
+    def laid_out(self) -> Localized:
+        """The update of all parameters."""
+        if self.step.sums_over_stages:
+            raise Unpriceable("the update needs numbers of all stages")
+        names = [value.name for value in self.step.parts.parameters]
+        devices: Any = self.devices
+        return localize(
+            self.step.update(names, dict(self.layouts), replicas=tuple(self.replicas)), devices)
+
+    @cached_property
+    def splits(self) -> set[Split]:
+        """What must be even."""
+        return splits_of(self.laid_out)
+
+    @memoized
+    def program(self, names: frozenset[str]) -> DeviceProgram:
+        """The update of the parameters of these names."""
+        whole, local, own = self.laid_out.function, self.laid_out.program(), self.step.owners
+        kept = [place for place, value in enumerate(whole.outputs) if own[value.name] is None or own[value.name] in names]
+        outputs = [local.outputs[place] for place in kept]
+        needed, ops = {*outputs}, list[Op]()
+        for op in reversed(local.ops):
+            if not needed.isdisjoint(op.outputs):
+                ops.append(op)
+                needed.update(op.inputs)
+        returned = {whole.outputs[place].name.removeprefix(NEXT) for place in kept}
+        inputs = [place for place, value in enumerate(whole.inputs)
+                  if local.inputs[place] in needed or value.name in returned]
+        kinds = Kinds(*([(side[place].type, side[place].layout) for place in places]
+                        for side, places in ((whole.inputs, inputs), (whole.outputs, kept))))
+        function, calls, chains = arranged(
+            Function(local.name, tuple(local.inputs[place] for place in inputs), tuple(reversed(ops)), tuple(outputs)),
+            None, fused=self.fused)
+        known = {value.name for value in function.values}
+        names_of_inputs = {value.name for value in function.inputs}
+        return SymbolicProgram(
+            function, {name: kind for name, kind in self._categories.items() if name in known},
+            donated=donations(function, [name for name in carried(whole) if name in names_of_inputs], kinds),
+            calls=calls, chains=chains)
+
+    @cached_property
+    def _categories(self) -> Mapping[str, str]:
+        return categories(self.step.function)
+
+    def rows(self, names: frozenset[str]) -> list[Row]:
+        """The events of the update of these parameters."""
+        devices = Devices.of(self.devices)
+        return list(program_rows(self.program(names), devices))
+
+    def state(self, names: frozenset[str]) -> Any:
+        """The bytes of the state of these parameters."""
         state = {value.name for value in self.step.parts.state}
-        for label, stage, localized in zip(labels, self.stages, self.updates, strict=True):
-            program = self._program(localized)
+        return nbytes_of(value.type for value in self.program(names).function.inputs if value.name in state)
+
+
+@dataclass(frozen=True)
+class EndPieces:
+    """What the devices of a step hold during it, and do after the last action."""
+
+    stages: Sequence[SymbolicStage]
+    """Of a step whose stages are laid out on the same axes inside."""
+    first: Sequence[int]
+    """The number of the first block of each."""
+    replicas: Inside
+    """As of the updates."""
+
+    @cached_property
+    def layouts(self) -> tuple[tuple[str, Any], ...]:
+        """The layouts of the parameters of each stage, as if all began with block 0."""
+        found = {numbered(value.name, -first): value.layout
+                 for stage, first in zip(self.stages, self.first, strict=True)
+                 for value in stage.functions.forward.inputs if value.layout is not None}
+        more = {numbered(name, 1): layout for name, layout in found.items()}
+        return tuple(sorted((more | found).items()))
+
+    def sections(self, updates: Updates, labels: Sequence[tuple[int, int]]) -> Iterator[Section]:
+        """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
+        events at the end, under ``(label, "end")``, also of a stage with one block more.  Labels are those of
+        `parallelism.planning.small_steps`."""
+        for (place, blocks), stage, first in zip(labels, self.stages, self.first, strict=True):
             functions = stage.functions
+            names = frozenset(numbered(name, -first) for name in functions.trained)
             held = {
                 "weights": nbytes_of(stage.types(functions.forward.inputs, functions.weights)),
                 "inputs": nbytes_of(stage.data(ANY)),
                 GRADIENTS: nbytes_of(stage.sum_types),
-                "optimizer": nbytes_of(v.type for v in program.function.inputs if v.name in state)}
-            yield (label, "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
-            around = Devices.of(self.around or {"one": 1})
-            yield (label, "end"), [*self._sums(stage), *_pending(stage), *program_rows(program, around)]
+                "optimizer": updates.state(names)}
+            yield ((place, blocks), "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
+            sums, pending = self._sums(stage), {numbered(name, -first): row for name, row in _pending(stage)}
+            yield ((place, blocks), "end"), [*sums, *pending.values(), *updates.rows(names)]
+            if blocks == 1:
+                both = names | {numbered(name, 1) for name in names}
+                yield ((place, 2), "end"), [*sums, *_of_two_blocks(pending), *updates.rows(both)]
 
     def _sums(self, stage: SymbolicStage) -> list[Row]:
         """The sum of the loss, and the exchange of gradients that several stages have: see
@@ -248,43 +332,32 @@ class EndPieces:
                 rows.append((Kind(MESSAGE, "send", dtype.name), [nbytes]))
         return rows
 
-    @cached_property
-    def updates(self) -> list[Localized]:
-        """The update of each stage, laid out."""
-        if self.step.sums_over_stages:
-            raise Unpriceable("the update needs numbers of all stages")
-        layouts = {value.name: value.layout for stage in self.stages for value in stage.functions.forward.inputs
-                   if value.layout is not None}
-        around: Any = self.around or {"one": 1}
-        found, seen = [], set[str]()
-        for stage in self.stages:
-            names = dict.fromkeys(stage.functions.trained)
-            function = self.step.update(
-                names, layouts, replicas=tuple(self.replicas), counted=[n for n in names if n not in seen])
-            seen.update(names)
-            found.append(localize(function, around))
-        return found
 
-    def _program(self, localized: Localized) -> DeviceProgram:
-        function, calls, chains = arranged(localized.program(), None, fused=self.fused)
-        known = {value.name for value in function.values}
-        return SymbolicProgram(
-            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
-            donated=donations(function, carried(localized.function), Kinds.of(localized.function)),
-            calls=calls, chains=chains)
-
-    def splits(self) -> set[Split]:
-        """What must be even."""
-        return set[Split]().union(*map(splits_of, self.updates))
+def numbered(name: str, more: int) -> str:
+    """The name of a parameter with the number of its block, if it has one, changed by ``more``."""
+    words = name.split(".")
+    for place, each in enumerate(words):
+        if each.isdecimal():
+            return ".".join([*words[:place], str(int(each) + more), *words[place + 1:]])
+    return name
 
 
-def _pending(stage: SymbolicStage) -> Iterator[Row]:
-    """The sums over devices of a stage that come once: see `parallelism.execution.TrainedPipeline.pending`."""
+def _pending(stage: SymbolicStage) -> Iterator[tuple[str, Row]]:
+    """The sums over devices of a stage that come once, by the names of the weights: see
+    `parallelism.execution.TrainedPipeline.pending`."""
     functions = stage.functions
     gradients = functions.backward.outputs[len(functions.returned):]
-    for value, type in zip(gradients, stage.sum_types, strict=True):
+    for name, value, type in zip(functions.trained, gradients, stage.sum_types, strict=True):
         if value.layout is not None and value.layout.partial:
-            yield Kind(COLLECTIVE, "all_reduce", type.dtype.name, tuple(value.layout.partial)), [type.nbytes]
+            yield name, (Kind(COLLECTIVE, "all_reduce", type.dtype.name, tuple(value.layout.partial)), [type.nbytes])
+
+
+def _of_two_blocks(pending: Mapping[str, Row]) -> list[Row]:
+    """The sums of a stage of two blocks, from those of one by name: those of the second block follow the first's."""
+    rows = [*pending.values()]
+    block = [place for place, name in enumerate(pending) if numbered(name, 1) != name]
+    end = block[-1] + 1 if block else 0
+    return [*rows[:end], *(rows[place] for place in block), *rows[end:]]
 
 
 def program_rows(program: DeviceProgram, devices: Devices | None) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.growth import spliced
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.pieces import EndPieces, Row, Split, StepPieces, inside_of
+from parallelism.planning.pieces import EndPieces, Inside, Row, Split, StepPieces, Updates, inside_of
 from parallelism.planning.sheets import LEFT, SIZE, Kind, Sheet, SymbolicSheet, Unpriceable
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.transforms import (
@@ -123,8 +123,14 @@ class SmallSteps:
     @memoized
     def _ends(self, pattern: Pattern, replicated: bool) -> Formed:
         with _unpriceable():
-            own, more = (self._end_sections(pattern, blocks, replicated=replicated) for blocks in (1, 2))
-            return Formed(SymbolicSheet.of({**own.sections, **more.sections}.items()), own.splits | more.splits)
+            own = self._end_sections(pattern, replicated=replicated)
+            middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
+            one, two = (middle[(MIDDLE, blocks), "held"] for blocks in (1, 2))
+            held: dict[Any, Sequence[Row]] = {
+                ((place, 2), "held"): [(kind, [size + more - less]) for (kind, (size,)), (_, (less,)), (_, (more,)) in zip(
+                    own.sections[(place, 1), "held"], one, two, strict=True)]
+                for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
+            return Formed(SymbolicSheet.of({**own.sections, **held}.items()), own.splits)
 
     @memoized
     def _action_sections(self, pattern: Pattern, blocks: int) -> Measured:
@@ -133,19 +139,32 @@ class SmallSteps:
         return Measured(dict(pieces.actions(_labels(pattern, blocks), kinds)), frozenset(pieces.splits(kinds)))
 
     @memoized
-    def _end_sections(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Measured:
+    def _end_sections(self, pattern: Pattern, *, replicated: bool) -> Measured:
+        """What stages hold, and the ends of stages with one block and with two."""
         zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp)
-        stages = self._pieces(pattern._replace(zero=zero), blocks)
-        end = EndPieces(self._step(pattern, blocks, replicated=replicated or pattern.zero > 0), stages.stages,
-                        stages.inside, inside_of(dp=0 if replicated else 1), self.fused)
-        return Measured(dict(end.sections(_labels(pattern, blocks))), frozenset(end.splits()))
+        stages = self._pieces(pattern._replace(zero=zero), 1)
+        replicas = inside_of(dp=0 if replicated else 1)
+        labels = _labels(pattern, 1)
+        first = [0, *accumulate(blocks for _, blocks in labels[:-1])]
+        ends = EndPieces(stages.stages, first, replicas)
+        updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
+        return Measured(dict(ends.sections(updates, labels)), frozenset(updates.splits))
+
+    @memoized
+    def _updates(self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool) -> Updates:
+        """The update of two blocks, and of what comes before and after them."""
+        step = self._step(pattern, 2, replicated=replicated or pattern.zero > 0)
+        return Updates(step, layouts, self._inside(pattern), inside_of(dp=0 if replicated else 1), self.fused)
+
+    @staticmethod
+    def _inside(pattern: Pattern) -> Inside:
+        return inside_of(cp=pattern.cp, tp=0 if pattern.tp else 1)
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
         """The pieces of a step with the stages of `_labels`, on one replica."""
-        inside = inside_of(cp=pattern.cp, tp=0 if pattern.tp else 1)
         step = self._step(pattern, blocks, replicated=pattern.zero > 0)
-        return StepPieces(step, len(_labels(pattern, blocks)), inside, self.fused, self.overlapping)
+        return StepPieces(step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping)
 
     def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         each = [own for _, own in _labels(pattern, blocks)]

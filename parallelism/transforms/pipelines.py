@@ -238,7 +238,7 @@ class Step:
         gradients is a sum over so many ``stages`` on the axis of the pipeline, to which this one adds the terms of the
         parameters that are ``counted`` here (None: all ``names``).
         """
-        parts, own = self.parts, self._owners
+        parts, own = self.parts, self.owners
         assert parts.update is not None
         outputs = [value for value in parts.update.outputs if own[value.name] is None or own[value.name] in names]
         function = self._sums.of_one_stage(outputs, names if counted is None else counted, self.pipeline.axis, stages)
@@ -273,7 +273,7 @@ class Step:
         update = self.parts.update
         assert update is not None
         try:
-            return JointSums.of(update, self._owners)
+            return JointSums.of(update, self.owners)
         except ValueError as error:
             raise ValueError(f"{self.pipeline}: {error}") from None
 
@@ -282,7 +282,7 @@ class Step:
         return self.parts.layouts()
 
     @cached_property
-    def _owners(self) -> dict[str, str | None]:
+    def owners(self) -> dict[str, str | None]:
         """The parameter that each input and output of the update belongs to, by name; None: all."""
         parts = self.parts
         own: dict[str, str | None] = {value.name: value.name for value in parts.parameters}
