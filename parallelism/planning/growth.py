@@ -107,23 +107,37 @@ def _between(own: Ints, one: Ints, place: int) -> int:
     return best
 
 
-def peak(segments: Sequence[Segment], one: Ints, two: Ints, blocks: int) -> tuple[int, int]:
-    """The largest sum of the first changes of memory, and the sum of all, for so many blocks.
+class Growth(NamedTuple):
+    """The changes of memory in each segment, for any number of blocks."""
 
-    ``one`` and ``two`` have the changes of one block and of two, in order; 0 stands for no change.  What a segment that
-    does not repeat changes is affine in the blocks.
-    """
-    level, most = 0, 0
-    for start, end, first in segments:
-        times = 1 if first >= 0 else blocks - 1
-        changes = two[start:end]
-        if first >= 0:
-            begun = one[first:first + end - start]
-            changes = begun + (blocks - 1) * (changes - begun)
-        if not len(changes) or not times:
-            continue
-        sums = np.cumsum(changes)
-        change = int(sums[-1])
-        most = max(most, level + int(sums.max()) + max(0, (times - 1) * change))
-        level += times * change
-    return most, level
+    parts: tuple[tuple[bool, int, int, Ints, Ints], ...]
+    """Of each segment: whether it repeats; the largest sum of the first changes, and the sum of all, of one block; the
+    changes of one block; and those that every further block adds to them, which are none if it repeats."""
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], one: Ints, two: Ints) -> Growth:
+        """``one`` and ``two`` have the changes of one block and of two, in order; 0 stands for no change.  What a
+        segment that does not repeat changes is affine in the blocks."""
+        parts = []
+        for start, end, first in segments:
+            if start == end:
+                continue
+            again = first < 0
+            changes = two[start:end] if again else one[first:first + end - start]
+            more = changes[:0] if again else two[start:end] - changes
+            sums = np.cumsum(changes)
+            parts.append((again, int(sums.max()), int(sums[-1]), changes, more if more.any() else changes[:0]))
+        return cls(tuple(parts))
+
+    def peak(self, blocks: int) -> tuple[int, int]:
+        """The largest sum of the first changes, and the sum of all, for so many blocks."""
+        level, most = 0, 0
+        for again, highest, change, changes, more in self.parts:
+            times = blocks - 1 if again else 1
+            if len(more):
+                sums = np.cumsum(changes + (blocks - 1) * more)
+                highest, change = int(sums.max()), int(sums[-1])
+            if times:
+                most = max(most, level + highest + max(0, (times - 1) * change))
+                level += times * change
+        return most, level

@@ -238,7 +238,7 @@ class Updates:
     def program(self, names: frozenset[str]) -> DeviceProgram:
         """The update of the parameters of these names."""
         whole, local, own = self.laid_out.function, self.laid_out.program(), self.step.owners
-        kept = [place for place, value in enumerate(whole.outputs) if own[value.name] is None or own[value.name] in names]
+        kept = [place for place, value in enumerate(whole.outputs) if own[value.name] in (None, *names)]
         outputs = [local.outputs[place] for place in kept]
         needed, ops = {*outputs}, list[Op]()
         for op in reversed(local.ops):

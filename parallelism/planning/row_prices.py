@@ -13,7 +13,7 @@ import numpy.typing as npt
 from parallelism.collectives import CollectiveCall
 from parallelism.events import Columns
 from parallelism.mesh import Mesh
-from parallelism.planning.sheets import COMPUTE, Exact, Kind, Unpriceable
+from parallelism.planning.sheets import COMPUTE, Kind, Sheet, Unpriceable
 from parallelism.simulation.device_events import FIELDS
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
@@ -62,29 +62,27 @@ class RowPrices:
         if hardware.stragglers or hardware.faults:
             raise Unpriceable(f"devices of {hardware.name} differ")
         self.pricing, self.hardware = pricing, hardware
-        self._computes: dict[tuple[Kind, bytes], float] = {}
+        self._kinds: dict[Kind, int] = {}
+        """The numbers of kinds."""
+        self._computes: dict[bytes, float] = {}
+        """By the number of the kind and the numbers of the row."""
         self._groups: dict[Along, tuple[tuple[int, ...], ...]] = {}
         self._different: set[tuple[int, int]] = set()
         """How axes lie along which messages differ in price."""
         self._collectives: dict[Any, float] = {}
         self._messages: dict[Any, float] = {}
 
-    def computes(self, kinds: Sequence[Kind], numbers: Exact) -> Floats:
-        """The seconds of the rows that are computes; 0 for others."""
-        seconds = np.zeros(len(kinds))
-        keys: dict[int, tuple[Kind, bytes]] = {}
-        plain = numbers.astype(np.float64)
-        unknown: dict[tuple[Kind, bytes], int] = {}
-        for place, kind in enumerate(kinds):
-            if kind.what == COMPUTE:
-                key = keys[place] = kind, plain[place].tobytes()
-                if key not in self._computes:
-                    unknown.setdefault(key, place)
+    def computes(self, sheet: Sheet, rows: npt.NDArray[np.int64]) -> Floats:
+        """The seconds of the ``rows`` of a sheet that are computes; 0 for the others."""
+        seconds = np.zeros(len(sheet.kinds))
+        number = [self._kinds.setdefault(sheet.kinds[row], len(self._kinds)) for row in rows.tolist()]
+        plain = np.ascontiguousarray(np.column_stack([number, sheet.numbers[rows].astype(np.float64)]))
+        keys = plain.view(f"V{plain.shape[1] * plain.itemsize}").ravel().tolist()
+        unknown = {key: place for place, key in enumerate(keys) if key not in self._computes}
         if unknown:
-            found = self._priced([(kind, plain[place].tolist()) for (kind, _), place in unknown.items()])
+            found = self._priced([(sheet.kinds[rows[place]], plain[place, 1:].tolist()) for place in unknown.values()])
             self._computes.update(zip(unknown, found.tolist(), strict=True))
-        for place, key in keys.items():
-            seconds[place] = self._computes[key]
+        seconds[rows] = [self._computes[key] for key in keys]
         return seconds
 
     def _priced(self, rows: Sequence[tuple[Kind, Sequence[float]]]) -> Floats:

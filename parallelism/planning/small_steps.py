@@ -126,9 +126,10 @@ class SmallSteps:
             own = self._end_sections(pattern, replicated=replicated)
             middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
             one, two = (middle[(MIDDLE, blocks), "held"] for blocks in (1, 2))
+            more: list[Any] = [size_of_two - size for (_, (size,)), (_, (size_of_two,)) in zip(one, two, strict=True)]
             held: dict[Any, Sequence[Row]] = {
-                ((place, 2), "held"): [(kind, [size + more - less]) for (kind, (size,)), (_, (less,)), (_, (more,)) in zip(
-                    own.sections[(place, 1), "held"], one, two, strict=True)]
+                ((place, 2), "held"): [(kind, [size + each]) for (kind, (size,)), each in zip(
+                    own.sections[(place, 1), "held"], more, strict=True)]
                 for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
             return Formed(SymbolicSheet.of({**own.sections, **held}.items()), own.splits)
 

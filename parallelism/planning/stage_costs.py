@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.memoized import memoized
-from parallelism.planning.growth import Segment, peak, segments_between
+from parallelism.planning.growth import Growth, Segment, segments_between
 from parallelism.planning.row_prices import Layout, RowPrices
-from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, WAIT, Kind, Sheet, Unpriceable
+from parallelism.planning.sheets import COLLECTIVE, COMPUTE, LEFT, MEMORY, MESSAGE, WAIT, Kind, Sheet, Unpriceable
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class Memory(NamedTuple):
@@ -80,36 +81,46 @@ class SheetCosts:
         return one + (blocks - 1) * (of(2) - one)
 
     def _peak(self, label: tuple[int, str], blocks: int) -> tuple[int, int]:
-        place, action = label
-        one, two = (self._changes(((place, n), action)) for n in (1, 2))
-        return peak(self.forms.segments(self.sheet, label), one, two, blocks)
+        return self._growth(label).peak(blocks)
 
-    def _changes(self, section: Any) -> Ints:
-        kinds, numbers = self.sheet.rows(section)
-        memory = np.array([kind.what in (MEMORY, LEFT) for kind in kinds], np.bool_)
-        return np.where(memory, numbers[:, 0], 0).astype(np.int64)
+    @memoized
+    def _growth(self, label: tuple[int, str]) -> Growth:
+        place, action = label
+        one, two = (self._changes[self.sheet.sections[(place, n), action]] for n in (1, 2))
+        return Growth.of(self.forms.segments(self.sheet, label), one, two)
+
+    @cached_property
+    def _changes(self) -> Ints:
+        """By row, the change of memory."""
+        changes: Ints = np.where(self.forms.of(self.sheet.kinds).memory, self.sheet.numbers[:, 0], 0).astype(np.int64)
+        return changes
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
     def seconds(self, prices: RowPrices, layout: Layout) -> SheetSeconds:
         """The seconds of all sections on a mesh."""
         if self._computes is None:
-            self._each = prices.computes(self.sheet.kinds, self.sheet.numbers)
+            self._each = prices.computes(self.sheet, self.forms.of(self.sheet.kinds).computes)
             self._computes = self._sums(self._each)
-        at = self._collectives
+        rows, different, number = self._collectives
         seconds = np.zeros(len(self.sheet.kinds))
-        for place in at:
-            seconds[place] = prices.collective(self.sheet.kinds[place], float(self.sheet.numbers[place, 0]), layout)
-        sums = self._sums(seconds) if at else {}
+        if len(rows):
+            seconds[rows] = np.array([prices.collective(*each, layout) for each in different])[number]
+        sums = self._sums(seconds) if len(rows) else {}
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
-        found |= {name: _beside(self.sheet.kinds[rows], self._each[rows], seconds[rows], share)
-                  for name, rows in self._with_waits.items()}
+        found |= {name: _beside(self.sheet.kinds[at], self._each[at], seconds[at], share)
+                  for name, at in self._with_waits.items()}
         return SheetSeconds(self.sheet, found)
 
     @cached_property
-    def _collectives(self) -> list[int]:
-        return [place for place, kind in enumerate(self.sheet.kinds) if kind.what == COLLECTIVE]
+    def _collectives(self) -> tuple[Ints, list[tuple[Kind, float]], list[int]]:
+        """The rows of collectives; the different ones; and for each row its number among them."""
+        rows = self.forms.of(self.sheet.kinds).collectives
+        different: dict[tuple[Kind, float], int] = {}
+        number = [different.setdefault((self.sheet.kinds[row], payload), len(different)) for row, payload in zip(
+            rows.tolist(), self.sheet.numbers[rows, 0].astype(np.float64).tolist(), strict=True)]
+        return rows, [*different], number
 
     @cached_property
     def _with_waits(self) -> dict[Any, slice]:
@@ -175,21 +186,40 @@ class SheetSeconds:
         return one + (blocks - 1) * (self.sums[(place, 2), section] - one)
 
 
+class Rows(NamedTuple):
+    """The rows of sheets with the same kinds."""
+
+    kinds: tuple[Kind, ...]
+    memory: Bools
+    """By row, whether it is a change of memory."""
+    collectives: Ints
+    computes: Ints
+
+
 class Forms:
     """How the sections of sheets grow with the blocks of a stage; of sheets that differ in numbers alone the same."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Segment, ...]] = {}
+        self._segments: dict[Any, tuple[Segment, ...]] = {}
+        self._rows: dict[int, Rows] = {}
+
+    def of(self, kinds: tuple[Kind, ...]) -> Rows:
+        """Where the rows of each sort are.  Sheets of one pattern share their kinds."""
+        found = self._rows.get(id(kinds))
+        if found is None:
+            what = np.array([kind.what for kind in kinds])
+            found = self._rows[id(kinds)] = Rows(kinds, np.isin(what, (MEMORY, LEFT)), np.flatnonzero(
+                what == COLLECTIVE), np.flatnonzero(what == COMPUTE))      # which keeps the kinds, and so their id
+        return found
 
     def segments(self, sheet: Sheet, label: tuple[int, str]) -> tuple[Segment, ...]:
         """Where the events of a section repeat."""
         place, action = label
-        kinds = tuple(sheet.rows(((place, n), action))[0] for n in (1, 2))
-        key = label, kinds
-        if key not in self._known:
+        key = label, id(self.of(sheet.kinds).kinds)
+        if key not in self._segments:
             one, two = (self._tokens(sheet, ((place, n), action)) for n in (1, 2))
-            self._known[key] = segments_between(one, two)
-        return self._known[key]
+            self._segments[key] = segments_between(one, two)
+        return self._segments[key]
 
     @staticmethod
     def _tokens(sheet: Sheet, section: Any) -> list[Any]:

@@ -63,6 +63,8 @@ class PlanTable:
         self._sheets: dict[Any, SheetCosts] = {}
         self._seconds: dict[Any, SheetSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
+        self._shapes: dict[int, Shape] = {}
+        self._actions: dict[tuple[int, bool], SheetCosts] = {}
         self._layouts: dict[Any, Layout] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
         self._ends: dict[Any, _Ends] = {}
@@ -77,8 +79,11 @@ class PlanTable:
 
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
-        s = self.settings(row)
-        return Shape(s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"])
+        found = self._shapes.get(row)
+        if found is None:
+            s = self.settings(row)
+            found = self._shapes[row] = Shape(s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"])
+        return found
 
     def blocks(self, shape: Shape) -> int:
         """The blocks of a stage."""
@@ -86,11 +91,18 @@ class PlanTable:
 
     def actions(self, row: int, kind: str) -> SheetCosts:
         """The costs of the actions of a kind of a plan."""
+        split = kind in "IW"
+        found = self._actions.get((row, split))
+        if found is None:
+            found = self._actions[row, split] = self._actions_of(row, split=split)
+        return found
+
+    def _actions_of(self, row: int, *, split: bool) -> SheetCosts:
         s, shape = self.settings(row), self.shape(row)
         uneven = self.task.model.blocks % shape.stages
         if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
-        pattern = Pattern(shape.stages > 1, kind in "IW", s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
+        pattern = Pattern(shape.stages > 1, split, s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
                           self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         key = "actions", pattern, s["microbatch"], s["tp"]
         if key not in self._sheets:
@@ -222,9 +234,20 @@ class PlanTable:
         shapes = [self.shape(row) for row in rows]
         shape, order = shapes[0], self._order(shapes[0])
         given = list(zip(shapes, rows, strict=True))
-        columns, ends = [self._column(order, *each) for each in given], [self._end(*each) for each in given]
+        ends = [self._end(*each) for each in given]
+        # Plans that differ in their ends alone are timed once.
+        number: dict[Any, int] = {}
+        columns, repeats, same = list[tuple[Floats, Floats]](), list[int](), list[int]()
+        for of, row in given:
+            column, more = self._column(order, of, row), self._orders(of)[1]
+            key = id(column), more
+            if key not in number:
+                number[key] = len(columns)
+                columns.append(column)
+                repeats.append(more)
+            same.append(number[key])
         durations, messages = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
-        times = order.ends(durations, messages, np.array([self._orders(each)[1] for each in shapes]))
+        times = order.ends(durations, messages, np.array(repeats))[:, same]
         times += np.stack([end.before for end in ends], axis=1)
         if shape.ranks > 1:
             there, back = (np.array([getattr(end, way) for end in ends]) for way in ("there", "back"))

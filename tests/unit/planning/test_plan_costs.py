@@ -9,7 +9,7 @@ import pytest
 from parallelism import Hardware, Pipeline, models
 from parallelism.ir import largest, symbols
 from parallelism.planning import find_plan
-from parallelism.planning.growth import peak, segments_between, spliced
+from parallelism.planning.growth import Growth, segments_between, spliced
 from parallelism.planning.orders import KINDS, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.search import full_seconds
@@ -267,5 +267,5 @@ def test_a_peak_of_many_blocks() -> None:
     one, two = np.array([5, -3, -1, 2]), np.array([5, -3, 5, -3, -1, 3])
     segments = segments_between("abcd", "ababcd")
     # Three blocks: 5 -3 5 -3 5 -3 -1, and at the end 4.
-    assert peak(segments, one, two, 3) == (9, 9)
-    assert peak(segments, one, two, 1) == (5, 3)
+    assert Growth.of(segments, one, two).peak(3) == (9, 9)
+    assert Growth.of(segments, one, two).peak(1) == (5, 3)
