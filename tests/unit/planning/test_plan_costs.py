@@ -8,9 +8,11 @@ import pytest
 
 from parallelism import Hardware, Pipeline, models
 from parallelism.ir import largest, symbols
+from parallelism.layouts import localize
 from parallelism.planning import find_plan
 from parallelism.planning.growth import Growth, segments_between, spliced
 from parallelism.planning.orders import KINDS, Order, order_of, place_of
+from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
 from parallelism.planning.search import full_seconds
 from parallelism.planning.sheets import Formulas, Unpriceable
@@ -221,6 +223,28 @@ def test_uneven_parts_have_no_price() -> None:
     assert steps.actions(pattern, 2, 3).kinds
     with pytest.raises(Unpriceable, match=r"a dim of .* is not split evenly over tp"):
         steps.actions(pattern, 2, 5)
+
+
+@pytest.mark.parametrize(("dtype", "tied", "tp", "zero"), [
+    ("bfloat16", True, True, 1), pytest.param("float32", False, False, 0, marks=pytest.mark.slow),
+    pytest.param("float32", False, True, 1, marks=pytest.mark.slow)])
+def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, tp: bool, zero: int) -> None:
+    spec = models.TransformerSpec(
+        layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype=dtype, tied=tied, biases=tied)
+    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    pattern = Pattern(True, split=False, tp=tp, sp=tp, cp=1, recompute="none", zero=zero)
+    pieces = steps._pieces(pattern, 1)
+    whole = EndPieces(pieces.stages, [0, 1, 2, 4], inside_of(dp=0))
+    updates = steps._updates(pattern._replace(in_stages=False), whole.layouts, replicated=True)
+    step = steps._step(pattern, 1, replicated=True)
+    for stage, first in zip(pieces.stages, whole.first, strict=True):
+        names = stage.functions.trained
+        layouts = {value.name: value.layout for value in stage.functions.forward.inputs if value.layout}
+        own = localize(step.update(names, layouts, replicas=("dp",)), updates.devices)
+        rows = [(op.kind, [value.type for value in op.inputs]) for op in own.program().ops]
+        part = updates.program(frozenset(numbered(name, -first) for name in names)).function
+        assert [(op.kind, [value.type for value in op.inputs]) for op in part.ops] == rows
+        assert rows
 
 
 @pytest.mark.parametrize("tp", [pytest.param(False, marks=pytest.mark.slow), True])
