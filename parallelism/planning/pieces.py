@@ -13,16 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from parallelism.execution.chains import DeclaredCost, declared_cost
-from parallelism.execution.device_program import (
-    ACTIVATIONS,
-    GRADIENTS,
-    DeviceProgram,
-    Held,
-    ProgramStep,
-    StartStep,
-    WaitStep,
-    communicates,
-)
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, communicates
 from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, Op, TensorType, Value
@@ -34,22 +25,10 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
-from parallelism.planning.sheets import (
-    COLLECTIVE,
-    COMPUTE,
-    LEFT,
-    MEMORY,
-    MESSAGE,
-    NUMBERS,
-    SIZE,
-    WAIT,
-    Kind,
-    Unpriceable,
-)
+from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, SIZE, Kind, Row, Unpriceable, program_rows
 from parallelism.transforms import Step, carried, categories
 from parallelism.transforms.parts import NEXT
 
-Row = tuple[Kind, Sequence[Extent]]
 Section = tuple[Any, Sequence[Row]]
 Inside = Mapping[str, Extent]
 """The number of devices along each axis inside a stage, or of replicas: a symbol, or a number above 1."""
@@ -358,50 +337,6 @@ def _of_two_blocks(pending: Mapping[str, Row]) -> list[Row]:
     block = [place for place, name in enumerate(pending) if numbered(name, 1) != name]
     end = block[-1] + 1 if block else 0
     return [*rows[:end], *(rows[place] for place in block), *rows[end:]]
-
-
-def program_rows(program: DeviceProgram, devices: Devices | None) -> Iterator[Row]:
-    """The events of a program.  `Unpriceable` for events that have no price of their own."""
-    started: list[int] = []
-    """The numbers of the collectives that are waited for later."""
-    for step in program.steps:
-        for category, nbytes in step.held:
-            yield Kind(MEMORY, category), [nbytes]
-        if isinstance(step, StartStep):
-            for kind, payload in _call(step.call, devices):
-                started.append(step.number)
-                yield kind._replace(later=1), payload
-        elif isinstance(step, WaitStep):
-            if step.number in started:
-                yield Kind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []
-        elif communicates(step.op):
-            yield from _call(step.op, devices)
-        else:
-            yield from _compute(step)
-        for category, nbytes in step.freed:
-            yield Kind(MEMORY, category), [-nbytes]
-
-
-def _compute(step: ProgramStep) -> Iterator[Row]:
-    cost: Any = step.cost           # its numbers may be extents
-    if cost is not None:
-        flops, nbytes, dtype, seconds, others, shape = cost
-        if 2 + len(others) + len(shape or ()) > NUMBERS:
-            raise Unpriceable(f"{step.name} has values of {len(others) + 1} dtypes")
-        yield Kind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
-                   extents=len(shape or ()), seconds=seconds), [
-                       nbytes, flops, *(size for _, size in others), *(shape or ())]
-
-
-def _call(op: Op, devices: Devices | None) -> Iterator[Row]:
-    """A collective.  Its payload is what a member gives, or of an all_gather what it gets."""
-    if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        raise Unpriceable(f"{op.kind} has no price of its own")
-    assert devices is not None
-    over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
-    nbytes = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
-    if over:
-        yield Kind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes]
 
 
 def nbytes_of(types: Iterable[TensorType]) -> Any:

@@ -6,7 +6,7 @@ rows of a microbatch and on the devices along the axes: flops, bytes and payload
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.ir import Expression
+from parallelism.execution.device_program import DeviceProgram, ProgramStep, StartStep, WaitStep, communicates
+from parallelism.ir import Expression, Op
 from parallelism.ir.core import Extent
+from parallelism.layouts import Devices
 
 Floats = npt.NDArray[np.float64]
 Exact = npt.NDArray[np.longdouble]
@@ -48,6 +50,9 @@ class Kind(NamedTuple):
 
 class Unpriceable(ValueError):
     """A step that cannot be put together from pieces."""
+
+
+Row = tuple[Kind, Sequence[Extent]]
 
 
 @dataclass(frozen=True)
@@ -130,3 +135,50 @@ class Formulas:
             of: Any = extent.specialize(**{name: numbers[name] for name in extent.symbols})
             found[place] = of
         return found
+
+
+# -- the rows of programs ----------------------------------------------------------------------------------------------
+
+
+def program_rows(program: DeviceProgram, devices: Devices | None) -> Iterator[Row]:
+    """The events of a program.  `Unpriceable` for events that have no price of their own."""
+    started: list[int] = []
+    """The numbers of the collectives that are waited for later."""
+    for step in program.steps:
+        for category, nbytes in step.held:
+            yield Kind(MEMORY, category), [nbytes]
+        if isinstance(step, StartStep):
+            for kind, payload in _call(step.call, devices):
+                started.append(step.number)
+                yield kind._replace(later=1), payload
+        elif isinstance(step, WaitStep):
+            if step.number in started:
+                yield Kind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []
+        elif communicates(step.op):
+            yield from _call(step.op, devices)
+        else:
+            yield from _compute(step)
+        for category, nbytes in step.freed:
+            yield Kind(MEMORY, category), [-nbytes]
+
+
+def _compute(step: ProgramStep) -> Iterator[Row]:
+    cost: Any = step.cost           # its numbers may be extents
+    if cost is not None:
+        flops, nbytes, dtype, seconds, others, shape = cost
+        if 2 + len(others) + len(shape or ()) > NUMBERS:
+            raise Unpriceable(f"{step.name} has values of {len(others) + 1} dtypes")
+        yield Kind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
+                   extents=len(shape or ()), seconds=seconds), [
+                       nbytes, flops, *(size for _, size in others), *(shape or ())]
+
+
+def _call(op: Op, devices: Devices | None) -> Iterator[Row]:
+    """A collective.  Its payload is what a member gives, or of an all_gather what it gets."""
+    if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        raise Unpriceable(f"{op.kind} has no price of its own")
+    assert devices is not None
+    over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
+    nbytes = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
+    if over:
+        yield Kind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes]

@@ -18,8 +18,8 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.growth import spliced
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.pieces import EndPieces, Inside, Row, Split, StepPieces, Updates, inside_of
-from parallelism.planning.sheets import LEFT, SIZE, Kind, Sheet, SymbolicSheet, Unpriceable
+from parallelism.planning.pieces import EndPieces, Inside, Split, StepPieces, Updates, inside_of
+from parallelism.planning.sheets import LEFT, SIZE, Kind, Row, Sheet, SymbolicSheet, Unpriceable
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.transforms import (
     ContextParallel,
