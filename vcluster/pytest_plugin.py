@@ -17,7 +17,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,8 +84,9 @@ _ENDING = pytest.StashKey["Ending"]()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("vcluster").addoption(
-        "--vcluster-backend", choices=("process", "thread"), default="process",
-        help="run the devices of tests as processes (default), or as threads, for a debugger",
+        "--vcluster-backend", choices=("process", "thread", "mpi"), default="process",
+        help="run the devices of tests as processes (default), or as threads, for a debugger, or on the ranks of "
+             "mpiexec -n 5 python -m pytest",
     )
     # pytest rewrites the asserts of every package with a plugin. Here that is the whole runtime, without any benefit.
     marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
@@ -102,6 +103,24 @@ def pytest_configure(config: pytest.Config) -> None:
         "faults(Kill(rank=2, operation=5), seed=0): plant these failures of vcluster.faults in the runs of the test",
     ):
         config.addinivalue_line("markers", marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Under MPI, rank 0 runs the tests, and the others serve their devices until they are over."""
+    if config.getoption("--vcluster-backend") != "mpi":
+        return None
+    from vcluster.mpi import as_rank
+
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.suspend_global_capture(in_=True)
+    job = ExitStack()
+    if not job.enter_context(as_rank()):
+        job.close()
+        return 0
+    config.add_cleanup(job.close)
+    capture.resume_global_capture()
+    return None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

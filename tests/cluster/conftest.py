@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from parallelism.operation import PACKAGES
+from vcluster.mpi import current
 from vcluster.processes import start_fork_server
 from vcluster.runs import VirtualCluster
 
@@ -17,9 +18,10 @@ MOST_OPEN = 6
 
 
 @pytest.fixture(scope="session", autouse=True)
-def what_kernels_of_tests_use():
+def what_kernels_of_tests_use(request):
     """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
-    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
+    if request.config.getoption("--vcluster-backend") != "mpi":
+        start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,14 +44,24 @@ def hogs():
 
 
 @pytest.fixture(scope="module")
-def cluster_of():
+def cluster_of(request):
     """A cluster by mesh, backend, transport and other options; a closed one is replaced.
 
     Of the module alone: some tests of another one end the process that all devices are forked from.
     """
     open_clusters = {}
+    usual = request.config.getoption("--vcluster-backend")
 
-    def get(mesh, backend="process", transport="shared_memory", **options):
+    def get(mesh, backend=None, transport="shared_memory", **options):
+        backend = backend or ("process" if transport == "queue" else usual)
+        if backend == "mpi":
+            size = mesh if isinstance(mesh, int) else mesh.size
+            most = current(size).size - 1
+            if size > most:
+                pytest.skip(f"there are {most} ranks for {size} devices")
+            known = mesh, backend, transport, *sorted(options.items())
+            while known not in open_clusters and size > current(size).free:
+                open_clusters.pop(next(iter(open_clusters))).close()
         key = (mesh, backend, transport, *sorted(options.items()))
         cluster = open_clusters.pop(key, None)
         if cluster is None or cluster.closed:

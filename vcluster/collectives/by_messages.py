@@ -4,18 +4,18 @@
 Here the messages really go from process to process, and each is recorded under its collective.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, start
-from vcluster.collectives.general import Way, deliver, write
-from vcluster.collectives.group import Call
-from vcluster.messages import Wait, encode_message
+from vcluster.collectives.general import General, Way, deliver, write
+from vcluster.collectives.group import Call, Group
+from vcluster.messages import Endpoint, Wait, encode_message
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +36,14 @@ class ByMessages(Way):
 
     def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members and exchange the messages.  Every member's call, in group order."""
+        sequence = yield from self.group.post(self.call, None, 0, 0)
+        calls = self.group.calls(sequence, self.call)
+        yield from self.exchange(sequence, calls)
+        return calls
+
+    def exchange(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
+        """Exchange the messages of the operation, which every member has posted."""
         call, group, x = self.call, self.group, self.x
-        sequence = yield from group.post(call, None, 0, 0)
-        calls = group.calls(sequence, call)
         giver = next((other for other in calls if other.gives), call)
         steps, position = call.over(call.size), group.position
         held = start(steps, position, x, dim=call.dim, sizes=call.sizes or None)
@@ -56,12 +61,12 @@ class ByMessages(Way):
                 self.on_message("recv", peer, envelope.nbytes)
                 messages.append(Message(transfer.source, transfer.chunks, envelope.open(), transfer.reduce))
             held = arrive(held, messages, position, combine)
+        yield from group.settle()
         kind = call.of_kind
         self.dtype = giver.dtype if kind.joins or kind.reduces else None
         self.terms = len(kind.sources_of(position, group.size, call.root))
         dim = call.concat_dim if kind.blocks_of_all else call.dim
         self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
-        return calls
 
     def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  It may be a view of an input, or of a message, and is copied."""
@@ -81,3 +86,15 @@ class ByMessages(Way):
                 reduction.finish(own, self.terms)
 
         return Result(array.shape, self.dtype or array.dtype, fill)
+
+
+class Ways(NamedTuple):
+    """How the members of a group meet, and how they run a direct call."""
+
+    group: Callable[[Endpoint, tuple[int, ...]], Group] = Group
+    direct: type[General | ByMessages] = General
+
+
+IN_SHARED_MEMORY = Ways()
+AS_MESSAGES = Ways(direct=ByMessages)
+"""Of the ``queue`` transport."""

@@ -46,7 +46,7 @@ from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
-from vcluster.collectives.by_messages import ByMessages
+from vcluster.collectives.by_messages import IN_SHARED_MEMORY, ByMessages, Ways
 from vcluster.collectives.general import General
 from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group
 from vcluster.collectives.last_arriver import LastArriver
@@ -106,8 +106,8 @@ class KeptCalls(dict[Any, CheckedCall]):
 class Collectives:
     """Runs the collectives of one device."""
 
-    def __init__(self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, *, by_messages: bool) -> None:
-        """``by_messages``: run the direct algorithms as messages, too (the ``queue`` transport)."""
+    def __init__(self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, ways: Ways | None) -> None:
+        """``ways``: how groups meet, and how direct calls are run; None: in shared memory."""
         self.endpoint = endpoint
         self.recorder = recorder
         self.unwaited: dict[int, Pending] = {}
@@ -116,7 +116,7 @@ class Collectives:
         self._mesh = mesh
         self._lanes, self._threads = endpoint.tasks.lanes, endpoint.threads
         self._rank = rank
-        self._by_messages = by_messages
+        self._ways = ways or IN_SHARED_MEMORY
         self._groups: dict[tuple[int, ...], Group] = {}
         self._along: dict[Axes, Members] = {}
         """The group of this rank along axes of the mesh, as `members_of` gives it."""
@@ -215,7 +215,7 @@ class Collectives:
         call, group = checked.call, self._groups.get(checked.call.ranks)
         if (
             group is None or not group.has_met or call.of_kind.gives == "root" or call.algorithm not in (None, "direct")
-            or call.kind in self._misguessed or self._by_messages or self._lanes
+            or call.kind in self._misguessed or self._ways.direct is not General or self._lanes
         ):
             return False
         checked.calls = [call] * call.size
@@ -287,9 +287,9 @@ class Collectives:
         call, endpoint = checked.call, self.endpoint
         group = self._groups.get(call.ranks)
         if group is None:
-            group = self._groups[call.ranks] = Group(endpoint, call.ranks)
-        is_direct = call.algorithm in (None, "direct") and not self._by_messages
-        way = (General if is_direct else ByMessages)(
+            group = self._groups[call.ranks] = self._ways.group(endpoint, call.ranks)
+        way_type = self._ways.direct if call.algorithm in (None, "direct") else ByMessages
+        way = way_type(
             endpoint, group, call, checked.reduction, partial(self._add_message, event))
         if posted is None:
             way.prepare(array, out)
@@ -298,7 +298,7 @@ class Collectives:
         calls = yield from way.run()
         result = yield from way.finish(out)
         count_traffic = partial(traffic, tuple(calls), call.ranks, call.position)
-        if is_direct and checked.prepared is None:
+        if way_type is General and checked.prepared is None:
             checked.calls, checked.surprised = () if checked.surprised else calls, False
         if out is None:
             result = _as_given(call, calls, x, result)

@@ -278,6 +278,10 @@ class Group:
         if together and not self._all_have(sequence + 1, LINE):
             yield self._wait(sequence + 1, LINE)
 
+    def settle(self) -> Generator[Wait]:
+        """Wait until the arrays of messages that were sent may change again. Here they were copied."""
+        yield from ()
+
     def buffers(self, sequence: int) -> list[Buffer]:
         """The members' buffers of an operation, in group order."""
         return [slot.buffers[sequence & 1] for slot in self.slots]

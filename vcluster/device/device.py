@@ -21,7 +21,7 @@ from parallelism.operation import ReduceOp
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
-from vcluster.collectives import Collectives
+from vcluster.collectives import Collectives, Ways
 from vcluster.device.elsewhere import NAMES_ELSEWHERE
 from vcluster.messages import Endpoint, Pending, VirtualChannel
 from vcluster.tracing import Recorder, dtype_name
@@ -58,7 +58,7 @@ class VirtualDevice:
     logarithm, rounded up.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
+    def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, ways: Ways | None = None) -> None:
         """The cluster makes the devices; users do not call this."""
         self.mesh = mesh
         """The `Mesh` of the cluster."""
@@ -74,7 +74,7 @@ class VirtualDevice:
         self._rng: np.random.Generator | None = None
         self.endpoint = endpoint
         self.recorder = Recorder(endpoint.threads)
-        self.collectives = Collectives(endpoint, mesh, rank, self.recorder, by_messages=by_messages)
+        self.collectives = Collectives(endpoint, mesh, rank, self.recorder, ways)
         self._channels: dict[int, VirtualChannel] = {}
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from parallelism.operation.thread_frames import frames_by_thread
 POLL_SECONDS = 2e-4
 """Seconds between two looks whether the first thread, which holds no lock, has left the library."""
 
-_ROOMS = ("device", "collectives", "messages", "tracing", "memory")
+_ROOMS = ("device", "collectives", "messages", "tracing", "memory", "mpi")
 _INSIDE = tuple(f"{ROOT}{os.sep}vcluster{os.sep}{room}{os.sep}" for room in _ROOMS)
 _PASSIVE = {"threading.py": {"wait", "join", "_wait_for_tstate_lock"}, "thread.py": {"_worker"}}
 """Functions of the standard library, by file, in which a thread waits until another thread of its process acts."""
@@ -160,9 +160,9 @@ class Threads:
 
     def some_other_may_act(self, asleep: set[int]) -> bool:
         """Whether a thread of the kernel runs, or can go on by itself, besides those that are ``asleep`` in a call."""
-        mine = threading.get_ident()
+        ours = {thread.ident for thread in own} | {threading.get_ident()}
         return any(
-            ident != mine and ident not in asleep and not is_passive(frame)
+            ident not in ours and ident not in asleep and not is_passive(frame)
             for ident, frame in frames_by_thread().items()
             if self._known is None or ident not in self._known or ident in self.helpers
         )

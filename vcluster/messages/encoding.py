@@ -39,22 +39,22 @@ class Encoded:
 
     @property
     def block_nbytes(self) -> int:
-        total = HEADER_BYTES + _aligned(len(self.description))
+        total = HEADER_BYTES + aligned(len(self.description))
         for buffer in self.buffers:
-            total += _aligned(buffer.nbytes)
+            total += aligned(buffer.nbytes)
         return total
 
     def write(self, block: NDArray[np.uint8] | memoryview) -> None:
         """Write everything but the header into ``block``."""
         block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
-        place = HEADER_BYTES + _aligned(len(self.description))
+        place = HEADER_BYTES + aligned(len(self.description))
         for buffer in self.buffers:
             nbytes = buffer.nbytes
             if nbytes:
                 is_array = isinstance(buffer, np.ndarray)
                 content = buffer.reshape(-1).view(np.uint8) if is_array else np.frombuffer(buffer, np.uint8, nbytes)
                 np.copyto(np.frombuffer(block, np.uint8, nbytes, place), content)
-            place += _aligned(nbytes)
+            place += aligned(nbytes)
 
     def alone(self) -> bytearray:
         """The block as a bytearray of its own, for a value small enough to travel inside another message."""
@@ -97,11 +97,11 @@ def decode(block: NDArray[np.uint8]) -> Any:
     view = block.data
     size, count = struct.unpack_from("<qq", view, HEADER_BYTES)
     start = HEADER_BYTES + 16
-    place = HEADER_BYTES + _aligned(16 + 8 * count + size)
+    place = HEADER_BYTES + aligned(16 + 8 * count + size)
     buffers = []
     for nbytes in struct.unpack_from(f"<{count}q", view, start):
         buffers.append(block[place : place + nbytes])
-        place += _aligned(nbytes)
+        place += aligned(nbytes)
     pickled = view[start + 8 * count : start + 8 * count + size]
     if size and pickled[0] == _ARRAY_MARK:
         dtype, shape = _dtype_and_shape(bytes(pickled[1:]))
@@ -141,7 +141,8 @@ def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> En
     return Encoded(head + body, buffers, sum(sizes))
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Bytes of whole cache lines."""
     return -(-nbytes // LINE) * LINE
 
 

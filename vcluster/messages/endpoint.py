@@ -34,6 +34,9 @@ from vcluster.tracing import Recorder
 class Endpoint:
     """The base of the channels and the collectives of one device, or of the host."""
 
+    shares_memory = True
+    """Whether the others map the same arena."""
+
     def __init__(
         self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = SPINS,
         queues: Mapping[int, tuple[Any, Any]] | None = None,
@@ -44,7 +47,7 @@ class Endpoint:
         self.number = number
         self.capacity = capacity
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
-        self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
+        self.signals = self._new_signals(spins, naps)
         self.threads = self.signals.threads
         self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
         self.peers = Peers(arena, layout, number, self.signals)
@@ -54,7 +57,7 @@ class Endpoint:
         self._crowded = arena.words(layout.word(number, CROWDED))
         self.signals.before_sleep = self.take_in
         if number < layout.size:
-            self.status = Status(arena, layout, self.heap)
+            self.status = self._new_status()
             self.signals.note_awaited, self.signals.publish_awaited = self.tasks.blocked_on, self._publish_awaited
             self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
@@ -62,8 +65,19 @@ class Endpoint:
         """The traffic with another endpoint, in both directions."""
         mailbox = self.mailboxes.get(peer)
         if mailbox is None:
-            mailbox = self.mailboxes.setdefault(peer, Mailbox(self, peer))
+            mailbox = self.mailboxes.setdefault(peer, self._new_mailbox(peer))
         return mailbox
+
+    # What a backend without shared memory replaces:
+
+    def _new_signals(self, spins: int, naps_seconds: tuple[float, float]) -> Signals:
+        return Signals(self.arena, self.layout, self.number, spins=spins, naps_seconds=naps_seconds)
+
+    def _new_status(self) -> Status:
+        return Status(self.arena, self.layout, self.heap)
+
+    def _new_mailbox(self, peer: int) -> Mailbox:
+        return Mailbox(self, peer)
 
     def _publish_awaited(self, awaited: Awaited) -> None:
         if awaited.operations:

@@ -6,11 +6,14 @@ one note. A message that does not fit goes through the pipe, and the next note t
 """
 
 import os
+import pickle
 import threading
 from collections import deque
 from typing import Any
 
+from vcluster.code import OperationCancelled
 from vcluster.memory import LINE, WIRE_BYTES, Arena, give_way
+from vcluster.processes.output import print_in_fork
 
 LOOKS = 240
 """Number of polls of all devices together before they sleep. With four devices, each polls for about 60 microseconds.
@@ -128,3 +131,59 @@ class Wire:
         """See `vcluster.memory.signals.Signals.fence`."""
         self._turnstile.acquire(False)
         self._turnstile.release()
+
+
+class WireLink:
+    """The connection as a device uses it, whose run the host may interrupt."""
+
+    def __init__(self, wire: Wire, rank: int) -> None:
+        self._wire: Wire | None = wire
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._speaking = False
+        self._interrupted = False
+
+    def forked(self, *, keep: bool) -> None:
+        """In a forked copy of the device: close the pipe, so that its end is the end of the device."""
+        if self._wire is not None:
+            self._wire.connection.close()
+            self._wire = None
+
+    def send(self, message: Any) -> None:
+        wire = self._wire
+        if wire is None:
+            print_in_fork(self._rank, message)
+            return
+        data = self._packed(message)
+        mine = threading.current_thread() is threading.main_thread()
+        if mine:
+            self._speaking = True
+        try:
+            with self._lock:  # a kernel's own threads may print
+                wire.send(data)
+        finally:
+            if mine:
+                self._speaking = False
+                self.settle()
+
+    def interrupt(self) -> None:
+        """Raise `OperationCancelled` in the main thread, after a message that is being sent."""
+        if self._speaking:
+            self._interrupted = True
+        else:
+            raise OperationCancelled("another device failed")
+
+    def settle(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise OperationCancelled("another device failed")
+
+    def receive(self) -> Any:
+        assert self._wire is not None
+        return self._unpacked(self._wire.receive())
+
+    def _packed(self, message: Any) -> Any:
+        return pickle.dumps(message, 5)
+
+    def _unpacked(self, data: Any) -> Any:
+        return pickle.loads(data)

@@ -67,7 +67,7 @@ class ProcessCrew:
             with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
                 self._start_one(spec)
             ranks.append(spec.rank)
-        _await_ready(self, ranks)
+        await_ready(self, ranks)
 
     def _start_one(self, spec: DeviceSpec) -> None:
         ours, theirs = Pipe()
@@ -232,7 +232,7 @@ class ThreadCrew:
                 thread.start()
                 self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
                 ranks.append(spec.rank)
-        _await_ready(self, ranks)
+        await_ready(self, ranks)
 
     def _live(self, rank: int, worker: Worker) -> None:
         """The life of a thread. What ends it before it was told so is reported."""
@@ -293,7 +293,8 @@ Crew = ProcessCrew | ThreadCrew
 """The devices of a cluster."""
 
 
-def _await_ready(crew: ProcessCrew | ThreadCrew, ranks: Iterable[int]) -> None:
+def await_ready(crew: Any, ranks: Iterable[int]) -> None:
+    """Return when each of these devices of a crew has said that it is ready."""
     missing = set(ranks)
     while missing:
         for rank, message in crew.receive(None):

@@ -31,19 +31,20 @@ from vcluster.code import (
     where_cancelled,
 )
 from vcluster.code.arguments import fill
+from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout, forks
 from vcluster.memory.threads import is_in_library
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
-from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.command_link import LOOKS, Wire, WireLink
 from vcluster.processes.device_process import Descriptor
 from vcluster.processes.interrupts import defer
 from vcluster.processes.kept_programs import KeptPrograms, SentProgram
 from vcluster.processes.kernel_forks import end_fork
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
-from vcluster.processes.output import RankedOutput, print_in_fork, refuse_debugger
+from vcluster.processes.output import RankedOutput, refuse_debugger
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -134,14 +135,21 @@ class DeviceSpec:
 class Worker:
     """Serves one device."""
 
-    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool) -> None:
+    def __init__(
+        self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool, endpoint: Endpoint | None = None,
+        ways: Ways | None = None,
+    ) -> None:
+        """``endpoint`` and ``ways``: of a backend that shares no memory."""
         self.spec = spec
         self._own_process = own_process
         self._pid = os.getpid()
         self.link = link
         spins = SPINS if own_process else SPINS_OF_A_THREAD
-        self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
-        self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
+        self.endpoint = endpoint or Endpoint(
+            arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
+        if spec.queues is not None:
+            ways = AS_MESSAGES
+        self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, ways)
         self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
         self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
         self._generation = spec.generation
@@ -151,6 +159,14 @@ class Worker:
         self._kept = KeptPrograms()
         self._code: CodeType | None = None
         """The code of the program that runs."""
+
+    def take_over(self, link: WireLink) -> None:
+        """Make what is printed and raised in this process that of the device, whose run an `INTERRUPT` may end."""
+        sys.stdout, sys.stderr = self.output["stdout"], self.output["stderr"]
+        refuse_debugger()
+        if INTERRUPT is not None:
+            signal.signal(INTERRUPT, lambda _, frame: self.interrupt(link.interrupt, frame))
+        threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
 
     def serve(self) -> None:
         """Say that the device is ready, and execute the host's commands until it sends None."""
@@ -331,68 +347,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 64 << 20
 
 
-class _WireLink:
-    def __init__(self, wire: Wire, rank: int) -> None:
-        self._wire: Wire | None = wire
-        self._rank = rank
-        self._lock = threading.Lock()
-        self._speaking = False
-        self._interrupted = False
-
-    def forked(self, *, keep: bool) -> None:
-        """In a forked copy of the device: close the pipe, so that its end is the end of the device."""
-        if self._wire is not None:
-            self._wire.connection.close()
-            self._wire = None
-
-    def send(self, message: Any) -> None:
-        wire = self._wire
-        if wire is None:
-            print_in_fork(self._rank, message)
-            return
-        data = pickle.dumps(message, 5)
-        mine = threading.current_thread() is threading.main_thread()
-        if mine:
-            self._speaking = True
-        try:
-            with self._lock:  # a kernel's own threads may print
-                wire.send(data)
-        finally:
-            if mine:
-                self._speaking = False
-                self.settle()
-
-    def interrupt(self) -> None:
-        """Raise `OperationCancelled` in the main thread, after a message that is being sent."""
-        if self._speaking:
-            self._interrupted = True
-        else:
-            raise OperationCancelled("another device failed")
-
-    def settle(self) -> None:
-        if self._interrupted:
-            self._interrupted = False
-            raise OperationCancelled("another device failed")
-
-    def receive(self) -> Any:
-        assert self._wire is not None
-        return pickle.loads(self._wire.receive())
-
-
 def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
     """The main function of a device's process."""
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
     place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
-    link = _WireLink(Wire(arena, place, connection, host=False, looks=looks), spec.rank)
+    link = WireLink(Wire(arena, place, connection, host=False, looks=looks), spec.rank)
     forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)
-    sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
-    refuse_debugger()
-    if INTERRUPT is not None:
-        signal.signal(INTERRUPT, lambda _, frame: worker.interrupt(link.interrupt, frame))
-    threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
+    worker.take_over(link)
     save_coverage = measure()
     with suppress(EOFError, OSError):  # the host is gone
         worker.serve()

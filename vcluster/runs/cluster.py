@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -65,7 +66,8 @@ class VirtualCluster:
     ``mesh`` is a `Mesh` or the number of devices. Alternatively, give the axes by name, outermost first.
 
     ``backend``
-        ``"process"``, or ``"thread"`` for debugging. Threads give the same results but share the globals.
+        ``"process"``, or ``"thread"`` for debugging. Threads give the same results but share the globals. ``"mpi"``:
+        the ranks of an MPI job that ``mpiexec ... python -m vcluster.mpi script.py`` has started; the default there.
     ``transport``
         ``"shared_memory"``, or ``"queue"``, which sends everything as messages through ``multiprocessing.Queue``. The
         queue transport is a simple reference for teaching. It takes up to 16 devices.
@@ -94,13 +96,14 @@ class VirtualCluster:
     """
 
     def __init__(
-        self, mesh: Mesh | int | None = None, *, backend: str = "process", transport: str = "shared_memory",
+        self, mesh: Mesh | int | None = None, *, backend: str | None = None, transport: str = "shared_memory",
         start_method: str | None = None, hardware: Hardware | str | PathLike[str] = "host", compute: str = "measured",
         priced_dtype: str | None = None, channel_capacity: int = 16, seed: int = 0,
         deadline_seconds: float | None = None, **axes: int,
     ) -> None:
         self.mesh = _mesh(mesh, axes)
-        _one_of("backend", backend, ("process", "thread"))
+        backend = backend or _usual_backend()
+        _one_of("backend", backend, ("process", "thread", "mpi"))
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         on = None if pricing is None else pricing.hardware
@@ -109,6 +112,8 @@ class VirtualCluster:
         seed = _whole("seed", seed)
         if deadline_seconds is not None and not _is_positive(deadline_seconds):
             raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
+        if transport == "queue" and backend == "mpi":
+            raise ValueError("transport='queue' is for processes and threads; backend='mpi' has a transport of its own")
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
             raise ValueError(
                 f"transport='queue' needs a queue for each pair of devices and takes at most {QUEUE_DEVICES} devices, "
@@ -120,7 +125,7 @@ class VirtualCluster:
         from vcluster.runs.run_loop import print_with_rank
 
         self._backend = backend
-        self._transport = transport
+        self._transport = "messages" if backend == "mpi" else transport
         priced_as = None if pricing is None else pricing.hardware
         self._hardware = "this machine, where messages take no time" if priced_as is None else priced_as.name
         self._new_body = partial(
@@ -143,7 +148,7 @@ class VirtualCluster:
 
     @property
     def backend(self) -> str:
-        """``"process"`` or ``"thread"``."""
+        """``"process"``, ``"thread"`` or ``"mpi"``."""
         return self._backend
 
     @property
@@ -303,6 +308,12 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
         raise TypeError(f"a mesh must be a Mesh or a number of devices, got {mesh!r}")
     return Mesh(devices=mesh)
+
+
+def _usual_backend() -> str:
+    """``"mpi"`` on the host of an MPI job."""
+    job = sys.modules.get("vcluster.mpi.job")
+    return "mpi" if job is not None and job.is_host() else "process"
 
 
 def _pricing(

@@ -33,6 +33,7 @@ from vcluster.tracing import Recorder
 
 if TYPE_CHECKING:
     from parallelism.timeline import Pricing
+    from vcluster.mpi import MpiCrew
 
 
 class Body:
@@ -51,12 +52,12 @@ class Body:
         self._seed = seed
         self.size = mesh.size
         self.deadline_seconds = deadline_seconds
-        self._processes = backend == "process"
-        if self._processes:
+        self._processes = backend != "thread"
+        if backend == "process":
             default_start_method()  # this raises on platforms without support for processes
         self.layout = Layout.for_devices(mesh.size, sparse=sys.platform != "win32")
         self.arena = Arena(self.layout.nbytes)
-        self.crew: Crew = ProcessCrew(self.arena, start_method) if self._processes else ThreadCrew(self.arena)
+        self.crew = self._new_crew(backend, start_method)
         self._queued = transport == "queue"
         self.endpoints: list[Endpoint] = []
         """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
@@ -64,7 +65,7 @@ class Body:
         self._groups = 0
         """The number of times that the directories of groups were emptied because one was filling up."""
         self._gone: tuple[int, ...] = ()
-        self.status = Status(self.arena, self.layout)
+        self.status = Status(self.arena, self.layout) if self._over_mpi is None else self._over_mpi.status
         self._environments: dict[int, Environment] = {}
         self._encodings = KeptEncodings()
         self.asked: BaseException | None = None
@@ -81,6 +82,15 @@ class Body:
             self.finalizer()
             raise
 
+    def _new_crew(self, backend: str, start_method: str | None) -> Crew | MpiCrew:
+        self._over_mpi: MpiCrew | None = None
+        if backend == "mpi":
+            from vcluster.mpi import MpiCrew
+
+            self._over_mpi = MpiCrew(self.arena, self.layout, self._capacity)
+            return self._over_mpi
+        return ProcessCrew(self.arena, start_method) if backend == "process" else ThreadCrew(self.arena)
+
     def _start_devices(self, ranks: Iterable[int]) -> None:
         queues: list[dict[int, tuple[Any, Any]] | None] = [None] * self.layout.endpoints
         if self._queued:
@@ -92,7 +102,9 @@ class Body:
         ])
         if self._queued or not hasattr(self, "endpoint"):
             host = self.layout.host
-            self.endpoint = Endpoint(self.arena, self.layout, host, capacity=self._capacity, queues=queues[host])
+            self.endpoint = Endpoint(
+                self.arena, self.layout, host, capacity=self._capacity, queues=queues[host]
+            ) if self._over_mpi is None else self._over_mpi.endpoint
             self._owner = _HostOwner(self.endpoint)
             for replaced in self.endpoints:
                 replaced.let_go()
@@ -272,7 +284,7 @@ class _HostOwner:
         self.unwaited: dict[int, Pending] = {}
 
 
-def close(crew: Crew, arena: Arena, layout: Layout, endpoints: list[Endpoint], pid: int) -> None:
+def close(crew: Crew | MpiCrew, arena: Arena, layout: Layout, endpoints: list[Endpoint], pid: int) -> None:
     """End the devices, and give back all memory except the blocks in which results still lie."""
     if os.getpid() != pid:  # this is a forked copy of the host, which owns none of it
         return

@@ -31,11 +31,12 @@ class WarmClusters:
         if cluster is None or cluster.closed or key in self._spoiled:
             if cluster is not None:
                 cluster.close()
-            while self._open and sum(other.size for other in self._open.values()) + wanted.mesh.size > MOST_DEVICES:
+            most = _most_devices(options["backend"], wanted.mesh.size)
+            while self._open and sum(other.size for other in self._open.values()) + wanted.mesh.size > most:
                 self._open.pop(next(iter(self._open))).close()
             cluster = VirtualCluster(wanted.mesh, **options)
         self._spoiled.discard(key)
-        if cluster.backend == "process" and self._explaining.get(key) != cluster.pids():
+        if cluster.backend != "thread" and self._explaining.get(key) != cluster.pids():
             cluster.run(explain_assertions, self._settings)
             self._explaining[key] = cluster.pids()
         self._open[key] = cluster
@@ -59,3 +60,12 @@ class WarmClusters:
             for cluster in self._open.values():
                 cluster.close()
         self._open.clear()
+
+
+def _most_devices(backend: str, size: int) -> int:
+    """How many devices may be open, for a cluster of ``size`` devices more."""
+    if backend != "mpi":
+        return MOST_DEVICES
+    from vcluster.mpi import current
+
+    return current(size).size - 1

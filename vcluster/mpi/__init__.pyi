@@ -1,0 +1,3 @@
+from .crew import MpiCrew as MpiCrew
+from .job import current as current, is_host as is_host
+from .launcher import as_rank as as_rank

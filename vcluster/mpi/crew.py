@@ -1,0 +1,102 @@
+"""The devices of a cluster, as the host handles them, on the ranks of an MPI job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from vcluster.memory import Arena, Layout
+from vcluster.mpi.endpoint import MpiEndpoint
+from vcluster.mpi.job import current
+from vcluster.mpi.link import Waiting, pack_command, unpack_reply
+from vcluster.mpi.statuses import HostStatus
+from vcluster.mpi.transport import COMMAND, STATUS
+from vcluster.processes import DeviceSpec
+from vcluster.processes.crew import await_ready
+
+
+class MpiCrew:
+    """As `vcluster.processes.ProcessCrew`, with a rank for each device."""
+
+    def __init__(self, arena: Arena, layout: Layout, capacity: int) -> None:
+        self._arena = arena
+        self._job = current(layout.size)
+        self._cluster, self._ranks = self._job.take(layout.size)
+        self.endpoint = MpiEndpoint(
+            arena, layout, layout.host, capacity=capacity, transport=self._job.transport, cluster=self._cluster,
+            ranks=[*self._ranks, 0])
+        """That of the host."""
+        self.status = HostStatus(self.endpoint)
+        self._woken = False
+        self._last_sent: tuple[Any, Any] = None, None
+        """The last command and its bytes. A command for all devices is pickled once."""
+        self._busy: set[int] = set()
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        """Start a device for each spec, and return when all are ready."""
+        started = []
+        for spec in specs:
+            self._job.start(self._ranks[spec.rank], self._cluster, (spec, [*self._ranks, 0]))
+            started.append(spec.rank)
+        await_ready(self, started)
+
+    def send(self, rank: int, message: Any) -> None:
+        """Send a command to a device."""
+        if message is None or message is not self._last_sent[0]:
+            self._last_sent = message, pack_command(self._arena, message)
+        if message is not None:
+            self._busy.add(rank)
+        self.endpoint.send(rank, COMMAND, self._last_sent[1])
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """Messages of devices, as (rank, message). Waits until there is one."""
+        waiting, control = Waiting(), self.endpoint.control
+        end = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            self.endpoint.take_in()
+            messages, control[:] = list(control), []
+            found = [reply for rank, message in messages for reply in self._understood(rank, message)]
+            left = end - time.monotonic()
+            if found or self._woken or left <= 0:
+                self._woken = False
+                return found
+            waiting.rest(left)
+
+    def _understood(self, rank: int, message: Any) -> list[tuple[int, Any]]:
+        if message.kind == STATUS:
+            self.status.take(rank, message)
+            return []
+        reply, sent = unpack_reply(self.endpoint, message.block)
+        if sent is not None:
+            self._busy.discard(rank)
+            self.status.finish(rank, sent)
+        return [(rank, reply)]
+
+    def wake(self) -> None:
+        """Make `receive` return. A signal handler or another thread may call this."""
+        self._woken = True
+
+    def interrupt(self, rank: int) -> None:
+        """Raise `OperationCancelled` in a kernel that computes."""
+        self._job.transport.interrupt(self._ranks[rank], self.endpoint.address.generation)
+
+    def kill(self, rank: int) -> bool:
+        """A rank cannot be replaced, so it is not ended."""
+        return False
+
+    def printing(self) -> AbstractContextManager[object]:
+        """A context for the duration of a run."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Tell all devices to end. Their ranks are free for the next cluster."""
+        for rank in range(len(self._ranks)):
+            self.send(rank, None)
+        self._job.give_back(self._ranks, [self._ranks[rank] for rank in self._busy])
+        self._ranks = []
+
+    def pids(self) -> list[int]:
+        """The process id of each rank, on its node."""
+        return [self._job.places[rank].pid for rank in self._ranks]

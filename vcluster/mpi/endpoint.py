@@ -1,0 +1,187 @@
+"""An endpoint whose peers are ranks of an MPI job.
+
+It has an arena of its own, for its heap, and words that others would change are changed here when their message comes.
+For deadlocks it counts the messages to and from each peer: a message is under way if more were sent than received.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.operation import Lane
+from vcluster.memory import Arena, Layout, Need, Signals, Status
+from vcluster.messages import Encoded, Endpoint
+from vcluster.messages.encoding import HEADER_BYTES, aligned
+from vcluster.mpi.mailbox import MpiMailbox
+from vcluster.mpi.statuses import DeviceStatus
+from vcluster.mpi.transport import CANCEL, CLOSED, DATA, POST, TAKEN, Address, Message, Transport, head_of
+
+NAPS_SECONDS = 5e-5, 4e-3
+"""The first and the longest sleep of a rank that waits. It polls between them: no other rank can wake it."""
+
+NOTHING = Encoded(b"", [], 0)
+
+
+class MpiEndpoint(Endpoint):
+    """The base of the channels and the collectives of one rank."""
+
+    shares_memory = False
+
+    def __init__(
+        self, arena: Arena, layout: Layout, number: int, *, capacity: int, transport: Transport, cluster: int,
+        ranks: Sequence[int], generation: int = 0,
+    ) -> None:
+        """``ranks`` are the ranks of the job by endpoint."""
+        self.transport = transport
+        self._cluster = cluster
+        self._ranks = ranks
+        self._ends = {rank: end for end, rank in enumerate(ranks)}
+        self.address = Address(cluster, generation)
+        self.next_generation = generation
+        """What the last command was sent in."""
+        self.control: list[tuple[int, Message]] = []
+        """Messages between a device and its host: the endpoint they come from, and themselves."""
+        self.posts: dict[tuple[int, int, int], NDArray[np.uint8]] = {}
+        """By group, number of the operation and endpoint: the calls that members have posted."""
+        self._early: list[tuple[int, Message]] = []
+        """Messages of a later generation: their sender has begun the next run already."""
+        self.sent = [0] * layout.endpoints
+        self.received = [0] * layout.endpoints
+        """Messages to and from each endpoint in this generation."""
+        self._lent: set[object] = set()
+        """A token for each body that is being sent from where it lies."""
+        self.hears = 0
+        """Messages that have arrived."""
+        super().__init__(arena, layout, number, capacity=capacity)
+        transport.takers[cluster] = self._take
+
+    def _new_signals(self, spins: int, naps_seconds: tuple[float, float]) -> Signals:
+        return _PollingSignals(self, spins)
+
+    def _new_status(self) -> Status:
+        return DeviceStatus(self)
+
+    def _new_mailbox(self, peer: int) -> MpiMailbox:
+        return MpiMailbox(self, peer)
+
+    def send(
+        self, peer: int, kind: int, encoded: Encoded = NOTHING, *, lane: int = 0, tag: int = 0, lend: bool = False,
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Send a message to an endpoint, as `Transport.send`. `has_back` tells when nothing is lent any more."""
+        if kind in _COUNTED:
+            self.sent[peer] += 1
+        if lend and then is None:
+            token = object()
+            self._lent.add(token)
+            then = partial(self._lent.discard, token)
+        self.transport.send(self._ranks[peer], kind, self.address, lane, tag, encoded, lend=lend, then=then)
+
+    def has_back(self) -> bool:
+        """Whether the arrays of all messages that were sent with ``lend`` may change again."""
+        self.take_in()
+        return not self._lent
+
+    def post(self, peers: Sequence[int], lane: int, sequence: int, call: bytes, payload: NDArray[Any] | None) -> None:
+        """Send the call of a collective, and a small payload, to the other members."""
+        size = HEADER_BYTES + aligned(len(call))
+        nbytes = 0 if payload is None else payload.nbytes
+        block = bytearray(size + nbytes)
+        block[HEADER_BYTES : HEADER_BYTES + len(call)] = call
+        if payload is not None:
+            np.ndarray(payload.shape, payload.dtype, block, size)[...] = payload
+        head_of(block, POST, self.address, lane, sequence, nbytes, size)
+        for peer in peers:
+            self.sent[peer] += 1
+            self.transport.send_block(self._ranks[peer], block)
+
+    def take_in(self) -> None:
+        """Take in the messages that have arrived."""
+        self.transport.poll()
+
+    def need(self, peer: int, lane: Lane | None) -> Need:
+        """The need that a peer does something in a lane: a message from it will have come then."""
+        return Need(self.layout.rank(peer), lane, self.number, self.received[peer])
+
+    def forget_traffic(self, gone: Collection[int] = ()) -> None:
+        """Start from empty channels and groups. Messages of an earlier generation are dropped when they come."""
+        is_host = self.number == self.layout.host
+        generation = self.address.generation + 1 if is_host else self.next_generation
+        self.address = Address(self._cluster, generation)
+        self.tasks.drop_all()
+        self.mailboxes.clear()
+        self.posts.clear()
+        self._lent = set()
+        self.sent[:] = self.received[:] = [0] * len(self.sent)
+        self.signals.resume()
+        early, self._early = self._early, []
+        for peer, message in early:
+            self._sort(peer, message)
+
+    def let_go(self) -> None:
+        """At the end: no message is for this endpoint any more."""
+        self.transport.takers.pop(self._cluster, None)
+        self.tasks.drop_all()
+        self.mailboxes.clear()
+        self.signals.before_sleep = self.signals.after_sleep = None
+        self.signals.note_awaited = self.signals.publish_awaited = None
+        self.threads.leave_recorder()
+
+    def _take(self, source: int, message: Message) -> None:
+        self.hears += 1
+        self._sort(self._ends[source], message)
+
+    def _sort(self, peer: int, message: Message) -> None:
+        kind, generation = message.kind, message.address.generation
+        if kind not in _COUNTED and kind != CANCEL:
+            self.control.append((peer, message))
+        elif generation > self.address.generation:
+            self._early.append((peer, message))
+        elif generation == self.address.generation:
+            if kind == CANCEL:
+                self.signals.cancel_here()
+                return
+            self.received[peer] += 1
+            if kind == POST:
+                self.posts[message.lane, message.tag, peer] = message.block
+            else:
+                mailbox = self.mailbox(peer)
+                assert isinstance(mailbox, MpiMailbox)
+                mailbox.arrive(message)
+
+
+_COUNTED = frozenset({DATA, POST, TAKEN, CLOSED})
+
+
+class _PollingSignals(Signals):
+    """Waiting without words that others change: every condition polls, and a sleeper sleeps longer and longer."""
+
+    def __init__(self, endpoint: MpiEndpoint, spins: int) -> None:
+        super().__init__(endpoint.arena, endpoint.layout, endpoint.number, spins=spins, naps_seconds=NAPS_SECONDS)
+        self._endpoint = endpoint
+        self._heard = 0
+        self._sleep, self._rouse = self._nap, None
+
+    def cancel_here(self) -> None:
+        """The run is cancelled."""
+        super().cancel()
+
+    def cancel(self) -> None:
+        """Cancel the run here; the host tells all devices."""
+        super().cancel()
+        endpoint = self._endpoint
+        if endpoint.number == endpoint.layout.host:
+            for rank in range(endpoint.layout.size):
+                endpoint.send(rank, CANCEL)
+
+    def _nap(self, address: int, seen: int, longest_ns: int) -> None:
+        if self._endpoint.hears != self._heard:  # more may follow soon
+            self._heard, longest_ns = self._endpoint.hears, self._first_nap_ns
+            self._word[0] += 1
+        time.sleep(1e-9 * longest_ns)

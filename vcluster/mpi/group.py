@@ -1,0 +1,164 @@
+"""A group whose members meet by messages, and a direct collective among them.
+
+Each member sends its call to all others, with its array if that is small. So all know what all call before any large
+array moves, and a small collective takes one message for each pair. Terms are combined in group order by each member
+that needs the sum; pieces of large arrays are summed by their owners and gathered (`vcluster.collectives.by_messages`).
+So the bits are those of shared memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.collectives import check_agreement
+from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
+from vcluster.collectives.general import deliver, own_result, write
+from vcluster.memory import Need
+from vcluster.messages import Endpoint, Wait
+from vcluster.messages.encoding import HEADER_BYTES, aligned
+from vcluster.mpi.endpoint import MpiEndpoint
+
+POSTED_BYTES = 1 << 13
+"""Arrays up to this size travel with the calls."""
+
+_CALL = struct.Struct("<qq")
+"""Before the description of a call: its signature, and the length of the description."""
+
+
+class MpiGroup(Group):
+    """A group as one of its members sees it."""
+
+    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+        assert isinstance(endpoint, MpiEndpoint)
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.position = ranks.index(endpoint.number)
+        self.key = group_key(ranks)
+        self.sequence = 0
+        self.others = tuple(ranks[(self.position + i) % self.size] for i in range(1, self.size))
+        self._end = endpoint
+        self._payload: NDArray[Any] | None = None
+
+    @property
+    def has_met(self) -> bool:
+        """A call is never prepared before it is made."""
+        return False
+
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
+    def post(
+        self, call: Call, payload: NDArray[Any] | None, place: int, out: int
+    ) -> Generator[Wait, None, int]:
+        """Send a call to the others and return its number when every member has done so."""
+        sequence, end = self.sequence, self._end
+        self.sequence += 1
+        head = _CALL.pack(call.signature, len(call.description))
+        end.post(self.others, self.key, sequence, head + call.description, payload)
+        if not self._all_have(sequence, 0):
+            yield Wait(lambda: self._all_have(sequence, 0), lambda: self._missing(sequence, 0))
+        return sequence
+
+    def calls(self, sequence: int, call: Call) -> list[Call]:
+        """The calls that the members posted, in group order; `CollectiveMismatchError` if they do not agree."""
+        others = {rank: self._end.posts[self.key, sequence, rank] for rank in self.others}
+        heads = {rank: _CALL.unpack_from(block.data, HEADER_BYTES) for rank, block in others.items()}
+        if all(signature == call.signature for signature, _ in heads.values()):
+            return [call] * self.size
+        calls = []
+        for position, rank in enumerate(self.ranks):
+            description = call.description
+            if rank in heads:
+                start = HEADER_BYTES + _CALL.size
+                description = bytes(others[rank].data[start : start + heads[rank][1]])
+            calls.append(call.as_seen_by(position, description))
+        check_agreement(call.ranks, call.kind, calls)
+        return calls
+
+    def payloads(self, sequence: int, calls: Sequence[Call], mine: NDArray[Any] | None) -> list[NDArray[Any] | None]:
+        """The arrays of the members, in group order, that came with their calls; None where a call gives none."""
+        views: list[NDArray[Any] | None] = []
+        for call, rank in zip(calls, self.ranks, strict=True):
+            if call.dtype is None or call.shape is None:
+                views.append(None)
+            elif rank == self._end.number:
+                views.append(mine)
+            else:
+                block = self._end.posts[self.key, sequence, rank]
+                start = HEADER_BYTES + aligned(_CALL.size + len(call.description))
+                views.append(np.ndarray(call.shape, call.dtype, block.data, start))
+        return views
+
+    def settle(self) -> Generator[Wait]:
+        """Wait until the arrays that were sent where they lie may change again. Their receivers take in all."""
+        if not self._end.has_back():
+            yield Wait(self._end.has_back, list)
+
+    def forget(self, sequence: int) -> None:
+        """Drop the calls of an operation."""
+        for rank in self.others:
+            self._end.posts.pop((self.key, sequence, rank), None)
+
+    def _all_have(self, count: int, word: int) -> bool:
+        posts, key = self._end.posts, self.key
+        for rank in self.others:
+            if (key, count, rank) not in posts:
+                self._end.take_in()
+                return all((key, count, rank) in posts for rank in self.others)
+        return True
+
+    def _missing(self, count: int, word: int) -> list[Need]:
+        lane = "group", self.key
+        posts = self._end.posts
+        missing = [rank for rank in self.others if (self.key, count, rank) not in posts]
+        return [self._end.need(rank, lane) for rank in missing]
+
+
+@dataclass(slots=True, eq=False)
+class Exchanged(ByMessages):
+    """One run of a direct call over MPI."""
+
+    views: list[NDArray[Any] | None] | None = None
+    """The arrays of all members, if they came with their calls."""
+    calls: Sequence[Call] = ()
+
+    def run(self) -> Generator[Wait, None, Sequence[Call]]:
+        """Meet the other members, and exchange large arrays.  Every member's call, in group order."""
+        group, call = self.group, self.call
+        assert isinstance(group, MpiGroup)
+        payload = self.x
+        if payload is not None and (payload.nbytes > POSTED_BYTES or call.dtype is None):
+            payload = None
+        elif payload is not None and payload.dtype != call.dtype:
+            payload = payload.astype(call.dtype)
+        sequence = yield from group.post(call, payload, 0, 0)
+        try:
+            self.calls = calls = group.calls(sequence, call)
+            if all(each.nbytes <= POSTED_BYTES for each in calls):
+                self.views = group.payloads(sequence, calls, payload)
+        finally:
+            group.forget(sequence)
+        if self.views is None:
+            self.on_message = _unrecorded
+            yield from self.exchange(sequence, calls)
+        return calls
+
+    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+        """The result, in ``out`` if it is given."""
+        if self.views is None:
+            return (yield from ByMessages.finish(self, out))
+        result = own_result(self.calls, self.group.position, self.views, self.reduction)
+        return deliver(write(self.endpoint, self.call.kind, result, out), out)
+
+
+def _unrecorded(kind: str, peer: int, nbytes: int) -> None:
+    """The messages of a direct collective are no events."""
+
+
+OVER_MPI = Ways(MpiGroup, Exchanged)

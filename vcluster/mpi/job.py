@@ -1,0 +1,107 @@
+"""The ranks of this MPI job: rank 0 is the host, the others serve the devices of its clusters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vcluster.code import ClusterError
+from vcluster.mpi.requirement import find_mpi
+from vcluster.mpi.transport import LEAVE, START, Address, Transport, load_mpi
+
+POOL = -1
+"""What stands for a cluster in messages to a rank that serves none."""
+
+
+class Place(NamedTuple):
+    """Where a rank of the job runs."""
+
+    node: str
+    pid: int
+
+
+class Job:
+    """All ranks of the job, as the host knows them."""
+
+    def __init__(self, mpi: Any) -> None:
+        """All ranks call this together."""
+        self.transport = Transport(mpi)
+        self.rank, self.size = self.transport.rank, self.transport.size
+        self.library = str(mpi.Get_library_version()).partition("\n")[0].strip("\0 ")
+        self.places: Sequence[Place] = self.transport.gather(Place(mpi.Get_processor_name(), os.getpid())) or ()
+        """On the host: where each rank runs."""
+        self._free = list(range(1, self.size))
+        self._clusters = 0
+        self.lost: set[int] = set()
+        """Ranks that compute on in a cluster that was closed."""
+
+    def take(self, size: int) -> tuple[int, list[int]]:
+        """Ranks for a new cluster, and its number."""
+        if size >= self.size:
+            raise ClusterError(
+                f"a cluster of {size} devices needs {size + 1} ranks, one of them for the host, and this job has "
+                f"{self.size}; type: mpiexec -n {size + 1} python -m vcluster.mpi ...")
+        if size > len(self._free):
+            raise ClusterError(
+                f"a cluster of {size} devices needs {size} ranks beside the host, and {len(self._free)} of "
+                f"{self.size - 1} are free; close the other clusters, or type: mpiexec -n "
+                f"{self.size - len(self._free) + size} python -m vcluster.mpi ...")
+        self._clusters += 1
+        taken, self._free = self._free[:size], self._free[size:]
+        return self._clusters, taken
+
+    @property
+    def free(self) -> int:
+        """The number of ranks that serve no cluster."""
+        return len(self._free)
+
+    def give_back(self, ranks: Sequence[int], lost: Sequence[int] = ()) -> None:
+        """The devices of a cluster have been told to end; those that are ``lost`` do not listen."""
+        self.lost.update(lost)
+        self._free = sorted({*self._free, *ranks} - self.lost)
+
+    def start(self, rank: int, cluster: int, order: Any) -> None:
+        """Tell a rank which device to serve."""
+        from vcluster.messages import encode_message
+
+        self.transport.send(rank, START, Address(POOL, cluster), 0, 0, encode_message(order))
+
+    def leave(self) -> None:
+        """Tell all ranks to end. Ranks that do not listen end with the job."""
+        from vcluster.messages import Encoded
+
+        if self.lost:
+            self.transport.abort()
+        for rank in range(1, self.size):
+            self.transport.send(rank, LEAVE, Address(POOL, 0), 0, 0, Encoded(b"", [], 0))
+        while self.transport.is_sending:
+            self.transport.poll()
+
+
+_job: Job | None = None
+
+
+def join() -> Job:
+    """This rank's view of the job. All ranks call this together, once."""
+    global _job
+    if _job is None:
+        _job = Job(load_mpi())
+    return _job
+
+
+def is_host() -> bool:
+    """Whether this process is the host of an MPI job, which `vcluster.mpi` has started."""
+    return _job is not None and _job.rank == 0
+
+
+def current(size: int) -> Job:
+    """The job of this process, for a cluster of ``size`` devices. `ClusterError` says how to start one."""
+    if _job is None:
+        find_mpi()
+        raise ClusterError(
+            f"backend='mpi' needs ranks that serve devices; type: mpiexec -n {size + 1} python -m vcluster.mpi "
+            f"script.py")
+    if _job.rank:
+        raise ClusterError("a device has no ranks of its own: only the host opens clusters with backend='mpi'")
+    return _job

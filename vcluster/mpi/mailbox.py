@@ -1,0 +1,106 @@
+"""The messages to and from one peer, over MPI.
+
+The sender counts what the receiver has not taken; the receiver tells it with a message for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from parallelism.events import HOST
+from parallelism.operation import Lane
+from vcluster.memory import Need
+from vcluster.messages import Encoded, Mailbox, Wait
+from vcluster.messages.encoding import decode
+from vcluster.messages.envelopes import Envelope
+from vcluster.mpi.transport import CLOSED, DATA, TAKEN, Message
+
+if TYPE_CHECKING:
+    from vcluster.mpi.endpoint import MpiEndpoint
+
+
+class MpiMailbox(Mailbox):
+    """As `Mailbox`; the words of its rings are this rank's own."""
+
+    _endpoint: MpiEndpoint
+
+    def __init__(self, endpoint: MpiEndpoint, peer: int) -> None:
+        super().__init__(endpoint, peer)
+        layout = endpoint.layout
+        self._reports = HOST not in (layout.rank(peer), layout.rank(endpoint.number))
+        """Whether the sender waits if too many of its messages are not taken."""
+        self._has_closed = self._was_closed = False
+
+    def arrive(self, message: Message) -> None:
+        """Sort a message by what it is."""
+        if message.kind == CLOSED:
+            self._was_closed = True
+        elif message.kind == TAKEN:
+            untaken = self._untaken[0, message.tag]
+            if untaken:
+                untaken.popleft()
+        else:
+            self._sort(Envelope(
+                message.lane, message.tag, message.nbytes, partial(decode, message.block),
+                partial(self._taken, message.lane, message.tag)))
+
+    def _taken(self, lane: int, tag: int) -> None:
+        if lane == 0 and self._reports:
+            self._endpoint.send(self._peer, TAKEN, tag=tag)
+
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, Any]:
+        yield from ()
+        self._endpoint.send(self._peer, DATA, encoded, lane=lane, tag=tag, lend=lane != 0)
+        self._endpoint.take_in()
+        if lane == 0:
+            self._count_sent(encoded.nbytes)
+
+    def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
+        self._endpoint.take_in()
+        return len(self._untaken.get(key, ())) < capacity
+
+    def may_take(self, key: tuple[int, int]) -> bool:
+        """Whether `take` need not wait, because a message has arrived or none can come any more."""
+        return self.has_message(key) or self._nothing_more_comes(key[0])
+
+    def take_in(self) -> None:
+        """Take in the messages that have arrived, of all peers."""
+        self._endpoint.take_in()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message that has arrived was received."""
+        return not self._arrived
+
+    def needs_message(self, key: tuple[int, int]) -> list[Need]:
+        """That the peer sends such a message."""
+        lane, tag = key
+        layout = self._endpoint.layout
+        sends: Lane = ("send", layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
+        need = self._endpoint.need(self._peer, sends)
+        return [need._replace(value=-1) if key in self._arrived else need]
+
+    def _needs_room(self, key: tuple[int, int]) -> list[Need]:
+        takes: Lane = ("recv", self._endpoint.layout.rank(self._endpoint.number), key[1])
+        return [self._endpoint.need(self._peer, takes)]
+
+    def _nothing_more_comes(self, lane: int) -> bool:
+        return self._is_closed(lane)
+
+    def close(self) -> None:
+        """Close the channel in both directions. Messages that have arrived can still be received."""
+        if not self._has_closed:
+            self._has_closed = True
+            self._endpoint.send(self._peer, CLOSED)
+
+    @property
+    def closed_here(self) -> bool:
+        return self._has_closed
+
+    @property
+    def closed_there(self) -> bool:
+        return self._was_closed
+
+

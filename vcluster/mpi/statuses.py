@@ -1,0 +1,118 @@
+"""What devices wait for, as they tell it to the host: the base of the search for deadlocks.
+
+A device that has waited for a moment sends what it needs, and how many messages it has sent to each peer and received
+from it. A message is under way if its sender has sent more than its receiver has received. What a device said may be
+out of date only because a message has come that its sender had not counted; then the sender had gone on first. So if
+devices wait only for each other, and no message is under way between them, none has gone on since it spoke: the first
+to do so would have needed a message of another.
+"""
+
+from __future__ import annotations
+
+import marshal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vcluster.memory import BLOCKED, FINISHED, RUNNING, LastSeen, Need, Operation, State, Status
+from vcluster.messages import decode_alone
+from vcluster.messages.encoding import encode
+from vcluster.mpi.transport import STATUS, Message
+
+if TYPE_CHECKING:
+    from vcluster.mpi.endpoint import MpiEndpoint
+
+PATIENCE_SECONDS = 0.02
+"""Seconds of waiting after which a device tells the host."""
+
+
+class DeviceStatus(Status):
+    """The state of this device."""
+
+    def __init__(self, endpoint: MpiEndpoint) -> None:
+        super().__init__(endpoint.arena, endpoint.layout, endpoint.heap)
+        self._endpoint = endpoint
+        self._since: float | None = None
+        self._told: bytes | None = None
+
+    def set(self, rank: int, state: int) -> None:
+        """Note that the device runs or has finished; the host learns of the end by the reply."""
+        self._since = None
+        if self._told is not None and state == RUNNING:
+            self._tell(None)
+
+    def set_blocked(self, rank: int, operations: Sequence[Operation], location: str, waits: int = 1) -> None:
+        """Note that the device is blocked, and tell the host if it has been for a moment and this is new."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since < PATIENCE_SECONDS:
+            return
+        plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
+        said = marshal.dumps((plain, location, waits, self._endpoint.sent))
+        if said != self._told:
+            self._tell(said)
+
+    def _tell(self, said: bytes | None) -> None:
+        self._told = said
+        self._endpoint.send(self._endpoint.layout.host, STATUS, encode(said or b"", "a state"))
+
+
+class HostStatus(Status):
+    """The states of all devices, as they told them."""
+
+    def __init__(self, endpoint: MpiEndpoint) -> None:
+        super().__init__(endpoint.arena, endpoint.layout)
+        self._endpoint = endpoint
+        size = endpoint.layout.size
+        self._states = [State(0, RUNNING)] * size
+        self._sent: list[list[int]] = [[0] * (size + 1)] * size
+        """By rank: how many messages it had sent to each endpoint."""
+
+    def take(self, rank: int, message: Message) -> None:
+        """Note what a device says. What it said in an earlier generation does not count."""
+        if message.address != self._endpoint.address:
+            return
+        said = decode_alone(bytearray(message.block))
+        if not said:
+            self.set(rank, RUNNING)
+            return
+        operations, location, waits, self._sent[rank] = marshal.loads(said)
+        self._states[rank] = State(self.version(rank) + 1, BLOCKED, tuple(
+            Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
+            for lane, text, needs in operations
+        ), location, waits)
+
+    def finish(self, rank: int, sent: list[int]) -> None:
+        """Note that a device has finished its kernel, and how many messages it has sent to each endpoint."""
+        self._sent[rank] = sent
+        self.set(rank, FINISHED)
+
+    def begin(self, rank: int) -> None:
+        """Mark a device as running, with no call yet."""
+        self.set(rank, RUNNING)
+
+    def set(self, rank: int, state: int) -> None:
+        """Mark a device as running or finished."""
+        self._states[rank] = State(self.version(rank) + 1, state)
+
+    def version(self, rank: int) -> int:
+        """Counts what the device has said."""
+        return self._states[rank].version
+
+    def read(self, rank: int) -> State:
+        """What the device said last."""
+        return self._states[rank]
+
+    def last_seen(self, rank: int) -> LastSeen:
+        """What the device waited in, if it said so."""
+        state = self._states[rank]
+        if state.state != BLOCKED:
+            return LastSeen()
+        text = state.operations[0].text
+        return LastSeen(text.partition("(")[0], state.location, text)
+
+    def has_changed(self, need: Need) -> bool:
+        """Whether a message of the peer is under way to the device that has this need."""
+        sent = self._endpoint.sent if need.peer < 0 else self._sent[need.peer]
+        return sent[need.place] > need.value

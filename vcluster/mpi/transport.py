@@ -1,0 +1,222 @@
+"""Messages between the ranks of an MPI job. This module alone imports mpi4py.
+
+A message is a block (`vcluster.messages.encoding`) whose first line is its head. A small one is one message of MPI. Of
+a large one, the head and the description go first, and the body follows from where it lies, without a copy. Messages
+from one rank arrive in the order in which they were sent.
+
+Nothing here waits. Whoever waits polls, and so takes in every message that has arrived: no send waits for a matching
+receive, and no failure leaves a message behind that somebody would have to cancel.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcluster.messages import Encoded
+from vcluster.messages.encoding import HEADER_BYTES, aligned
+
+START, COMMAND, REPLY, STATUS, CANCEL, DATA, POST, TAKEN, CLOSED, LEAVE = range(10)
+"""The kinds of messages. For a rank: serve a device, leave the job. Between a device and its host: a command, a reply,
+what a device waits for, the run is cancelled. Between endpoints: of a channel or an algorithm, a member's call of a
+collective, a message was taken, a channel was closed."""
+
+SMALL_BYTES = 1 << 14
+"""Blocks up to this size are copied into one message of MPI."""
+
+_HEAD = struct.Struct("<8q")
+_HEADS, _BODIES = 1, 2
+"""Tags of MPI."""
+
+
+class Address(NamedTuple):
+    """Which cluster a message belongs to, and how often the traffic of that was reset before."""
+
+    cluster: int
+    generation: int
+
+
+class Message(NamedTuple):
+    """A message that has arrived."""
+
+    kind: int
+    address: Address
+    lane: int
+    tag: int
+    nbytes: int
+    """Bytes of its arrays."""
+    block: NDArray[np.uint8]
+
+
+class _Incoming(NamedTuple):
+    message: Message
+    request: Any
+    """The receive of its body; None if it has none."""
+
+
+def load_mpi() -> Any:
+    """The module ``mpi4py.MPI``, which initializes MPI."""
+    from mpi4py import MPI
+
+    return MPI
+
+
+class Transport:
+    """Sends and receives the messages of this rank."""
+
+    def __init__(self, mpi: Any) -> None:
+        """``mpi`` is the module. All ranks of the job call this together."""
+        self._mpi = mpi
+        self.world = mpi.COMM_WORLD
+        self._comm = self.world.Dup()
+        self._interrupts = self.world.Dup()
+        """Of interrupts alone, which a thread of a device receives while its kernel computes."""
+        self.rank, self.size = int(self._comm.rank), int(self._comm.size)
+        self.takers: dict[int, Callable[[int, Message], None]] = {}
+        """By cluster: what is called with the source and each of its messages."""
+        self._sending: deque[tuple[Any, Any, Callable[[], object] | None]] = deque()
+        """Requests that are not finished, the memory that they use, and what is called after them."""
+        self._incoming: dict[int, deque[_Incoming]] = {}
+        """By source, messages that have begun to arrive."""
+        self._status = mpi.Status()
+        self._turn = threading.Lock()
+        self._pid = os.getpid()
+
+    def send(
+        self, target: int, kind: int, address: Address, lane: int, tag: int, encoded: Encoded, *, lend: bool = False,
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Start to send a value. ``lend``: its arrays do not change before ``then`` is called."""
+        nbytes = encoded.block_nbytes
+        if nbytes <= SMALL_BYTES:
+            block = bytearray(nbytes)
+            encoded.write(memoryview(block))
+            size = HEADER_BYTES + aligned(len(encoded.description))
+            _HEAD.pack_into(block, 0, kind, *address, lane, tag, encoded.nbytes, size, 0)
+            self.send_block(target, block)
+            if then is not None:
+                then()
+            return
+        size = HEADER_BYTES + aligned(len(encoded.description))
+        head = bytearray(size)
+        body: Any
+        if len(encoded.buffers) == 1 and (lend or not isinstance(encoded.buffers[0], np.ndarray)):
+            body = _flat(encoded.buffers[0])
+        else:
+            block = bytearray(nbytes)
+            encoded.write(memoryview(block))
+            body = memoryview(block)[size:]
+        _HEAD.pack_into(head, 0, kind, *address, lane, tag, encoded.nbytes, size, len(body))
+        head[HEADER_BYTES : HEADER_BYTES + len(encoded.description)] = encoded.description
+        self.send_block(target, head)
+        request = self._comm.Isend([body, len(body), self._mpi.BYTE], target, _BODIES)
+        self._sending.append((request, (body, encoded), then))
+
+    def send_block(self, target: int, block: bytearray) -> None:
+        """Send a whole block, which begins with its head."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked copy of a rank takes no part in its job")
+        request = self._comm.Isend([block, len(block), self._mpi.BYTE], target, _HEADS)
+        if not request.Test():
+            self._sending.append((request, block, None))
+
+    def poll(self) -> None:
+        """Take in what has arrived, and let what is being sent go on."""
+        if not self._turn.acquire(blocking=False):  # another thread of the host is doing this
+            return
+        try:
+            while self._take_in_one():
+                pass
+            if self._incoming:
+                self._deliver()
+            if self._sending:
+                self._finish_sending()
+        finally:
+            self._turn.release()
+
+    def interrupt(self, target: int, generation: int) -> None:
+        """Interrupt the kernel of a rank that serves a device, in a run of this generation."""
+        note = np.array([generation], np.int64)
+        self._sending.append((self._interrupts.Isend(note, target), note, None))
+
+    def interrupted(self) -> int | None:
+        """For the thread of a device: the generation of the latest interrupt that has arrived."""
+        latest = None
+        note = np.zeros(1, np.int64)
+        while self._interrupts.Iprobe():
+            self._interrupts.Recv(note)
+            latest = int(note[0])
+        return latest
+
+    def gather(self, value: Any) -> Any:
+        """What all ranks say, by rank, on rank 0. All call this together."""
+        return self.world.gather(value)
+
+    def abort(self) -> None:
+        """End all ranks at once."""
+        self.world.Abort(1)
+
+    def _take_in_one(self) -> bool:
+        status = self._status
+        found = self._comm.Improbe(self._mpi.ANY_SOURCE, _HEADS, status)
+        if found is None:
+            return False
+        source = status.source
+        block = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        found.Recv([block, block.size, self._mpi.BYTE])
+        kind, cluster, generation, lane, tag, nbytes, size, body = _HEAD.unpack_from(block.data)
+        request = None
+        if body:
+            head, block = block, np.empty(size + body, np.uint8)
+            block[:size] = head
+            request = self._comm.Irecv([block[size:], body, self._mpi.BYTE], source, _BODIES)
+        message = Message(kind, Address(cluster, generation), lane, tag, nbytes, block)
+        if request is None and source not in self._incoming:
+            self._hand_over(source, message)
+        else:
+            self._incoming.setdefault(source, deque()).append(_Incoming(message, request))
+        return True
+
+    def _deliver(self) -> None:
+        """Hand over what has arrived whole, in the order of each source."""
+        for source, incoming in list(self._incoming.items()):
+            while incoming and (incoming[0].request is None or incoming[0].request.Test()):
+                self._hand_over(source, incoming.popleft().message)
+            if not incoming:
+                del self._incoming[source]
+
+    def _hand_over(self, source: int, message: Message) -> None:
+        taker = self.takers.get(message.address.cluster)
+        if taker is not None:  # otherwise it belongs to a cluster that was closed
+            taker(source, message)
+
+    def _finish_sending(self) -> None:
+        for _ in range(len(self._sending)):
+            entry = self._sending.popleft()
+            if not entry[0].Test():
+                self._sending.append(entry)
+            elif entry[2] is not None:
+                entry[2]()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something that was sent is still in the memory of this rank."""
+        return bool(self._sending)
+
+
+def head_of(block: bytearray, kind: int, address: Address, lane: int, tag: int, nbytes: int, size: int) -> None:
+    """Write the head of a block that is sent whole. ``size`` is that of the head and the description."""
+    _HEAD.pack_into(block, 0, kind, *address, lane, tag, nbytes, size, 0)
+
+
+def _flat(buffer: Any) -> memoryview:
+    if isinstance(buffer, np.ndarray):
+        return buffer.reshape(-1).view(np.uint8).data
+    return memoryview(buffer).cast("B")
