@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from vcluster.memory import Arena, Layout
+from vcluster.messages.blocks import release
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.job import current
 from vcluster.mpi.link import Waiting, pack_command, unpack_reply
 from vcluster.mpi.statuses import HostStatus
 from vcluster.mpi.transport import COMMAND, STATUS
 from vcluster.processes import DeviceSpec
-from vcluster.processes.crew import await_ready
+from vcluster.processes.crew import STOP_SECONDS, await_ready
+
+INTERRUPT_EVERY_SECONDS = 0.05
 
 
 class MpiCrew:
@@ -49,6 +52,8 @@ class MpiCrew:
         if message is not None:
             self._busy.add(rank)
         self.endpoint.send(rank, COMMAND, self._last_sent[1])
+        if message is not None and message.own is not None:
+            release(self._arena, message.own)
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
         """Messages of devices, as (rank, message). Waits until there is one."""
@@ -92,6 +97,13 @@ class MpiCrew:
 
     def close(self) -> None:
         """Tell all devices to end. Their ranks are free for the next cluster."""
+        if self._busy:
+            self.endpoint.signals.cancel()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._busy and time.monotonic() < deadline:
+            for rank in self._busy:
+                self.interrupt(rank)
+            self.receive(INTERRUPT_EVERY_SECONDS)
         for rank in range(len(self._ranks)):
             self.send(rank, None)
         self._job.give_back(self._ranks, [self._ranks[rank] for rank in self._busy])

@@ -145,7 +145,7 @@ class MpiEndpoint(Endpoint):
             self._early.append((peer, message))
         elif generation == self.address.generation:
             if kind == CANCEL:
-                self.signals.cancel_here()
+                self.arena.words(0)[0] = 1
                 return
             self.received[peer] += 1
             if kind == POST:
@@ -167,10 +167,6 @@ class _PollingSignals(Signals):
         self._endpoint = endpoint
         self._heard = 0
         self._sleep, self._rouse = self._nap, None
-
-    def cancel_here(self) -> None:
-        """The run is cancelled."""
-        super().cancel()
 
     def cancel(self) -> None:
         """Cancel the run here; the host tells all devices."""

@@ -128,6 +128,12 @@ class Exchanged(ByMessages):
     """The arrays of all members, if they came with their calls."""
     calls: Sequence[Call] = ()
 
+    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Keep ``x`` for the messages; a small one that the result overwrites is copied."""
+        ByMessages.prepare(self, x, out)
+        if x is not None and out is not None and x.nbytes <= POSTED_BYTES and np.may_share_memory(x, out):
+            self.x = x.copy()
+
     def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members, and exchange large arrays.  Every member's call, in group order."""
         group, call = self.group, self.call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,8 @@ class Job:
         from vcluster.messages import Encoded
 
         if self.lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
             self.transport.abort()
         for rank in range(1, self.size):
             self.transport.send(rank, LEAVE, Address(POOL, 0), 0, 0, Encoded(b"", [], 0))

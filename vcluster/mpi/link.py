@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vcluster.memory import Arena, give_way
-from vcluster.messages import Encoded, decode_alone, encode_message
+from vcluster.messages import Encoded, encode_message
 from vcluster.messages.blocks import BLOCK_NBYTES, HOLDER, NBYTES, lend_block, release
-from vcluster.messages.encoding import HEADER_BYTES
+from vcluster.messages.encoding import HEADER_BYTES, decode
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.transport import REPLY
 from vcluster.processes import RunCommand
@@ -54,7 +54,7 @@ def pack_command(arena: Arena, command: RunCommand | None) -> Encoded:
 
 def unpack_reply(endpoint: MpiEndpoint, block: NDArray[np.uint8]) -> tuple[Any, list[int] | None]:
     """A reply whose blocks lie in the arena now, and how many messages its sender has sent, if it was the last."""
-    pickled, sent, blocks = decode_alone(block)
+    pickled, sent, blocks = decode(block)
     message = pickle.loads(pickled)
     if blocks:
         message = message._replace(**{name: install(endpoint, block) for name, block in blocks.items()})
@@ -94,7 +94,7 @@ class MpiLink(WireLink):
         if self._common is not None:
             release(arena, self._common)
             self._common = None
-        pickled, *blocks = decode_alone(data)  # type: ignore[arg-type]
+        pickled, *blocks = decode(data)
         command = pickle.loads(pickled)
         if command is None:
             return None

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from vcluster.memory import Arena, forks
 from vcluster.memory.threads import own
-from vcluster.messages import decode_alone
+from vcluster.messages.encoding import decode
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.group import OVER_MPI
 from vcluster.mpi.guard import Watched
@@ -42,7 +42,7 @@ def serve(job: Job, watched: Watched) -> None:
         order = orders.pop(0)
         if order.kind == LEAVE:
             break
-        spec, ranks = decode_alone(order.block)  # type: ignore[arg-type]
+        spec, ranks = decode(order.block)
         watched.serves(spec.rank)
         _serve_device(job, spec, ranks, order.address.generation)
         watched.serves(None)

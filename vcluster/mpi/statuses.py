@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vcluster.memory import BLOCKED, FINISHED, RUNNING, LastSeen, Need, Operation, State, Status
-from vcluster.messages import decode_alone
-from vcluster.messages.encoding import encode
+from vcluster.messages.encoding import decode, encode
 from vcluster.mpi.transport import STATUS, Message
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class HostStatus(Status):
         """Note what a device says. What it said in an earlier generation does not count."""
         if message.address != self._endpoint.address:
             return
-        said = decode_alone(bytearray(message.block))
+        said = decode(message.block)
         if not said:
             self.set(rank, RUNNING)
             return
