@@ -29,6 +29,7 @@ class MpiMailbox(Mailbox):
     def __init__(self, endpoint: MpiEndpoint, peer: int) -> None:
         super().__init__(endpoint, peer)
         layout = endpoint.layout
+        self._held = endpoint.arena.words(layout.held_word(endpoint.number, endpoint.number))  # blocks come here
         self._reports = HOST not in (layout.rank(peer), layout.rank(endpoint.number))
         """Whether the sender waits if too many of its messages are not taken."""
         self._has_closed = self._was_closed = False

@@ -87,7 +87,11 @@ class Body:
         if backend == "mpi":
             from vcluster.mpi import MpiCrew
 
-            self._over_mpi = MpiCrew(self.arena, self.layout, self._capacity)
+            try:
+                self._over_mpi = MpiCrew(self.arena, self.layout, self._capacity)
+            except BaseException:  # there is no job, or too few of its ranks are free
+                self.arena.close_descriptor()
+                raise
             return self._over_mpi
         return ProcessCrew(self.arena, start_method) if backend == "process" else ThreadCrew(self.arena)
 

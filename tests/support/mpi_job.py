@@ -1,0 +1,120 @@
+"""Runs on a cluster whose results say all that must be equal on processes and over MPI; a script of MPI jobs, too."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from parallelism import Mesh
+from parallelism.trace import UndeclaredComputeWarning
+from vcluster import ClusterError, VirtualCluster
+
+HARDWARE = "dgx-a100"
+ELEMENTS = 7, 1500, 40_001
+"""Arrays that travel with the calls, in one message, and with a body of their own."""
+
+
+def numbers(device, n):
+    return np.random.default_rng([device.rank, n]).standard_normal(n).astype(np.float32)
+
+
+def collectives(device):
+    found = []
+    for n in ELEMENTS:
+        x = numbers(device, n)
+        for axes in (None, "tp", "dp"):
+            found += [device.all_reduce(x, axes), device.all_gather(x[device.rank:], axes)]
+            found += [device.reduce_scatter(x, axes, op="mean"), device.broadcast(x, axes, root=1)]
+        found.append(device.all_reduce(x, algorithm="ring"))
+        found += device.all_scatter(x[: n - device.rank], "dp")
+        found.append(device.permute(x, [(0, 2), (2, 1)]))
+        device.all_reduce(x, "tp", op="max", out=x)
+        found.append(device.all_to_all(np.outer(x[:9], [1.0, device.rank])))
+    found.append(device.all_reduce({"a": np.arange(3), "b": [np.ones(2) * device.rank]})["b"][0])
+    device.barrier()
+    return found
+
+
+def messages(device):
+    right, left = (device.rank + 1) % device.size, (device.rank - 1) % device.size
+    coming = device.irecv(left, tag=2)
+    late = device.isend(numbers(device, 50_000), right, tag=2)
+    for n in range(20):     # more than a channel holds
+        device.send(np.full(3, n), device.rank ^ 1, tag=n % 2) if device.rank % 2 else None
+        if device.rank % 2 == 0:
+            assert device.recv(device.rank ^ 1, tag=n % 2)[0] == n
+    pending = device.all_reduce(numbers(device, 30_000), async_op=True)
+    with device.compute("work", flops=1e6):
+        pass
+    late.wait()
+    return coming.wait(), pending.wait(), device.sendrecv({"of": device.rank}, right, left)
+
+
+def raises(device):
+    device.barrier()
+    if device.rank == 2:
+        raise ValueError("on purpose")
+    device.barrier()
+
+
+def mismatch(device):
+    return device.barrier() if device.rank else device.all_reduce(np.ones(3))
+
+
+def deadlock(device):
+    pending = device.irecv((device.rank + 1) % 3) if device.rank < 3 else None
+    return pending and pending.wait()
+
+
+def endless(device):
+    if device.rank == 1:
+        raise ArithmeticError("beside a loop")
+    while True:
+        pass
+
+
+def text_of(cluster, kernel):
+    """The error of a run."""
+    try:
+        cluster.run(kernel)
+    except ClusterError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def everything(**options):
+    """What runs give and say, and the events and the modelled time of their traces."""
+    with VirtualCluster(Mesh(dp=2, tp=2), hardware=HARDWARE, compute="modelled", **options) as cluster:
+        found = {}
+        for kernel in (collectives, messages):
+            run = cluster.run(kernel)
+            with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
+                events = run.trace.events
+            found[kernel.__name__] = run.outputs
+            found[f"time of {kernel.__name__}"] = run.trace.makespan_seconds
+            found[f"events of {kernel.__name__}"] = sorted(
+                (e.rank, e.kind, e.name, e.axes or (), e.bytes_received, e.bytes_sent, e.peer or 0, e.tag or 0,
+                 e.start_seconds, e.duration_seconds) for e in events)
+        for kernel in (raises, mismatch, deadlock, endless):
+            found[f"error of {kernel.__name__}"] = text_of(cluster, kernel)
+        cluster.channel(3).send(np.arange(4))
+        found["from the host"] = cluster.run(lambda d: d.channel(-1).recv().sum() if d.rank == 3 else None).outputs
+        return found
+
+
+if __name__ == "__main__":
+    result = everything()
+    with VirtualCluster(2) as first, VirtualCluster(2) as second:       # beside each other, and one after another
+        result["two clusters"] = [c.run(lambda d: d.all_reduce(d.rank + 1)).outputs for c in (first, second)]
+    try:
+        VirtualCluster(5)
+    except ClusterError as error:
+        result["too many"] = str(error)
+    Path(sys.argv[1]).write_bytes(pickle.dumps(result))
+    print("printed by the host")
+    with VirtualCluster(2) as cluster:
+        cluster.run(lambda d: print("printed by a device"))

@@ -1,0 +1,86 @@
+"""Deadlocks are found in what devices say and in counts of messages, and a guard names who died."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from vcluster import ClusterError, VirtualCluster
+from vcluster.memory import BLOCKED, Need, Operation, State
+from vcluster.mpi import requirement
+from vcluster.mpi.guard import _how, _name
+from vcluster.mpi.statuses import HostStatus
+from vcluster.runs.deadlock import look
+
+
+def waiting(rank, peer, received):
+    """A device that waits for a message of ``peer``, of whose messages it has received so many."""
+    need = Need(peer, ("send", rank, 0), rank, received)
+    return State(1, BLOCKED, (Operation(("recv", peer, 0), f"recv(from {peer})", [need]),), "kernel.py:1", 1)
+
+
+def statuses(states, sent):
+    status = HostStatus.__new__(HostStatus)
+    status._states, status._sent = list(states), sent
+    status._endpoint = types.SimpleNamespace(sent=[0] * (len(states) + 1))
+    return status
+
+
+def test_two_devices_that_wait_for_each_other_are_stuck_unless_a_message_is_under_way():
+    states = [waiting(0, 1, received=2), waiting(1, 0, received=5)]
+    both = statuses(states, [[0, 5, 0], [2, 0, 0]])
+    assert [stuck.rank for stuck in look(both, 2, host_may_act=False)] == [0, 1]
+    under_way = statuses(states, [[0, 6, 0], [2, 0, 0]])        # rank 0 has sent one more than rank 1 has received
+    assert look(under_way, 2, host_may_act=False) == []
+
+
+def test_a_device_that_spoke_before_its_last_message_counts_as_running():
+    # Rank 1 has received more than rank 0 had sent when it spoke: what rank 0 said is old, and says nothing of rank 1.
+    old = statuses([waiting(0, 1, 1), waiting(1, 2, 0), State(1, 0)], [[0, 3, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    assert look(old, 3, host_may_act=False) == []
+
+
+def test_a_message_of_the_host_that_is_under_way_wakes_a_device():
+    status = statuses([waiting(0, -1, received=0)], [[0, 0]])
+    assert [stuck.rank for stuck in look(status, 1, host_may_act=False)] == [0]
+    status._endpoint.sent[0] = 1
+    assert look(status, 1, host_may_act=False) == []
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ("rank 3\ndevice 2\n", "the process of rank 2 (rank 3 of the job, "),
+    ("rank 3\ndevice 2\ndevice \n", "an idle process (rank 3 of the job, "),
+    ("rank 0\n", "the host (rank 0 of the job, "),
+    ("", "a process that had just started ("),
+])
+def test_a_guard_names_its_rank_by_what_it_served_last(said, expected):
+    assert _name(said) == expected
+
+
+def test_a_guard_tells_a_signal_from_an_exit_code():
+    assert _how(-9) == "was ended by SIGKILL"
+    assert _how(3).startswith("ended with exit code 3")
+
+
+def test_without_mpi4py_the_backend_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install mpi4py mpich"):
+        VirtualCluster(2, backend="mpi")
+
+
+def test_outside_a_job_the_backend_says_how_to_start_one(monkeypatch):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: object())
+    with pytest.raises(ClusterError, match=r"mpiexec -n 4 python -m vcluster\.mpi script\.py"):
+        VirtualCluster(3, backend="mpi")
+
+
+def test_the_queue_transport_is_refused():
+    with pytest.raises(ValueError, match="backend='mpi' has a transport of its own"):
+        VirtualCluster(2, backend="mpi", transport="queue")
+
+
+def test_no_import_of_the_package_loads_mpi4py():
+    code = ("import sys, vcluster, vcluster.mpi, vcluster.runs.cluster; vcluster.VirtualCluster; "
+            "sys.exit('mpi4py' in sys.modules or 'vcluster.mpi.transport' in sys.modules)")
+    subprocess.run([sys.executable, "-c", code], check=True)
