@@ -34,6 +34,7 @@ from vcluster.cli.placed import ONE_DEVICE, Given, arrays_in, given, right, trai
 from vcluster.cli.training import simulated_training
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of
 from vcluster.demo.command_line import Arguments, whole, writable
+from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.report import compare
 from vcluster.runs import VirtualCluster
 
@@ -210,7 +211,7 @@ def run(program: str, words: Sequence[str]) -> int:
          "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
          "--seed": {"type": whole(0), "default": 0, "metavar": "N",
                     "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
-         "--backend": {"choices": ("process", "thread"), "default": "process",
+         "--backend": {"choices": BACKENDS, "default": usual_backend(),
                        "help": "backend of the cluster (default: process)"}})
     found = given(arguments, most=MOST_DEVICES)
     operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE

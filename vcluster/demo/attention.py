@@ -37,6 +37,7 @@ from vcluster.demo.traffic import (
     verdict_of_values,
     whole_outputs,
 )
+from vcluster.mpi import device_of
 
 MOST_SCORES = 1 << 22
 MOST_DRAWN = 8
@@ -102,7 +103,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     mesh, operation, shapes = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     plan, sharding = operation.plan(shapes, mesh), operation.sharding
-    screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {device_of(arguments.backend)}", "bold")
     screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
                 f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}")
     screen.line(f"  {POLICIES[arguments.policy].summary}")

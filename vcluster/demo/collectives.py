@@ -44,7 +44,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.line(str(explained))
     run = run_here(arguments, Mesh(devices=arguments.devices), _run, PerDevice(values), collective, name, pairs)
     screen.record = run.trace, None
-    screen.heading(f"The same on {len(values)} {'processes' if arguments.backend == 'process' else 'threads'}")
+    screen.heading(f"The same on {len(values)} {'processes' if arguments.backend != 'thread' else 'threads'}")
     same = all(_equal(out, expected) for out, expected in zip(run.outputs, explained.results, strict=True))
     if kind_of(collective).moves or not same:
         screen.verdict(same, f"every device's result {'equals' if same else 'does NOT equal'} the one above")

@@ -27,6 +27,7 @@ from vcluster.demo.traffic import (
     verdict_of_values,
     whole_outputs,
 )
+from vcluster.mpi import device_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     sharding = operation.sharding
-    screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
+    device = device_of(arguments.backend)
+    screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {device}", "bold")
     screen.line(f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden")
     screen.line(f"  {POLICIES[arguments.policy].summary}")
     shapes = (batch, sequence, model), (model, hidden), (hidden,), (hidden, model), (model,)

@@ -34,6 +34,7 @@ from vcluster.demo.training import (
     train,
     write,
 )
+from vcluster.mpi import device_of
 from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-9
@@ -104,7 +105,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     job = prepare(arguments)
     model, steps, backend = job.model, arguments.steps, arguments.backend
     shapes = (shape for layer in range(model.layer_count) for shape in model.parameter_shapes(layer).values())
-    screen.line(f"A small GPT on {job.mesh!r}, each device a {backend}", "bold")
+    screen.line(f"A small GPT on {job.mesh!r}, each device a {device_of(backend)}", "bold")
     screen.line(f"  embedding, {model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads, head; "
                 f"{model.width} wide; {sum(map(prod, shapes)):,} parameters")
     screen.line(f"  text: the docstrings of parallelism, {len(job.tokens):,} bytes; a token is a byte")

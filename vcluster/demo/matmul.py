@@ -21,6 +21,7 @@ from vcluster.demo.traffic import (
     show_plan,
     verdict_of_bytes,
 )
+from vcluster.mpi import device_of
 
 Extents = tuple[int, int, int]
 """m, k and n of C[m, n] = A[m, k] B[k, n]."""
@@ -100,7 +101,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     hardware = hardware_of(arguments.hardware, mesh.size)
     name, (m, k, n) = arguments.policy, extents
     policy, sharding = POLICIES[name], operation.sharding
-    screen.line(f"matmul under {name} on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"matmul under {name} on {mesh!r}, each device a {device_of(arguments.backend)}", "bold")
     screen.line(f"  C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], float64")
     axes = [", ".join(names) for names in _axes(mesh, policy)]
     screen.line(f"  {policy.summary}")

@@ -33,6 +33,7 @@ from vcluster.demo.training import (
     train,
     write,
 )
+from vcluster.mpi import device_of
 from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-12
@@ -97,7 +98,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     mlp, pipeline, data, backend = job.mlp, job.mlp.pipeline, job.data, arguments.backend
     sizes = "-".join(map(str, mlp.layer_sizes))
     sizes = sizes if len(sizes) <= 28 else f"of {len(mlp.layer_sizes) - 1} layers"
-    screen.line(f"A perceptron {sizes} on {job.mesh!r}, each device a {backend}", "bold")
+    screen.line(f"A perceptron {sizes} on {job.mesh!r}, each device a {device_of(backend)}", "bold")
     name = data.name if len(data.name) <= 32 else data.name[:29] + "..."
     screen.line(f"  {name}: {len(data.x):,} rows to train on, {len(data.x_test):,} to test")
     words = [f"  schedule {pipeline.schedule.name}, {pipeline.microbatches} microbatches",
@@ -184,7 +185,7 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
                 f"{len(trained.losses)}")
     if job.mesh.size > cores or job.arguments.backend == "thread":
         reason = (f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
-                  if job.arguments.backend == "process" else "threads share one interpreter")
+                  if job.arguments.backend != "thread" else "threads share one interpreter")
         screen.line(f"          ({reason}, so wall time shows no bubble)")
 
 

@@ -36,6 +36,7 @@ from vcluster.demo.traffic import (
     verdict_of_values,
     whole_outputs,
 )
+from vcluster.mpi import device_of
 
 MOST_TOKENS, MOST_EXPERTS = 4096, 64
 MOST_NAMED = 48
@@ -77,7 +78,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     experts, k, sharding = arguments.experts, operation.top_k, operation.sharding
     tokens = batch * sequence
     room = expert_capacity(tokens, experts, k, operation.capacity_factor)
-    screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {device_of(arguments.backend)}", "bold")
     screen.line(f"  x[{batch}, {sequence}, {model}], so {tokens} tokens with {k} experts each; {hidden} hidden")
     shapes = ((batch, sequence, model), (model, experts), (experts, model, hidden), (experts, hidden),
               (experts, hidden, model), (experts, model))

@@ -8,6 +8,7 @@ from typing import Any
 
 from parallelism.display import WIDTH
 from vcluster.demo.command_line import Arguments, Parser, choice, mesh_arguments, positive, whole, wholes
+from vcluster.mpi import BACKENDS, usual_backend
 
 PROGRAM = "python -m vcluster.demo"
 
@@ -59,7 +60,7 @@ def _summaries(title: str, demo: str) -> str:
     return "\n".join([f"{title}:", *(f"  {name}\n      {policy.summary}" for name, policy in policies.items())])
 
 
-_BACKEND = {"--backend": _name(("process", "thread"), "process", "run devices as process (default) or thread")}
+_BACKEND = {"--backend": _name(BACKENDS, usual_backend(), "run devices as process (default), thread or mpi")}
 _HARDWARE = {"--hardware": {
     "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
 _PAGE = {"--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace of the last step as a page"}}

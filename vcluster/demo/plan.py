@@ -9,6 +9,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning import NoPlanFits, find_plan
 from vcluster.demo.command_line import WrongWords
 from vcluster.demo.screen import Screen
+from vcluster.mpi import device_of
 from vcluster.runs.verified import verified
 
 SHOWN = 6
@@ -47,7 +48,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     if arguments.html is not None:
         screen.record = best.simulate(), None
     small = best.scaled_down()
-    screen.heading(f"The first plan of a smaller model, run on {small.mesh!r}, each device a {arguments.backend}")
+    device = device_of(arguments.backend)
+    screen.heading(f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device}")
     found = verified(small, hardware, backend=arguments.backend)
     screen.verdict("numbers" not in found.differences,
                    f"its numbers differ from those of one process by {found.apart:.1g} of the largest")

@@ -20,6 +20,7 @@ from vcluster.demo.traffic import (
     show_plan,
     verdict_of_bytes,
 )
+from vcluster.mpi import device_of
 
 MOST_ELEMENTS = 1 << 22
 SHAPE = (8, 6, 10, 4)
@@ -68,7 +69,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     """Run the demo. A verdict is bad if values or bytes differ from what is expected."""
     mesh, source, target, shape = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
-    screen.line(f"reshard {source.short()} -> {target.short()} on {mesh!r}, each device a {arguments.backend}", "bold")
+    device = device_of(arguments.backend)
+    screen.line(f"reshard {source.short()} -> {target.short()} on {mesh!r}, each device a {device}", "bold")
 
     screen.heading("Before and after")
     show_layouts(screen, (("source", shape, source), ("target", shape, target)), mesh)

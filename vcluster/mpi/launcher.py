@@ -23,16 +23,13 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     module = arguments[1] if arguments[0] == "-m" else None
-    rest = list(arguments[2 if module else 1 :])
+    sys.argv[:] = [module or arguments[0], *arguments[2 if module else 1 :]]
+    sys.path[0] = str(Path.cwd() if module else Path(arguments[0]).resolve().parent)
 
     def program() -> None:
-        if module is not None:
-            sys.argv[:] = [module, *rest]
-            sys.path[0] = str(Path.cwd())
+        if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
-            sys.argv[:] = [arguments[0], *rest]
-            sys.path[0] = str(Path(arguments[0]).resolve().parent)
             runpy.run_path(arguments[0], run_name="__main__")
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from parallelism.mesh import Mesh
 from parallelism.mesh.mesh import checked_integer
 from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
+from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.processes import start_early
 from vcluster.runs import notebook
 
@@ -102,8 +102,8 @@ class VirtualCluster:
         deadline_seconds: float | None = None, **axes: int,
     ) -> None:
         self.mesh = _mesh(mesh, axes)
-        backend = backend or _usual_backend()
-        _one_of("backend", backend, ("process", "thread", "mpi"))
+        backend = backend or usual_backend()
+        _one_of("backend", backend, BACKENDS)
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         on = None if pricing is None else pricing.hardware
@@ -308,12 +308,6 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
         raise TypeError(f"a mesh must be a Mesh or a number of devices, got {mesh!r}")
     return Mesh(devices=mesh)
-
-
-def _usual_backend() -> str:
-    """``"mpi"`` on the host of an MPI job."""
-    job = sys.modules.get("vcluster.mpi.job")
-    return "mpi" if job is not None and job.is_host() else "process"
 
 
 def _pricing(
