@@ -48,8 +48,9 @@ def pack_command(arena: Arena, command: RunCommand | None) -> Encoded:
     if command is None:
         return encode_message((pickle.dumps(None),))
     common = block_at(arena, command.common, command.common_block_nbytes)
-    own = [] if command.own is None else [block_at(arena, command.own)]
-    return encode_message((pickle.dumps(command, 5), common, *own))
+    own = None if command.own is None else block_at(arena, command.own)
+    kept = None if command.kept is None else block_at(arena, command.kept.place, command.kept.block_nbytes)
+    return encode_message((pickle.dumps(command, 5), common, own, kept))
 
 
 def unpack_reply(endpoint: MpiEndpoint, block: NDArray[np.uint8]) -> tuple[Any, list[int] | None]:
@@ -67,8 +68,8 @@ class MpiLink(WireLink):
     def __init__(self, endpoint: MpiEndpoint, rank: int) -> None:
         super().__init__(_Wire(endpoint), rank)  # type: ignore[arg-type]
         self._endpoint = endpoint
-        self._common: int | None = None
-        """The common part of the last command, which the worker has copied."""
+        self._lent: list[int] = []
+        """The blocks of the last command that the worker has copied."""
 
     def forked(self, *, keep: bool) -> None:
         """In a forked copy of the device: what it prints goes to its descriptors."""
@@ -90,17 +91,17 @@ class MpiLink(WireLink):
         return encode_message((pickle.dumps(message, 5), sent, blocks)), then
 
     def _unpacked(self, data: NDArray[np.uint8]) -> Any:
-        arena = self._endpoint.arena
-        if self._common is not None:
-            release(arena, self._common)
-            self._common = None
+        while self._lent:
+            release(self._endpoint.arena, self._lent.pop())
         pickled, *blocks = decode(data)
         command = pickle.loads(pickled)
         if command is None:
             return None
-        common, *own = (install(self._endpoint, block) for block in blocks)
-        self._common = common
-        return command._replace(common=common, own=own[0] if own else None)
+        common, own, kept = (None if block is None else install(self._endpoint, block) for block in blocks)
+        self._lent += [offset for offset in (common, kept) if offset is not None]
+        if command.kept is not None:
+            command = command._replace(kept=command.kept._replace(place=kept))
+        return command._replace(common=common, own=own)
 
 
 class _Wire:
