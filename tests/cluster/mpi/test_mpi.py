@@ -143,7 +143,7 @@ def test_ctrl_c_ends_a_job(tmp_path):
 ])
 def test_the_tests_of_clusters_run_on_the_ranks_of_a_job(tests):
     job = start(5, "-m", "pytest", "--vcluster-backend=mpi", "-n", "0", "-q", "-p", "no:cacheprovider",
-                *(f"tests/cluster/{test}" for test in tests))
+                "-k", "not any_integer", *(f"tests/cluster/{test}" for test in tests))    # that opens a cluster beside
     said, _ = job.communicate(timeout=500)
     assert job.returncode == 0, said
-    assert re.search(r"\d\d passed", said)
+    assert re.search(r"\d passed", said) and "failed" not in said
