@@ -285,7 +285,7 @@ def test_axes_do_not_mix_with_a_mesh():
 @pytest.mark.parametrize(
     ("error", "options", "words"),
     [
-        (ValueError, {"backend": "threads"}, "backend must be 'process' or 'thread', got 'threads'"),
+        (ValueError, {"backend": "threads"}, "backend must be 'process' or 'thread' or 'mpi', got 'threads'"),
         (ValueError, {"transport": "pipe"}, "transport must be 'shared_memory' or 'queue', got 'pipe'"),
         (ValueError, {"start_method": "clone"}, "start_method must be one of .*'fork', got 'clone'"),
         (ValueError, {"channel_capacity": -1}, "channel_capacity .* 0 or more, got -1"),
