@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import iota, reshaped, taken
+from parallelism.interop.arrays import iota, part, reshaped, taken
 from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, plainest
-from parallelism.interop.onnx_models.shapes import axis_of, part
+from parallelism.interop.onnx_models.shapes import axis_of
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
