@@ -81,6 +81,8 @@ def _parsed(ir: Any, content: str | bytes) -> Any:
         line, column, message = found.groups()
         node = re.search(r"'([a-z_]+\.[a-z_]+)' op", message)
         raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
+    except ValueError as error:                                     # a number so large that the parser has no room
+        raise InteropError(f"the text cannot be parsed: {error}") from None
 
 
 _CHILD = """import sys; from jax.interpreters import mlir; from jaxlib.mlir import ir, dialects
