@@ -43,12 +43,16 @@ def uses_global(x):
 
 @pytest.fixture
 def module_directory(tmp_path, monkeypatch):
-    """A directory on ``sys.path``; the modules imported from it are forgotten afterwards."""
+    """A directory on ``sys.path``; the modules imported from it are forgotten afterwards.
+
+    A watcher removes all modules of users, so those of the other tests are put back.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
+    before = dict(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
+    for name in sys.modules.keys() - before.keys():
         del sys.modules[name]
+    sys.modules.update(before)
 
 
 def round_trip(value):
