@@ -64,8 +64,8 @@ def run(model: Any, inputs: list[Any]) -> tuple[Any, ...]:
             program, weights = from_onnx(model, known=known)
             break
         except UnsupportedError as error:
-            small = {name: np.asarray(x) for name, x in given.items() if np.asarray(x).dtype.kind in "iub"
-                     and np.asarray(x).size <= 64}
+            small = {name: np.asarray(x) for name, x in given.items() if np.asarray(x).size <= 64 and (
+                np.asarray(x).dtype.kind in "iub" or name in ("roi", "scales"))}
             if known or not small or not any(word in str(error) for word in ("must be known", "turns depends", "is not "
                                                                             "known")):
                 raise

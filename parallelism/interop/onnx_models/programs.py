@@ -21,6 +21,7 @@ from parallelism.interop.onnx_models import (  # noqa: F401
     products,
     quantized,
     recurrent,
+    resizing,
     shapes,
     windows,
 )
@@ -33,6 +34,8 @@ WEIGHT = "p."
 """The beginning of the names of weights: the transforms take them for the parameters of the model."""
 KNOWN = 64
 """Tensors of integers with at most so many elements, and single numbers, are constants; others are weights."""
+FIXING = {"Resize": (1, 2)}
+"""Inputs of operators that fix a shape though they are no integers: tensors that are given there are constants, too."""
 
 
 class Imported(NamedTuple):
@@ -72,6 +75,8 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
     given = {name: np.asarray(value) for name, value in known.items()}
     fixed = {name for name, array in graph.tensors.items()
              if array.size <= 1 or (array.dtype.kind in "iub" and array.size <= KNOWN)}
+    fixing = {name for node in graph.nodes for i, name in enumerate(node.inputs) if i in FIXING.get(node.kind, ())}
+    fixed |= {name for name in fixing & graph.tensors.keys() if graph.tensors[name].size <= KNOWN}
     trained = [name for name in graph.tensors if name not in fixed]
     names = _plain_names([*(value.name for value in graph.inputs), *(f"{WEIGHT}{name}" for name in trained)])
     weights: dict[str, np.ndarray[Any, Any]] = {}
