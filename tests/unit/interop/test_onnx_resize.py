@@ -128,3 +128,14 @@ def test_what_is_not_read_is_refused_by_name(shape, options, error, message):
 def test_bools_have_no_sums():
     with pytest.raises(UnsupportedError, match="Resize 'mine' at the node of y: bools have no sums"):
         from_onnx(resize([3], TensorProto.BOOL, sizes=[5], mode="linear"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_is_the_transposed_map(mode):
+    program, _ = from_onnx(resize([3, 5], scales=[2, 0.6], mode=mode))
+    rng = np.random.default_rng(0)
+    x, g = (rng.standard_normal(shape, np.float32) for shape in ((3, 5), (6, 3)))
+    y, = ir.interpret(program, {"x": x}).outputs
+    back, = ir.interpret(ir.gradient(program), {"x": x, "grad.0": g}).outputs
+    assert back.shape == x.shape
+    assert_allclose((y * g).sum(), (x * back).sum(), rtol=1e-4)
