@@ -121,8 +121,10 @@ def to_onnx(function: Function, weights: Mapping[str, Any] | None = None) -> Any
     """The ``onnx.ModelProto`` of a program without collectives, checked by ``onnx``.
 
     ``weights`` are arrays for inputs, by name, which become initializers.  `UnsupportedError` for an operator that has
-    no counterpart, and for symbols.
+    no counterpart, for symbols, and for an `Executable` or a pipeline.
     """
+    if not isinstance(function, Function):
+        raise UnsupportedError(f"a Function can be written as ONNX, got {type(function).__name__}")
     if names := ", ".join(sorted(function.symbols)):
         raise UnsupportedError(f"extents must be numbers; give values to {names} with specialize")
     given = dict(weights or {})

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.execution import Executable
 from parallelism.interop.errors import UnsupportedError
-from parallelism.interop.partitioned import Partitioned
 from parallelism.interop.stablehlo import bindings
 from parallelism.interop.stablehlo.composite_calls import COMPOSITES, Call
 from parallelism.ir.core import Function, Op, TensorType, Value
@@ -135,7 +135,7 @@ CALLS: dict[str, Call] = {
 """What the operators of the IR are in JAX."""
 
 
-def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> str:
+def to_stablehlo(function: Function | Executable, mesh: Mesh | None = None) -> str:
     """The StableHLO text of a program, parsed and verified by the MLIR bindings.
 
     On a ``mesh``, layouts are written as Shardy's annotations.  A `Partitioned`, or an `Executable` of a laid out
@@ -144,7 +144,8 @@ def to_stablehlo(function: Function | Partitioned, mesh: Mesh | None = None) -> 
     ``stablehlo.case`` over the place of the device.
 
     `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices whose programs have other
-    ops or other shapes: StableHLO has one program for all.
+    ops or other shapes: StableHLO has one program for all.  So a pipeline has no module; each function of its stages,
+    as ``stages.functions[0].forward``, has one.
     """
     jax = bindings.jax_library()
     whole, bodies, mesh, inputs, outputs = _parts(function, mesh)
@@ -165,7 +166,10 @@ def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh 
     """The whole inputs, the function to write, the mesh, and layouts, if the function is that of each device."""
     if isinstance(function, Function):
         return function.inputs, [function], mesh, None, None
-    programs = function.programs
+    if not isinstance(function, Executable):
+        raise UnsupportedError("a Function or an Executable can be written as StableHLO, got "
+                               f"{type(function).__name__}; of a pipeline, write the functions of each stage")
+    programs: Any = function.programs
     if programs.inputs is None:
         raise UnsupportedError("a program of one device without layouts of its inputs cannot be written")
     bodies = [programs.program(rank) for rank in range(programs.mesh.size)]

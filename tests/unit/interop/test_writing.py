@@ -15,7 +15,7 @@ from ir_examples import EXAMPLES  # noqa: E402
 from numpy.testing import assert_allclose  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from parallelism import Mesh, ir  # noqa: E402
+from parallelism import Mesh, Pipeline, PipelinedProgram, ir  # noqa: E402
 from parallelism.execution import Executable  # noqa: E402
 from parallelism.interop import (  # noqa: E402
     Partitioned,
@@ -27,6 +27,7 @@ from parallelism.interop import (  # noqa: E402
     to_stablehlo,
 )
 from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
+from parallelism.layouts import partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
 
@@ -106,6 +107,32 @@ def test_what_has_no_counterpart_is_refused_by_name():
         to_onnx(function)
     with pytest.raises(UnsupportedError, match="give values to B with specialize"):
         to_stablehlo(ir.record(lambda x: x + 1, ir.TensorType("f32", (ir.symbol("B"),))))
+
+
+def test_a_pipeline_has_no_module_but_each_function_of_a_stage_has_one():
+    def loss(x, w):
+        with ir.region("up"):
+            hidden = np.maximum(x @ w["up"], 0)
+        with ir.region("down"):
+            return np.mean((hidden @ w["down"]) ** 2)
+
+    x = np.random.default_rng(0).standard_normal((2, 3), np.float32)
+    w = {"up": np.full((3, 5), 0.5, np.float32), "down": np.full((5, 4), 2, np.float32)}
+    types = {name: ir.TensorType("f32", array.shape) for name, array in w.items()}
+    program = ir.record(loss, ir.TensorType("f32", (ir.symbol("B"), 3)), types)
+    stages = partition(program, ["down"])
+    pipelined = PipelinedProgram(stages, Pipeline(2, 1, "1f1b"))
+    with pytest.raises(UnsupportedError, match="got PipelinedProgram; of a pipeline, write the functions of each"):
+        to_stablehlo(pipelined)
+    with pytest.raises(UnsupportedError, match="a Function can be written as ONNX, got PipelinedProgram"):
+        to_onnx(pipelined)
+    value = {"x": x, "w.up": w["up"], "w.down": w["down"]}
+    for stage in stages.specialize(B=2, B_whole=2, B_first=0).functions:
+        module = from_stablehlo(to_stablehlo(stage.forward))
+        made = ir.interpret(module, [value[each.name] for each in stage.forward.inputs]).outputs
+        value.update((each.name, array) for each, array in zip(stage.forward.outputs, made, strict=True))
+    expected, = ir.interpret(program, [x, w["up"], w["down"]]).outputs
+    assert_allclose(made[0], expected, rtol=1e-5)
 
 
 def test_commands_take_files_of_all_formats(tmp_path, capsys):
