@@ -18,6 +18,7 @@ import os
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,9 +66,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
             if isinstance(obj, TypeVar):
                 return _reducers._make_typevar, _reducers._decompose_typevar(obj)
-            is_class = isinstance(obj, type)
-            return _reducers._dynamic_class_reduce(obj) if is_class else self._dynamic_function_reduce(obj)
-        return super().reducer_override(obj)
+            return _reduce_class(obj) if isinstance(obj, type) else self._dynamic_function_reduce(obj)
+        reduced = super().reducer_override(obj)
+        by_value = isinstance(reduced, tuple) and reduced[-1] is _reducers._class_setstate
+        return _reduce_class(obj) if by_value else reduced
 
 
 def dump(value: object, subject: str, buffer_callback: BufferCallback | None = None) -> bytes:
@@ -93,6 +95,30 @@ def load(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     """The value that was given to `dump`. Its arrays lie in ``buffers`` without a copy and are writable if those are.
     """
     return pickle.loads(data, buffers=buffers)  # noqa: S301  (between processes of one program)
+
+
+def _reduce_class(kind: type) -> tuple[Any, ...]:
+    """As cloudpickle reduces a class, except that a class that comes back to its own process stays as it is."""
+    if kind not in _arrived:
+        _own_classes[kind] = os.getpid()
+    return *_reducers._dynamic_class_reduce(kind)[:5], _fill_class
+
+
+def _fill_class(kind: type, state: Any) -> type:
+    """Give a class that has arrived its attributes.
+
+    A class of this process has them already. Those that arrive have methods with copies of the globals, which would not
+    change with the module any more.
+    """
+    if _own_classes.get(kind) != os.getpid():
+        _arrived.add(kind)
+        _reducers._class_setstate(kind, state)
+    return kind
+
+
+_own_classes: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
+"""The classes that were made in this process, with its id: a forked copy gets them anew."""
+_arrived: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 # -- what travels by value ---------------------------------------------------------------------------------------------
