@@ -120,7 +120,8 @@ class Operation:
 
     kept_by_devices: ClassVar[bool] = False
     """Whether a device may keep the operation from run to run, with all that it has cached on it.  For classes whose
-    objects do not change except for what they derive from themselves.  Each class says it for itself: subclasses do not
+    objects do not change except for what they derive from themselves: an attribute may be replaced, and an array may
+    get new elements, but no list, dict or object in it may change.  Each class says it for itself: subclasses do not
     inherit it."""
 
     @property

@@ -16,7 +16,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import PerDevice, Sharded, code_of
 from vcluster.code.arguments import deal
-from vcluster.code.pickling import dump
+from vcluster.code.pickling import dump, travels_by_value
 from vcluster.messages import Encoded
 from vcluster.messages.encoding import encode
 from vcluster.processes.kept_programs import MOST_PROGRAMS
@@ -46,11 +46,16 @@ class KeptEncodings:
         self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = OrderedDict()
 
     def of(self, program: Operation) -> KeptEncoding:
-        """The encoding of a program, made again if one of its attributes was replaced. ``TypeError`` as `encode`."""
+        """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
+        and always if it has arrays or if its class travels by value, with the globals of its methods.
+
+        ``TypeError`` as `encode`.
+        """
         key, state, entries = id(program), program.__getstate__(), self._entries
         state = state if isinstance(state, dict) else {"": state}
         known = entries.get(key)
-        if known is not None and _same(known[1], state):
+        by_value = travels_by_value(type(program).__module__)
+        if known is not None and not by_value and not known[2].encoded.buffers and _same(known[1], state):
             entries.move_to_end(key)
             return known[2]
         encoded = encode(program, "the program")

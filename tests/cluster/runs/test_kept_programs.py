@@ -87,6 +87,50 @@ def test_a_changed_attribute_makes_another_program(cluster):
     assert cluster.run(program, 0).result == [(2, 8.0, 0)] * 2
 
 
+SCALE = 2.0
+
+
+class Scaled(Operation):
+    """Returns a global times the sum of an array."""
+
+    kept_by_devices = True
+
+    def __init__(self):
+        self.content = np.ones(3)
+
+    def __call__(self, device):
+        return SCALE * float(self.content.sum())
+
+    def result(self, mesh, outputs):
+        return outputs
+
+
+def test_a_change_in_an_array_or_a_global_makes_another_program(cluster, monkeypatch):
+    program = Scaled()
+    assert cluster.run(program).result == [6.0] * 2
+    program.content[0] = 11
+    assert cluster.run(program).result == [26.0] * 2
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    assert cluster.run(program).result == [39.0] * 2
+
+
+def test_a_change_in_an_array_of_an_imported_class_makes_another_program(cluster, tmp_path, monkeypatch):
+    (tmp_path / "kept_sum.py").write_text(
+        "from parallelism.operation import Operation\nclass Sum(Operation):\n    kept_by_devices = True\n"
+        "    def __call__(self, device):\n        return float(self.content.sum())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import kept_sum
+
+    try:
+        program = kept_sum.Sum()
+        program.content = np.ones(3)
+        assert cluster.run(program).outputs == [3.0] * 2
+        program.content[0] = 11
+        assert cluster.run(program).outputs == [13.0] * 2
+    finally:
+        del sys.modules["kept_sum"]
+
+
 def test_subclasses_and_arguments_are_not_kept(cluster):
     program = Subclass(9.0)
     assert [runs(cluster, program) for _ in range(2)] == [[1, 1], [1, 1]]
