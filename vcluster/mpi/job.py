@@ -45,7 +45,7 @@ class Job:
                 f"{self.size}; type: mpiexec -n {size + 1} python -m vcluster.mpi ...")
         if size > len(self._free):
             raise ClusterError(
-                f"a cluster of {size} devices needs {size} ranks beside the host, and {len(self._free)} of "
+                f"a cluster of {size} needs as many ranks beside the host, and {len(self._free)} of "
                 f"{self.size - 1} are free; close the other clusters, or type: mpiexec -n "
                 f"{self.size - len(self._free) + size} python -m vcluster.mpi ...")
         self._clusters += 1
