@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.display.quantities import fit, nbytes, rate, seconds
+from parallelism.display.quantities import fit, given, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Trace, part_of
@@ -102,12 +102,12 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     facts = [("hardware", _clean(trace.hardware or "")),
              ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape or ()))),
              ("makespan, in virtual time", seconds(trace.makespan_seconds)),
-             ("bubble, by makespan", f"{trace.bubble_fraction:.1%}"),
-             ("bubble, by span", f"{trace.span_bubble_fraction:.1%}"),
+             ("without compute, of the makespan", f"{trace.bubble_fraction:.1%}"),
+             ("without compute, of the longest span", f"{trace.span_bubble_fraction:.1%}"),
              ("events", f"{len(trace):,}"),
              ("received from devices" if not trace.host_traffic else "received from the host",
               nbytes(trace.bytes_received())),
-             ("flops declared", f"{trace.flops():.4g}")]
+             ("declared", f"{given(trace.flops())}flop")]
     return [(name, fact) for name, fact in facts if fact]
 
 

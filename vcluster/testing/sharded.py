@@ -37,7 +37,8 @@ def assert_sharded_allclose(
 
     ``AssertionError`` names the ranks that differ, the part of the whole array that each of them should hold, the place
     that is farthest off, and a mistake that explains all outputs, if there is one: a reduction that is missing or done
-    twice, axes that are exchanged, shards that are shifted.  ``ValueError`` for a layout that the array cannot have.
+    twice, ranks that return None, axes that are exchanged, shards that are shifted.  ``ValueError`` for a layout that
+    the array cannot have.
     """
     __tracebackhide__ = True
     sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
@@ -102,6 +103,8 @@ def _text(sharding: TensorSharding, whole: Array, mesh: Mesh, wrong: Sequence[st
 
 def _farthest(output: Array, shard: Array, near: _Near, start: Sequence[int]) -> str:
     """Where an output differs most, in places of the whole array."""
+    if _is_none(output):
+        return f"it returned None, expected shape {shard.shape}"
     if output.shape != shard.shape:
         return f"shape {output.shape}, expected {shard.shape}"
     wrong = ~near.places(output, shard)
@@ -119,6 +122,10 @@ def _farthest(output: Array, shard: Array, near: _Near, start: Sequence[int]) ->
     return f"{count}, most at [{place}] of the whole: got {output[at]}, expected {shard[at]}{off}"
 
 
+def _is_none(output: Array) -> bool:
+    return output.dtype == object and output.shape == () and output[()] is None
+
+
 def _part(place: Sequence[slice]) -> str:
     return f"[{', '.join(f'{piece.start}:{piece.stop}' for piece in place)}]"
 
@@ -126,6 +133,10 @@ def _part(place: Sequence[slice]) -> str:
 def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: _Near) -> str:
     """The mistake that explains all outputs; empty if none of those known does."""
     ranks = range(mesh.size)
+    if silent := [rank for rank in ranks if _is_none(outputs[rank])]:
+        if len(silent) == mesh.size:
+            return "the kernel returns None on every rank"
+        return f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
     if layout.partial:
         return ""
     shards = [whole[layout.slices(whole.shape, mesh, rank)] for rank in ranks]
@@ -133,26 +144,29 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
         return "every rank returns the whole array, which is not cut to its shard"
     numeric = all(array.dtype.kind in "buifc" for array in outputs) and whole.dtype.kind in "buifc"
     for axes in [*((axis,) for axis in mesh.axes), mesh.axes] if numeric else []:
-        if len(mesh.groups(axes)[0]) == 1:
+        size = len(mesh.groups(axes)[0])
+        if size == 1:
             continue
+        if all(near(output, shard * size) for output, shard in zip(outputs, shards, strict=True)):
+            return (f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
+                    "twice, or stands for a mean")
+        if all(near(output * size, shard) for output, shard in zip(outputs, shards, strict=True)):
+            return (f"all values are {size} times too small, the number of ranks along {_axes(axes)}: a mean stands "
+                    "for a sum, or a sum of equal terms is missing")
         if all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
             for name, combine in (("sum", np.sum), ("max", np.max)):
                 if all(near(combine([outputs[rank] for rank in mesh.group(at, axes)], axis=0), shards[at])
                        for at in ranks):
                     return f"a reduction is missing: the {name} of the outputs over {_axes(axes)} is what was expected"
-        size = len(mesh.groups(axes)[0])
-        if all(near(output, shard * size) for output, shard in zip(outputs, shards, strict=True)):
-            return (f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
-                    "twice, or stands for a mean")
-        if all(near(output * size, shard) for output, shard in zip(outputs, shards, strict=True)):
-            return f"all values are {size} times too small, the number of ranks along {_axes(axes)}: divided twice?"
     for axis in mesh.axes:
         size = mesh.shape[axis]
         for by in range(1, size):
             near_by = by if by <= size // 2 else by - size
             sources = [mesh.rank(**{**mesh.index(rank), axis: (mesh.index(rank)[axis] + by) % size}) for rank in ranks]
             if all(near(outputs[rank], shards[source]) for rank, source in zip(ranks, sources, strict=True)):
-                return (f"shards are shifted along {axis!r}: each rank has the shard of the rank "
+                if size == 2:
+                    return f"shards are exchanged along {axis!r}: each rank has that of the other"
+                return (f"shards are shifted along {axis!r}: each rank has the shard of the rank that is "
                         f"{abs(near_by)} {'after' if near_by > 0 else 'before'} it")
     for other in _other_layouts(layout, mesh):
         if all(near(outputs[rank], whole[other.slices(whole.shape, mesh, rank)]) for rank in ranks):

@@ -58,15 +58,18 @@ def test_a_missing_reduce_is_named_with_the_smallest_case():
 
 
 @pytest.mark.parametrize(("kernel", "layouts", "cause"), [
-    (lambda device, x: device.shift(x, "tp"), "N_tp -> N_tp", "each rank has the shard of the rank 1 before it"),
-    (lambda device, x: device.shift(x, "tp", by=-1), "N_tp -> N_tp", "the shard of the rank 1 after it"),
+    (lambda device, x: device.shift(x, "tp"), "N_tp -> N_tp", "has the shard of the rank that is 1 before it"),
+    (lambda device, x: device.shift(x, "tp", by=-1), "N_tp -> N_tp", "the shard of the rank that is 1 after it"),
     (lambda device, x: device.all_gather(x, "tp"), "N_tp -> N_tp", "every rank returns the whole array"),
     (lambda device, x: device.all_reduce(x, "tp"), "N {U_tp} -> N", None),
     (lambda device, x: device.all_reduce(x, "tp"), "N, M_tp -> N, M_tp", None),
     (lambda device, x: device.all_reduce(x, "tp"), "N -> N", "4 times too large, the number of ranks along 'tp'"),
+    (lambda device, x: device.all_reduce(x, "tp") / 16, "N -> N", "4 times too small, .* a mean stands for a sum"),
+    (lambda device, x: device.reduce(x / 4, root=1), "N -> N", "ranks 0, 2 and 3 of 4 return None, as after a reduce"),
+    (lambda device, x: None, "N -> N", "the kernel returns None on every rank"),
     (lambda device, x: x.T, "N, M -> N, M", "each output is transposed"),
     (lambda device, x: x + (device.rank == 3), "N -> N", "only rank 3 of 4 differ"),
-], ids=["before", "after", "whole", "right", "other", "twice", "transposed", "last"])
+], ids=["before", "after", "whole", "right", "other", "twice", "mean", "rooted", "none", "transposed", "last"])
 def test_a_mistake_that_explains_all_outputs_is_named(kernel, layouts, cause):
     options = {"meshes": [Mesh(tp=4)], "sizes": [{"N": 12, "M": 12}]}
     if layouts == "N {U_tp} -> N":
@@ -74,7 +77,12 @@ def test_a_mistake_that_explains_all_outputs_is_named(kernel, layouts, cause):
     elif cause is None:
         assert "probably" not in failing(kernel, np.copy, layouts, **options)
     else:
-        assert cause in failing(kernel, np.copy, layouts, **options)
+        assert re.search(cause, failing(kernel, np.copy, layouts, **options))
+
+
+def test_two_ranks_that_exchange_their_shards_are_told_without_a_direction():
+    told = failing(lambda device, x: device.shift(x, "tp"), np.copy, "N_tp -> N_tp", meshes=[Mesh(tp=2)])
+    assert "shards are exchanged along 'tp': each rank has that of the other" in told
 
 
 def test_exchanged_axes_are_named():
