@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vcluster.code import ClusterError
@@ -32,6 +34,8 @@ class Job:
         self.library = str(mpi.Get_library_version()).partition("\n")[0].strip("\0 ")
         self.places: Sequence[Place] = self.transport.gather(Place(mpi.Get_processor_name(), os.getpid())) or ()
         """On the host: where each rank runs."""
+        self.transport.world.Barrier()
+        _unlink_segments()
         self._free = list(range(1, self.size))
         self._clusters = 0
         self.lost: set[int] = set()
@@ -82,6 +86,21 @@ class Job:
             self.transport.poll()
 
 
+def _unlink_segments() -> None:
+    """Remove the names of MPICH's shared memory, which all ranks have mapped by now.
+
+    MPICH removes them at a normal end alone, so each job that is killed would leave its memory behind.
+    """
+    with suppress(OSError):  # there is no /proc
+        paths = {line.split(maxsplit=5)[-1].strip() for line in _MAPS.read_text().splitlines()}
+        for path in paths:
+            if path.startswith(_SEGMENTS):
+                with suppress(FileNotFoundError):  # another rank of this node was first
+                    Path(path).unlink()
+
+
+_MAPS = Path("/proc/self/maps")
+_SEGMENTS = "/dev/shm/mpich_shm_"
 _job: Job | None = None
 
 
