@@ -26,6 +26,11 @@ settings.register_profile("ci", deadline=None, max_examples=BY_DAY, derandomize=
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_configure(config):
+    if config.getoption("--vcluster-backend") == "mpi":
+        config.pluginmanager.import_plugin("on_mpi")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Of the parameters of a test that is marked ``sampled(n)``, one in n is for every day; the others are slow."""

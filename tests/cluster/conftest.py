@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from parallelism.operation import PACKAGES
-from vcluster.mpi import current
 from vcluster.processes import start_fork_server
 from vcluster.runs import VirtualCluster
 
@@ -50,25 +49,15 @@ def cluster_of(request):
     Of the module alone: some tests of another one end the process that all devices are forked from.
     """
     open_clusters = {}
-    usual = request.config.getoption("--vcluster-backend")
+    on_mpi = request.config.pluginmanager.getplugin("on_mpi")
 
-    def get(mesh, backend=None, transport="shared_memory", **options):
-        backend = backend or "process"
-        if usual == "mpi":
-            if backend == "thread" or transport == "queue":
-                pytest.skip("of another backend")
-            backend = "mpi"
-            size = mesh if isinstance(mesh, int) else mesh.size
-            most = current(size).size - 1
-            if size > most:
-                pytest.skip(f"there are {most} ranks for {size} devices")
-            known = mesh, backend, transport, *sorted(options.items())
-            while known not in open_clusters and size > current(size).free:
-                open_clusters.pop(next(iter(open_clusters))).close()
+    def get(mesh, backend="process", transport="shared_memory", **options):
         key = (mesh, backend, transport, *sorted(options.items()))
         cluster = open_clusters.pop(key, None)
         if cluster is None or cluster.closed:
             cluster = VirtualCluster(mesh, backend=backend, transport=transport, **{"deadline_seconds": 40, **options})
+            if on_mpi is not None:
+                on_mpi.spare.append(cluster)
         open_clusters[key] = cluster
         while len(open_clusters) > MOST_OPEN:
             open_clusters.pop(next(iter(open_clusters))).close()

@@ -59,7 +59,12 @@ def as_rank() -> Iterator[bool]:
     if job.rank:
         from vcluster.mpi.serving import serve
 
-        serve(job, watched)
+        try:
+            serve(job, watched)
+        except BaseException:  # MPI would wait at the exit for the host, which waits for this rank
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
     try:
         yield job.rank == 0
     finally:

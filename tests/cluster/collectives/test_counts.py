@@ -26,6 +26,8 @@ from vcluster.collectives.prepared import PreparedZeroCopy
 from vcluster.collectives.thresholds import PIECE_BYTES, PRIVATE_PIECE_BYTES
 from vcluster.collectives.zero_copy import Stretch
 
+pytestmark = pytest.mark.not_on_mpi("counts what collectives in shared memory cost")
+
 WAITING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens. What these call is waiting, too."""
 LONG = 1 << 22

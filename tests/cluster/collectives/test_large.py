@@ -198,6 +198,7 @@ def until_killed(device, victim):
         device.all_gather(x)
 
 
+@pytest.mark.not_on_mpi("a rank that dies ends the job")
 def test_a_death_among_large_collectives_is_told(cluster_of):
     cluster = cluster_of(Mesh(devices=3), "process", "shared_memory")
     for victim in (1, 2):

@@ -210,6 +210,7 @@ def test_it_is_explained_priced_recorded_and_traced_by_its_closed_form(tmp_path)
     assert Trace.load(tmp_path / "trace.json") == run.trace
 
 
+@pytest.mark.not_on_mpi("outputs of other processes are sent")
 def test_threads_need_no_record_that_can_be_sent():
     lock = threading.Lock()
     register_kind(CollectiveKind("guarded", "a sum", lambda arrays: sum(arrays) if lock is not None else None))

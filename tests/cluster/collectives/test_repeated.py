@@ -205,6 +205,7 @@ def ended(device):
         device.all_reduce(np.ones(4), out=np.empty(4))
 
 
+@pytest.mark.not_on_mpi("a rank that dies ends the job")
 def test_a_death_among_repetitions_is_told(cluster_of):
     with pytest.raises(ClusterError) as caught:
         cluster_of(Mesh(devices=3), "process", "shared_memory").run(ended)
@@ -324,6 +325,7 @@ def test_an_integer_that_needs_another_dtype_is_another_call(cluster_of):
     assert [str(value.dtype) for value in got] == ["int64", "int64", "uint64", "int64", "uint64"]
 
 
+@pytest.mark.not_on_mpi("what the host replaces is not replaced in another process")
 def test_a_transposed_array_is_copied_once_into_shared_memory(cluster_of, general_runs, monkeypatch):
     copies, show = [], zero_copy.show
 
@@ -352,6 +354,7 @@ def test_a_transposed_array_is_copied_once_into_shared_memory(cluster_of, genera
     assert general_runs == []
 
 
+@pytest.mark.not_on_mpi("what the host replaces is not replaced in another process")
 @pytest.mark.parametrize("devices", [2, 3])
 def test_a_wrong_guess_of_what_the_others_call_is_made_once(cluster_of, general_runs, devices, monkeypatch):
     guesses, guess = [], Collectives._guesses

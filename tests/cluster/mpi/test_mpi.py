@@ -1,53 +1,18 @@
 """Devices on the ranks of MPI jobs. Each job starts processes that load everything, so few tests make one by day."""
 
-import os
 import pickle
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import mpi_job
 import numpy as np
 import psutil
 import pytest
+from mpi_jobs import each_mpi, finish, needs_mpi, start
 
-MPIEXEC = next(filter(None, (shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-                             for name in ("mpiexec",))), None)
-pytestmark = pytest.mark.skipif(
-    MPIEXEC is None or find_spec("mpi4py") is None, reason="there is no mpiexec, or no mpi4py")
-ROOT = Path(__file__).parents[3]
-
-
-@cache
-def launcher():
-    """mpiexec with what it needs to start more ranks than cores, as root."""
-    said = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
-    return [MPIEXEC, *(["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else [])]
-
-
-def start(ranks, *arguments):
-    """A job that runs ``python ...`` on so many ranks."""
-    support = str(ROOT / "tests" / "support")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), support])}
-    return subprocess.Popen(
-        [*launcher(), "-n", str(ranks), sys.executable, *map(str, arguments)], env=environment, cwd=ROOT, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finish(job):
-    """What a job has printed, once it has ended by itself."""
-    try:
-        said, _ = job.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        raise
-    return said
+pytestmark = needs_mpi
 
 
 def same(a, b):
@@ -110,16 +75,17 @@ def nothing_is_left(said, before):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@each_mpi
 @pytest.mark.parametrize(("how", "expected"), [
     ("kill", r"the process of rank 1 \(rank 2 of the job, pid \d+ on .*\) was ended by SIGKILL"),
     ("exit", r"the process of rank 1 \(rank 2 of the job, pid \d+ on .*\) ended with exit code 3"),
     ("raise", r"rank 0 raised ZeroDivisionError"),
 ])
-def test_a_job_that_fails_names_the_rank_and_leaves_nothing(tmp_path, how, expected):
+def test_a_job_that_fails_names_the_rank_and_leaves_nothing(tmp_path, mpi, how, expected):
     before = segments()
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    job = start(3, "-m", "vcluster.mpi", script, how)
+    job = start(3, "-m", "vcluster.mpi", script, how, mpi=mpi)
     said = finish(job)
     assert job.returncode
     assert re.search(expected, said), said
@@ -128,11 +94,12 @@ def test_a_job_that_fails_names_the_rank_and_leaves_nothing(tmp_path, how, expec
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_ctrl_c_ends_a_job_that_leaves_nothing(tmp_path):
+@each_mpi
+def test_ctrl_c_ends_a_job_that_leaves_nothing(tmp_path, mpi):
     before = segments()
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    job = start(3, "-m", "vcluster.mpi", script, "loop")
+    job = start(3, "-m", "vcluster.mpi", script, "loop", mpi=mpi)
     lines = []
     while not any("begun" in line for line in lines):
         lines.append(job.stdout.readline())
@@ -142,16 +109,3 @@ def test_ctrl_c_ends_a_job_that_leaves_nothing(tmp_path):
     assert job.returncode
     assert "KeyboardInterrupt" in said
     nothing_is_left(said, before)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("tests", [
-    ["collectives/test_collectives.py", "collectives/test_async.py"], ["simulation/test_three_ways.py"],
-])
-def test_the_tests_of_clusters_run_on_the_ranks_of_a_job(tests):
-    job = start(5, "-m", "pytest", "--vcluster-backend=mpi", "-n", "0", "-q", "-p", "no:cacheprovider",
-                "-k", "not any_integer", *(f"tests/cluster/{test}" for test in tests))    # that opens a cluster beside
-    said, _ = job.communicate(timeout=500)
-    assert job.returncode == 0, said
-    assert re.search(r"\d passed", said) and "failed" not in said

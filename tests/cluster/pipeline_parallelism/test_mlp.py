@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, Schedule
 from pipeline_parallelism import MLP, SGD, Adam, Training
-from vcluster.runs import VirtualCluster
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
 ROWS = 8
@@ -23,22 +21,14 @@ HALVES = [
 
 
 @pytest.fixture(scope="module")
-def cluster_of():
-    """Clusters by mesh and backend, started once and shared by the tests; each test gets them with empty devices."""
-    with ExitStack() as stack:
-        started = {}
+def cluster_of(cluster_of):
+    """As for all tests, with empty devices."""
+    def get(mesh, backend="process"):
+        cluster = cluster_of(mesh, backend)
+        cluster.run(lambda device: device.state.clear())
+        return cluster
 
-        def get(mesh, backend="process"):
-            if (mesh, backend) not in started:
-                started[mesh, backend] = stack.enter_context(VirtualCluster(mesh, backend=backend))
-            started[mesh, backend].run(_forget)
-            return started[mesh, backend]
-
-        yield get
-
-
-def _forget(device):
-    device.state.clear()
+    return get
 
 
 def mlp_of(stages, microbatches, schedule="1f1b", chunks=1, **options):

@@ -65,6 +65,7 @@ BOTH = [
 """Every mesh and every optimizer by default, every pair of them when there is time."""
 
 
+@pytest.mark.not_on_mpi("a rank that dies ends the job")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mesh", "optimizer"), BOTH)
 def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh, optimizer):
@@ -81,6 +82,7 @@ def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh,
     assert_same_bits(resumed, expected)
 
 
+@pytest.mark.not_on_mpi("a rank that dies ends the job")
 @pytest.mark.parametrize("operation", range(1, 7))
 def test_whenever_in_the_step_it_dies(cluster_of, tmp_path, operation):
     cluster, mlp = cluster_of(Mesh(pp=3)), mlp_of(3)
@@ -108,6 +110,7 @@ def test_it_goes_on_with_another_number_of_stages(cluster_of, tmp_path):
     assert reference.loss == resumed.loss
 
 
+@pytest.mark.not_on_mpi("a rank that dies ends the job")
 @pytest.mark.parametrize("mesh", [Mesh(pp=3), Mesh(dp=2)], ids=str)
 def test_a_replaced_device_is_noticed_until_the_model_is_whole_again(cluster_of, mesh):
     cluster, mlp = cluster_of(mesh), mlp_of(mesh.shape.get("pp", 1))

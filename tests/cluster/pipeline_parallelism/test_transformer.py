@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import cache
 
 import numpy as np
@@ -71,18 +70,14 @@ def loss(parameters, tokens, targets):
 
 
 @pytest.fixture(scope="module")
-def cluster_of():
-    """Clusters by mesh and backend, shared; a test gets them with empty devices."""
-    with ExitStack() as stack:
-        started = {}
+def cluster_of(cluster_of):
+    """As for all tests, with empty devices."""
+    def get(mesh, backend="thread"):
+        cluster = cluster_of(mesh, backend)
+        cluster.run(lambda device: device.state.clear())
+        return cluster
 
-        def get(mesh, backend="thread"):
-            if (mesh, backend) not in started:
-                started[mesh, backend] = stack.enter_context(VirtualCluster(mesh, backend=backend))
-            started[mesh, backend].run(lambda device: device.state.clear())
-            return started[mesh, backend]
-
-        yield get
+    return get
 
 
 @cache

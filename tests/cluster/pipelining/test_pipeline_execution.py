@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +12,6 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.generators import CHUNKED, SCHEDULES, V_SHAPED
 from pipeline_parallelism import MLP, SGD, Adam, Training
-from vcluster.runs import VirtualCluster
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
 ROWS = 12
@@ -33,18 +31,14 @@ CASES = [(name, *sizes) for name in FLUSHED for sizes in sizes_of(name)]
 
 
 @pytest.fixture(scope="module")
-def cluster_of():
-    """Clusters by mesh and backend, started once; each test gets them with empty devices."""
-    with ExitStack() as stack:
-        started = {}
+def cluster_of(cluster_of):
+    """As for all tests, with empty devices."""
+    def get(mesh, backend="thread"):
+        cluster = cluster_of(mesh, backend)
+        cluster.run(lambda device: device.state.clear())
+        return cluster
 
-        def get(mesh, backend="thread"):
-            if (mesh, backend) not in started:
-                started[mesh, backend] = stack.enter_context(VirtualCluster(mesh, backend=backend))
-            started[mesh, backend].run(lambda device: device.state.clear())
-            return started[mesh, backend]
-
-        yield get
+    return get
 
 
 def mlp_of(name, ranks, microbatches, chunks, **options):
@@ -281,6 +275,7 @@ def test_gradients_are_reduced_while_other_backwards_go_on(cluster_of):
     assert run.trace.count("all_reduce") == 2 * 3 + 1   # for each pair of replicas, a stage's; and the loss
 
 
+@pytest.mark.not_on_mpi("what the host replaces is not replaced in another process")
 def test_buckets_split_a_stage_s_gradients(cluster_of, monkeypatch):
     from pipeline_parallelism import gradients
 
