@@ -21,6 +21,19 @@ spare: list[VirtualCluster] = []
 """Clusters that tests share. They are closed when another test needs their ranks."""
 
 
+_beside: list[bool] = []
+"""Not empty while clusters are opened beside the job."""
+
+
+def on_processes(mesh, **options):
+    """A cluster of processes beside the job."""
+    _beside.append(True)
+    try:
+        return VirtualCluster(mesh, **options)
+    finally:
+        _beside.clear()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Skip what is not for MPI."""
@@ -41,6 +54,9 @@ def every_cluster_on_ranks():
 
     @wraps(begin)
     def on_ranks(self, *args, backend=None, transport="shared_memory", start_method=None, **options):
+        if _beside:
+            begin(self, *args, backend="process", **options)
+            return
         if transport == "queue" or start_method is not None:
             pytest.skip("of another backend: queues, or a start method")
         try:

@@ -53,8 +53,8 @@ class MpiMailbox(Mailbox):
 
     def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, Any]:
         yield from ()
+        self._endpoint.take_in()  # not after it: the caller counts the message before it may be told that it was taken
         self._endpoint.send(self._peer, DATA, encoded, lane=lane, tag=tag, lend=lane != 0)
-        self._endpoint.take_in()
         if lane == 0:
             self._count_sent(encoded.nbytes)
 

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from parallelism.kernels import SGD
 from parallelism.mesh import Mesh
@@ -50,6 +51,7 @@ def count(device, model, x, targets):
     return functions.total(), functions["in a generator"]
 
 
+@pytest.mark.not_on_mpi("counts what messages in shared memory cost")
 def test_an_action_calls_few_functions_and_its_messages_need_no_generator(cluster_of):
     model = MLP((WIDTH,) * (STAGES + 1), Pipeline(STAGES, MICROBATCHES), dtype=np.float32)
     x = np.ones((MICROBATCHES * 2, WIDTH), np.float32)

@@ -307,10 +307,44 @@ def program_of(model, layouts, stage):
 
 
 def executed(cluster, program, arrays):
+    result, trace = run_on(cluster, program, arrays)
+    if cluster.backend == "mpi":
+        assert_same_on_processes(cluster.mesh, program, arrays, result, trace)
+    return result, trace
+
+
+def run_on(cluster, program, arrays):
     done = cluster.run(program, arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UndeclaredComputeWarning)
         return done.result, done.trace
+
+
+def bits(result):
+    """Results with each array as its dtype, its shape and its bytes."""
+    if isinstance(result, dict):
+        return {name: bits(each) for name, each in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [bits(each) for each in result]
+    array = np.asarray(result)
+    return array.dtype, array.shape, array.tobytes()
+
+
+def assert_same_on_processes(mesh, program, arrays, result, trace):
+    """Two more ways: on the ranks of an MPI job as on processes, every bit, byte, peak and time."""
+    from on_mpi import on_processes
+
+    with on_processes(mesh, hardware="dgx-h100", compute="modelled") as beside:
+        there, recorded = run_on(beside, program, arrays)
+    assert bits(result) == bits(there)
+    one, other = by_rank(trace), by_rank(recorded)
+    for rank in other:
+        assert said(one[rank]) == said(other[rank])
+        assert [(e.kind, e.name, e.start_seconds, e.duration_seconds) for e in one[rank]] == [
+            (e.kind, e.name, e.start_seconds, e.duration_seconds) for e in other[rank]]
+    for category in (None, *{e.name for e in recorded if e.kind == "memory"}):
+        assert trace.peaks(category) == recorded.peaks(category)
+    assert trace.makespan_seconds == recorded.makespan_seconds
 
 
 def by_rank(trace):
