@@ -18,6 +18,8 @@ from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.core import Attributes, Extent, meaning, symbol
+from parallelism.ir.core.derived import checked_op
+from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.layouts import Devices, Localized, localize
@@ -210,13 +212,37 @@ class Updates:
 
     @cached_property
     def splits(self) -> set[Split]:
-        """What must be even."""
-        return splits_of(self.laid_out)
+        """What must be even inside a stage."""
+        return {(extent, tuple(axis for axis in axes if axis not in self.replicas))
+                for extent, axes in splits_of(self.laid_out)}
+
+    @cached_property
+    def several(self) -> set[Split]:
+        """Of what no device of the first replica may have a part of one element: an op on it is in other chains."""
+        return splits_of(self.laid_out) if self.fused else set()
+
+    def _of_first(self, extent: Any) -> Any:
+        """The extent at the first of the replicas, whose part is the largest where parts are uneven."""
+        return rounded_up(extent) if names_in(extent) & self.replicas.keys() else extent
+
+    @cached_property
+    def local(self) -> Function:
+        """The program of the first device."""
+        local = self.laid_out.program()
+        first = {
+            value: Value(value.name, TensorType(value.type.dtype, map(self._of_first, value.type.shape)), value.layout)
+            for value in local.values}
+        ops = [checked_op(
+            op.kind, (first[value] for value in op.inputs),
+            tuple((name, self._of_first(given)) for name, given in op.attributes),
+            (first[value] for value in op.outputs), op.region) for op in local.ops]
+        return Function(local.name, tuple(first[value] for value in local.inputs), tuple(ops),
+                        tuple(first[value] for value in local.outputs))
 
     @memoized
     def program(self, names: frozenset[str]) -> DeviceProgram:
         """The update of the parameters of these names."""
-        whole, local, own = self.laid_out.function, self.laid_out.program(), self.step.owners
+        whole, local, own = self.laid_out.function, self.local, self.step.owners
         kept = [place for place, value in enumerate(whole.outputs) if own[value.name] in (None, *names)]
         outputs = [local.outputs[place] for place in kept]
         needed, ops = {*outputs}, list[Op]()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
 from parallelism.events import Columns
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.planning.sheets import COMPUTE, Kind, Sheet, Unpriceable
 from parallelism.simulation.device_events import FIELDS
@@ -131,13 +132,32 @@ class RowPrices:
         (extent, stride), = layout.along([axis])
         key = nbytes, source, target, extent, stride
         if key not in self._messages:
-            ranks = np.arange(layout.mesh.size)
-            here = ranks[ranks // stride % extent == source]
-            ends = np.stack([here, here + (target - source) * stride], axis=1)
-            alike = same_prices(self.hardware, ends)
-            seconds = {self.pricing.costs.message_seconds(nbytes, *ends[place].tolist())
-                       for place in np.unique(alike, return_index=True)[1].tolist()}
+            seconds = {self._message_seconds(nbytes, *ends)
+                       for ends in self._different_ends(source, target, extent, stride, layout.mesh.size)}
             self._messages[key] = min(seconds)
             if len(seconds) > 1:
                 self._different.add((extent, stride))
         return self._messages[key]
+
+    @memoized
+    def _message_seconds(self, nbytes: int, source: int, target: int) -> float:
+        """The seconds of a message from one rank to another."""
+        return self.pricing.costs.message_seconds(nbytes, source, target)
+
+    @memoized
+    def _different_ends(self, source: int, target: int, extent: int, stride: int, size: int) -> list[tuple[int, int]]:
+        """A message of each price from one position of an axis to another, as ranks."""
+        distance = (target - source) * stride
+        first, ranks = self._alike(distance, size), np.arange(size)
+        here = np.unique(first[ranks // stride % extent == source]).tolist()
+        return [(rank, rank + distance) for rank in here]
+
+    @memoized
+    def _alike(self, distance: int, size: int) -> npt.NDArray[np.int64]:
+        """For each rank the first whose message over this distance has the same price; -1 where it ends nowhere."""
+        ranks = np.arange(max(-distance, 0), size - max(distance, 0))
+        alike = same_prices(self.hardware, np.stack([ranks, ranks + distance], axis=1))
+        _, first, number = np.unique(alike, return_index=True, return_inverse=True)
+        found = np.full(size, -1)
+        found[ranks] = ranks[first[number.ravel()]]
+        return found

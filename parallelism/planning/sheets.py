@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from parallelism.execution.device_program import DeviceProgram, ProgramStep, StartStep, WaitStep, communicates
 from parallelism.ir import Expression, Op
-from parallelism.ir.core import Extent
+from parallelism.ir.core import Extent, specialized
 from parallelism.layouts import Devices
 
 Floats = npt.NDArray[np.float64]
@@ -109,17 +109,13 @@ class Formulas:
     def __init__(self, extents: Sequence[Extent]) -> None:
         self.extents = extents
         monomials: dict[Any, int] = {}
-        self.others: list[tuple[int, Expression]] = []
-        """The extents that are no sums of products, by their places."""
         terms: list[tuple[int, int, Any]] = []
         for place, extent in enumerate(extents):
             of = extent.terms if isinstance(extent, Expression) else (((), extent),)
-            if any(not isinstance(atom, str) for monomial, _ in of for atom, _ in monomial):
-                assert isinstance(extent, Expression)
-                self.others.append((place, extent))
-                continue
             terms += [(place, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of]
         self.monomials = tuple(monomials)
+        self.calls = {atom: Expression(((((atom, 1),), 1),)) for monomial in monomials for atom, _ in monomial
+                      if not isinstance(atom, str)}
         self.factors = np.zeros((len(extents), len(monomials)), np.longdouble)
         for place, monomial, factor in terms:
             above, below = factor.as_integer_ratio()
@@ -127,13 +123,11 @@ class Formulas:
 
     def at(self, numbers: Mapping[str, int]) -> Exact:
         """The values of all extents."""
-        values = np.array([prod(
-            (np.longdouble(numbers[atom]) ** power for atom, power in monomial), start=np.longdouble(1))
-            for monomial in self.monomials], np.longdouble)
+        known: dict[Any, Any] = {name: np.longdouble(number) for name, number in numbers.items()}
+        known |= {call: np.longdouble(specialized(extent, numbers)) for call, extent in self.calls.items()}
+        values = np.array([prod((known[atom] ** power for atom, power in monomial), start=np.longdouble(1))
+                           for monomial in self.monomials], np.longdouble)
         found: Exact = np.rint(self.factors @ values)
-        for place, extent in self.others:
-            of: Any = extent.specialize(**{name: numbers[name] for name in extent.symbols})
-            found[place] = of
         return found
 
 

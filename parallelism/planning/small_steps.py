@@ -56,17 +56,21 @@ def small_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) ->
 
 
 class Formed(NamedTuple):
-    """The sheet of a pattern, and what must be even in it."""
+    """The sheet of a pattern, what must be even in it, and of what a part must have several elements."""
 
     sheet: SymbolicSheet
     splits: frozenset[Split]
+    several: frozenset[Split] = frozenset()
 
     def at(self, **numbers: int) -> Sheet:
-        """The sheet for these numbers.  `Unpriceable` if parts are uneven."""
-        for extent, axes in self.splits:
+        """The sheet for these numbers.  `Unpriceable` if parts are uneven, or have one element."""
+        for extent, axes in (*self.splits, *self.several):
             of: Any = specialized(extent, numbers)
-            if of % prod(numbers[axis] for axis in axes):
+            parts = prod(numbers[axis] for axis in axes)
+            if of % parts and (extent, axes) in self.splits:
                 raise Unpriceable(f"a dim of {of} is not split evenly over {' and '.join(axes)}")
+            if 1 < of <= parts and (extent, axes) in self.several:
+                raise Unpriceable(f"a dim of {of} is split into parts of one over {' and '.join(axes)}")
         return self.sheet.at(numbers)
 
 
@@ -74,14 +78,16 @@ Sections = Mapping[Any, Sequence[Row]]
 
 
 class Measured(NamedTuple):
-    """Rows by section, and what must be even in them."""
+    """Rows by section, what must be even in them, and of what a part must have several elements."""
 
     sections: Sections
     splits: frozenset[Split]
+    several: frozenset[Split] = frozenset()
 
 
 class SmallSteps:
-    """Sheets by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  ``Unpriceable`` for uneven shards."""
+    """Sheets by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  ``Unpriceable`` for uneven shards
+    inside a stage; those of replicas may be uneven."""
 
     def __init__(self, model: TrainedModel, *, fused: bool | str, overlapping: bool = False) -> None:
         """``fused`` and ``overlapping`` as for `parallelism.execution.operation_on`."""
@@ -131,7 +137,7 @@ class SmallSteps:
                 ((place, 2), "held"): [(kind, [size + each]) for (kind, (size,)), each in zip(
                     own.sections[(place, 1), "held"], more, strict=True)]
                 for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
-            return Formed(SymbolicSheet.of({**own.sections, **held}.items()), own.splits)
+            return Formed(SymbolicSheet.of({**own.sections, **held}.items()), own.splits, own.several)
 
     @memoized
     def _action_sections(self, pattern: Pattern, blocks: int) -> Measured:
@@ -149,7 +155,7 @@ class SmallSteps:
         first = [0, *accumulate(blocks for _, blocks in labels[:-1])]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
-        return Measured(dict(ends.sections(updates, labels)), frozenset(updates.splits))
+        return Measured(dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several))
 
     @memoized
     def _updates(self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool) -> Updates:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from parallelism import Hardware, Pipeline, models
-from parallelism.ir import largest, symbols
+from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
 from parallelism.planning import find_plan
 from parallelism.planning.growth import Growth, segments_between, spliced
@@ -113,6 +113,31 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     assert_as_simulated(table, possible, 0)
 
 
+def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTable, Choices]:
+    spec = models.TransformerSpec(layers=2, width=width, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
+    devices = settings.pop("devices")
+    task = Task(TrainedModel.of(spec, ADAM_W), 4 * devices, Hardware.preset(hardware).placed(range(devices)), devices)
+    return table_of(task, **(PLAIN | {"microbatch": 2} | settings))
+
+
+@pytest.mark.parametrize(("hardware", "settings"), [
+    ("dgx-a100:1", {"devices": 6, "pp": 1, "tp": 2, "sp": True, "zero": 1}),
+    pytest.param("dgx-a100:2", {"devices": 10, "pp": 2, "tp": 1, "zero": 2}, marks=pytest.mark.slow),
+    pytest.param("dgx-a100:1+megatron-a100", {"devices": 5, "pp": 1, "tp": 1, "zero": 2}, marks=pytest.mark.slow),
+])
+def test_zero_may_split_unevenly(hardware: str, settings: dict[str, Any]) -> None:
+    """A dim of 26 over 3, 5 and (2, 3) devices: the first has the largest parts, and the others wait for it."""
+    table, possible = uneven_replicas(hardware, 14, **settings)
+    assert len(possible) == 1
+    assert_as_simulated(table, possible, 0)
+
+
+def test_parts_of_one_element_have_no_price_where_ops_are_chained() -> None:
+    table, _ = uneven_replicas("dgx-a100:1+megatron-a100", 6, devices=6, pp=1, tp=1, zero=1)
+    with pytest.raises(Unpriceable, match="a dim of 6 is split into parts of one over dp"):
+        table.prepare(0)
+
+
 @pytest.mark.slow
 def test_weights_of_two_stages_of_a_device_that_are_summed_inside_of_each_have_no_pieces() -> None:
     """Tied embeddings under context parallelism, with a schedule in the form of a V; other weights have pieces."""
@@ -210,10 +235,11 @@ def test_an_order_whose_levels_do_not_repeat_is_made_as_a_whole() -> None:
 
 def test_formulas_are_evaluated_at_once() -> None:
     rows, devices = symbols("B tp")
-    extents = (0, 7, rows * 3 * 2**40 + 5, rows * 96 // devices, largest(rows, 4 * devices), -rows)
+    extents = (0, 7, rows * 3 * 2**40 + 5, rows * 96 // devices, largest(rows, 4 * devices), -rows,
+               rows * ceil_div(7, devices) * 3 + 1)
     for b, tp in ((1, 2), (5, 3), (17, 32)):
         assert Formulas(extents).at({"B": b, "tp": tp}).astype(int).tolist() == [
-            0, 7, b * 3 * 2**40 + 5, b * 96 // tp, max(b, 4 * tp), -b]
+            0, 7, b * 3 * 2**40 + 5, b * 96 // tp, max(b, 4 * tp), -b, b * -(-7 // tp) * 3 + 1]
 
 
 def test_uneven_parts_have_no_price() -> None:
@@ -241,9 +267,10 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
         names = stage.functions.trained
         layouts = {value.name: value.layout for value in stage.functions.forward.inputs if value.layout}
         own = localize(step.update(names, layouts, replicas=("dp",)), updates.devices)
-        rows = [(op.kind, [value.type for value in op.inputs]) for op in own.program().ops]
         part = updates.program(frozenset(numbered(name, -first) for name in names)).function
-        assert [(op.kind, [value.type for value in op.inputs]) for op in part.ops] == rows
+        rows, expected = ([(op.kind, [value.type.specialize({"tp": 2, "dp": 2}) for value in op.inputs])
+                           for op in function.ops] for function in (part, own.program()))
+        assert rows == expected
         assert rows
 
 
