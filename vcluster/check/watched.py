@@ -1,0 +1,126 @@
+"""A run that is watched: what each rank sent and received, also of a run that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from parallelism.hardware import Hardware, HostLink, Link
+from parallelism.mesh import Mesh
+from vcluster.code import ClusterError, PerDevice
+from vcluster.runs import VirtualCluster
+
+if TYPE_CHECKING:
+    from parallelism.trace import Trace
+
+DEADLINE_SECONDS = 8.0
+"""A run of a student's function takes milliseconds.  One that takes so long is in a loop that never ends."""
+
+_LOG = "vcluster.check: messages"
+_PEERS = {"send": (("send", 0, "dst"),), "isend": (("send", 0, "dst"),), "recv": (("recv", 0, "src"),),
+          "irecv": (("recv", 0, "src"),), "sendrecv": (("send", 0, "dst"), ("recv", 1, "src"))}
+"""By call: what it does with which peer, and where that peer stands among the arguments behind the value."""
+
+
+class Said(NamedTuple):
+    """A message that a rank began to send or to receive."""
+
+    verb: str
+    """``send`` or ``recv``."""
+    peer: int
+
+
+class WrongPeer(ValueError):
+    """A message to or from a rank that does not exist."""
+
+
+class Watched:
+    """A device that notes its messages, and is otherwise the device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._said: list[Said] = device.state.setdefault(_LOG, [])
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._device, name)
+        return self._noting(name, member) if name in _PEERS else member
+
+    def _noting(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            first = 1 if name in ("send", "isend", "sendrecv") else 0
+            if keywords.get("axes") is None:
+                for verb, place, word in _PEERS[name]:
+                    at = first + place
+                    peer = args[at] if at < len(args) else keywords.get(word)
+                    if isinstance(peer, int | np.integer):
+                        if not 0 <= peer < self._device.size:
+                            raise WrongPeer(f"{verb} {peer}")
+                        self._said.append(Said(verb, int(peer)))
+            return method(*args, **keywords)
+
+        return call
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """What one run of a function did."""
+
+    size: int
+    outputs: Sequence[Any]
+    """By rank; empty if the run failed."""
+    said: tuple[tuple[Said, ...], ...]
+    """The messages of each rank, in order.  The last one of a rank that is blocked is not finished."""
+    changed: tuple[int, ...] = ()
+    """The ranks that wrote into an argument."""
+    trace: Trace | None = None
+    error: ClusterError | None = None
+
+
+def one_second_a_message(devices: int) -> Hardware:
+    """A message takes one second, whatever its size: a makespan counts steps."""
+    link = Link("links", devices, latency_seconds=1.0, bytes_per_second=1e30, shape="fully_connected")
+    return Hardware("steps", {"float64": 1e30}, 1e15, 1e30, (link,), HostLink(0.0, 1e30))
+
+
+def cluster_of(mesh: Mesh | int, channel_capacity: int = 16) -> VirtualCluster:
+    """Threads: they start at once, and a deadlock is found in a tenth of a second."""
+    size = mesh if isinstance(mesh, int) else mesh.size
+    return VirtualCluster(mesh, backend="thread", channel_capacity=channel_capacity, compute="modelled",
+                          hardware=one_second_a_message(max(size, 2)), deadline_seconds=DEADLINE_SECONDS)
+
+
+def watch(cluster: VirtualCluster, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Watch:
+    """Run ``function(device, *arguments)``; ``arguments`` has the values of each argument, by rank."""
+    cluster.run(_forget)
+    try:
+        run = cluster.run(_call, function, *map(PerDevice, arguments))
+    except ClusterError as error:
+        said: Sequence[Any] = [()] * cluster.size
+        with suppress(ClusterError):
+            said = cluster.run(_messages).outputs
+        return Watch(cluster.size, (), tuple(map(tuple, said)), error=error)
+    outputs, changed, said = zip(*run.outputs, strict=True)
+    ranks = tuple(rank for rank, each in enumerate(changed) if each)
+    return Watch(cluster.size, outputs, tuple(map(tuple, said)), ranks, run.trace)
+
+
+def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool, list[Said]]:
+    before = [np.array(argument, copy=True) for argument in arguments]
+    output = function(Watched(device), *arguments)
+    if isinstance(output, np.ndarray) and any(np.may_share_memory(output, each) for each in arguments
+                                              if isinstance(each, np.ndarray)):
+        output = output.copy()
+    changed = any(not np.array_equal(was, np.asarray(now)) for was, now in zip(before, arguments, strict=True))
+    return output, changed, device.state[_LOG]
+
+
+def _forget(device: Any) -> None:
+    device.state.clear()
+
+
+def _messages(device: Any) -> list[Said]:
+    return list(device.state.get(_LOG, ()))
