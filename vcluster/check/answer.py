@@ -1,4 +1,4 @@
-"""What a check answers: a frozen value that is true if the function passes, with a sentence, the reason, and figures."""
+"""What a check answers: a frozen value, true if the function passes, with a sentence, the reason, and figures."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _deadlock(error: DeadlockError, watch: Watch, waits: bool) -> Finding:
         f"deadlock: {ranks_in_words(error.ranks)} can never go on"
     if waits:
         head += ", if a send waits until its message is received"
-    if not waiting or "in recv(" not in str(error) and "in send(" not in str(error):
+    if not waiting or not ("in recv(" in str(error) or "in send(" in str(error)):
         first, *others = str(error).split("\n")
         return Finding(first, tuple(line.strip() for line in others),
                        "all ranks of a group must make the same calls of collectives")
@@ -87,11 +87,14 @@ def _why_blocked(waiting: dict[int, Said], watch: Watch, waits: bool) -> str:
             sent = Counter(said.peer for said in watch.said[peer] if said.verb == "send")
             wanted = sum(said == ("recv", peer) for said in watch.said[rank])
             if not sent[rank] and sent:
-                return (f"the directions of send and receive do not agree: rank {rank} receives from rank {peer}, which "
-                        f"sends to {ranks_in_words(sorted(sent))}")
+                return (f"the directions of send and receive do not agree: rank {rank} receives from rank {peer}, "
+                        f"which sends to {ranks_in_words(sorted(sent))}")
             if peer not in waiting:
                 return (f"one receive too many, or one send too few: rank {rank} waits for message {wanted} from rank "
                         f"{peer}, which sent {sent[rank]} to it and has returned")
+    if any(verb == "recv" and before[rank] and before[rank][-1].verb == "recv"
+           for rank, (verb, _) in waiting.items()):
+        return "one receive too many, or one send too few: a second receive follows, and no rank has sent a second time"
     if waits:
         return ("the order of sends and receives works only while channels hold messages: here each send waits until "
                 "its message is received")
