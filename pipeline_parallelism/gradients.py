@@ -26,7 +26,7 @@ class Flushed:
     def __init__(self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], microbatches: int) -> None:
         self.device, self.axis, self.stages = device, axis, stages
         self.left = dict.fromkeys(stages, microbatches)
-        self.works: dict[int, list[Work]] = {}
+        self.works: dict[int, list[Work[list[Array]]]] = {}
 
     def done(self, stage: int, microbatch: int) -> None:
         """Called when a microbatch has had the last of its backward on a stage."""

@@ -13,6 +13,7 @@ from .arguments import (
     members_of as members_of,
     rank_at as rank_at,
     refuse_out_of_tree as refuse_out_of_tree,
+    ring_pairs as ring_pairs,
     shift_pairs as shift_pairs,
 )
 from .buffers import Message as Message, all_to_all_nbytes as all_to_all_nbytes, chunk_nbytes as chunk_nbytes

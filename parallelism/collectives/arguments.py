@@ -5,6 +5,7 @@ arrays, which an all_reduce reduces as one flat buffer for each dtype (`TreeBuff
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -76,7 +77,12 @@ def checked_options(call: str, options: dict[str, Any]) -> dict[str, Any]:
 def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int) -> tuple[tuple[int, int], ...]:
     """The pairs of the permute that a shift is."""
     members, _, _ = members_of(mesh, rank, "shift", axes, groups)
-    by, size = integer("by", by), len(members or ())
+    return ring_pairs(len(members or ()), integer("by", by))
+
+
+@lru_cache(maxsize=256)
+def ring_pairs(size: int, by: int) -> tuple[tuple[int, int], ...]:
+    """From each position of a group to the one that is ``by`` further around the ring."""
     return tuple((position, (position + by) % size) for position in range(size))
 
 

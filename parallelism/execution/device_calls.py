@@ -19,8 +19,7 @@ from parallelism.ir import Op
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
-from parallelism.operation import Device
-from parallelism.operation.operation import Work
+from parallelism.operation import Device, Work
 from parallelism.resharding import run_step
 from parallelism.sharding import device_op
 
@@ -85,7 +84,7 @@ def one_call(ops: Sequence[Op]) -> Op:
 class StartedCall:
     """Collectives that were started as one call."""
 
-    work: Work
+    work: Work[Any]
     ops: Sequence[Op]
     sent: Array
 

@@ -69,7 +69,7 @@ class Arriving:
     arrays: ArrayMaker
     types: Sequence[TensorType]
     """The types of the values in the message."""
-    works: Sequence[tuple[Work, Sequence[Piece]]]
+    works: Sequence[tuple[Work[Any], Sequence[Piece]]]
 
     def wait(self) -> Array:
         """The values, packed."""
@@ -89,7 +89,7 @@ class Arriving:
 class Leaving:
     """Messages that are sent."""
 
-    works: Sequence[Work]
+    works: Sequence[Work[None]]
 
     def wait(self) -> None:
         """Returns when all are sent."""

@@ -1,3 +1,10 @@
+from .array_calls import (
+    ArrayCalls as ArrayCalls,
+    Groups as Groups,
+    ReduceOp as ReduceOp,
+    Work as Work,
+    typed_as as typed_as,
+)
 from .deadlock import Lane as Lane, Stuck as Stuck, deadlock_error as deadlock_error
 from .errors import (
     ClusterError as ClusterError,
@@ -10,11 +17,8 @@ from .errors import (
 )
 from .operation import (
     Device as Device,
-    Groups as Groups,
     Operation as Operation,
-    ReduceOp as ReduceOp,
     ShardedOperation as ShardedOperation,
-    Work as Work,
 )
 from .user_lines import (
     PACKAGES as PACKAGES,

@@ -6,7 +6,7 @@ processes, on threads, under a recorder that only counts, and on any other imple
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -14,23 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.mesh import Axes, Mesh, MeshIndex
+from parallelism.operation.array_calls import ArrayCalls, ReduceOp, Work
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
 
-Groups = Sequence[Sequence[int]]
-ReduceOp = str | Callable[[Any, Any], Any]
-
-
-class Work(Protocol):
-    """An asynchronous operation: `wait` returns its result, `done` says whether the result is there."""
-
-    def wait(self) -> Any: ...
-    def done(self) -> bool: ...
-
-
 @runtime_checkable
-class Device(Protocol):
+class Device(ArrayCalls, Protocol):
     """The methods that a strategy may call.  `vcluster.VirtualDevice` documents each of them.
 
     ``axes`` is a mesh axis, a tuple of axes (the first varies slowest) or None for the whole mesh.
@@ -66,31 +56,11 @@ class Device(Protocol):
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any: ...
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> np.ndarray: ...
 
-    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any: ...
-    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any: ...
-    def reduce_scatter(
-        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
-    ) -> Any: ...
-    def all_to_all(
-        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, **options: Any,
-    ) -> Any: ...
-    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any: ...
-    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
-    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
-    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
-    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any: ...
-    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any: ...
-    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any: ...
     def barrier(self, axes: Axes = None, **options: Any) -> Any: ...
     def collective(
         self, kind: str, x: Any, axes: Axes = None, *, dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
         pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
-    ) -> Any: ...
-    def reshard(
-        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
-        axes: Axes = None,
     ) -> Any: ...
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]: ...
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]: ...
@@ -99,11 +69,11 @@ class Device(Protocol):
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None: ...
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any: ...
-    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work: ...
+    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work[None]: ...
     def irecv(
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
-    ) -> Work: ...
+    ) -> Work[Any]: ...
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any: ...
 
 
@@ -129,11 +99,14 @@ class Operation:
         """Whether a device writes into its inputs.  Where devices share the caller's arrays, each then gets copies."""
         return False
 
-    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The inputs of each rank, as a list indexed by rank.  By default every rank gets all arguments."""
+    def inputs(self, mesh: Mesh, *args: Any, **_: Any) -> list[tuple[Any, ...]]:
+        """The inputs of each rank, as a list indexed by rank.  By default every rank gets all arguments.
+
+        A subclass names its arguments.  No keyword arrives: with ``*args`` alone, type checkers would refuse that.
+        """
         return [args] * mesh.size
 
-    def __call__(self, device: Device, *inputs: Any) -> Any:
+    def __call__(self, device: Device, *inputs: Any, **named: Any) -> Any:
         """The work of one device, which runs on every device with its own inputs."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(device, ...), the work of one device")
 

@@ -86,8 +86,8 @@ def run_actions(
     order = list(actions)
     here, listed = device.position(axis) if axis is not None else 0, pipeline.schedule.lists_messages
     kept: dict[int, Array] = {}         # results that pass between actions of this device, by their tags
-    posted: dict[int, Work] = {}
-    sent: list[Work] = []
+    posted: dict[int, Work[Array]] = {}
+    sent: list[Work[None]] = []
     moves = passed(pipeline, order)
     for action, (source, taken, target, given), following in zip(order, moves, [*moves[1:], None], strict=True):
         number, kind, k = action

@@ -237,14 +237,14 @@ class RecordingDevice:
                   bytes_received=sum(np.asarray(leaf).nbytes for leaf in leaves(message.value)))
         return message
 
-    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work:
+    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work[None]:
         self.send(x, dst, tag=tag, axes=axes)
         return _Pending(lambda: None)
 
     def irecv(
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
-    ) -> Work:
+    ) -> Work[Any]:
         channel = Channel(self._peer(src, axes), self.rank, checked_tag(tag))
         extents, wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
         issued_at = calling_line()

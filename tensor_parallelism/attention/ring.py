@@ -115,10 +115,9 @@ def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) ->
     return RingKept(q, [block], attended)
 
 
-def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:
+def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work[Array]:
     """Passes block ``at`` on to a neighbour.  From now on the block that the other neighbour sends is held, too."""
     pair, batch, _, heads, head_dim = block.shape
     rows = sum(map(len, plan.runs[(at - by) % len(plan.runs)]))
     device.hold(KEYS, pair * batch * rows * heads * head_dim * block.itemsize)
-    pending: Work = device.shift(block, plan.sharding.split.rows, by=by, async_op=True)
-    return pending
+    return device.shift(block, plan.sharding.split.rows, by=by, async_op=True)

@@ -46,7 +46,7 @@ def forward_backward(device: Device, operation: Any, grad: Any, *shards: Any) ->
     return out, *operation.backward(device, saved, grad)
 
 
-def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: Any) -> Run:
+def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: Any) -> Run[Any]:
     """The run of a program on a cluster of this mesh, on the backend that the arguments name."""
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         return cluster.run(program, *values)

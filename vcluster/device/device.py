@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import plain_array
-from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, shift_pairs
+from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, ring_pairs, shift_pairs
 from parallelism.collectives.results import integer
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
-from parallelism.operation import ReduceOp
+from parallelism.operation import ArrayCalls, ReduceOp, typed_as
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
@@ -157,6 +156,7 @@ class VirtualDevice:
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
+    @typed_as(ArrayCalls.all_reduce)
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", out: Any = None, **options: Any) -> Any:
         """Reduce the ``x`` of all members elementwise. Every member gets the result, bitwise equal on all of them.
 
@@ -174,6 +174,7 @@ class VirtualDevice:
             return self.collectives.run("all_reduce", x, axes, op=op, out=out)
         return self.collectives.run("all_reduce", x, axes, op=op, out=out, **checked_options("all_reduce", options))
 
+    @typed_as(ArrayCalls.all_gather)
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, out: Any = None, **options: Any) -> Any:
         """Join the ``x`` of all members along ``dim``, in group order. Every member gets the whole.
 
@@ -186,6 +187,7 @@ class VirtualDevice:
             return self.collectives.run("all_gather", x, axes, dim=dim, out=out)
         return self.collectives.run("all_gather", x, axes, dim=dim, out=out, **checked_options("all_gather", options))
 
+    @typed_as(ArrayCalls.reduce_scatter)
     def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
         """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
@@ -194,9 +196,10 @@ class VirtualDevice:
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
-        return self.collectives.run(
-            "reduce_scatter", x, axes, dim=dim, op=op, **checked_options("reduce_scatter", options))
+        checked = checked_options("reduce_scatter", options)
+        return self.collectives.run("reduce_scatter", x, axes, dim=dim, op=op, **checked)
 
+    @typed_as(ArrayCalls.all_to_all)
     def all_to_all(
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, **options: Any,
@@ -214,6 +217,7 @@ class VirtualDevice:
             **checked_options("all_to_all", options)
         )
 
+    @typed_as(ArrayCalls.broadcast)
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, out: Any = None, **options: Any) -> Any:
         """Everybody gets the ``x`` of the member at position ``root``; any other ``x`` is ignored and may be None.
 
@@ -225,6 +229,7 @@ class VirtualDevice:
             return self.collectives.run("broadcast", x, axes, root=root, out=out)
         return self.collectives.run("broadcast", x, axes, root=root, out=out, **checked_options("broadcast", options))
 
+    @typed_as(ArrayCalls.reduce)
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
         """Combine everybody's ``x`` as `all_reduce` does; the member at ``root`` gets the result, the others None.
 
@@ -232,6 +237,7 @@ class VirtualDevice:
         """
         return self.collectives.run("reduce", x, axes, root=root, op=op, **checked_options("reduce", options))
 
+    @typed_as(ArrayCalls.scatter)
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
         """Cut the ``x`` of the root along ``dim`` and send piece j to member j. The ``x`` of the others may be None.
 
@@ -239,6 +245,7 @@ class VirtualDevice:
         """
         return self.collectives.run("scatter", x, axes, root=root, dim=dim, **checked_options("scatter", options))
 
+    @typed_as(ArrayCalls.gather)
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
         """Join the ``x`` of all members along ``dim`` at the root. The others get None.
 
@@ -246,6 +253,7 @@ class VirtualDevice:
         """
         return self.collectives.run("gather", x, axes, root=root, dim=dim, **checked_options("gather", options))
 
+    @typed_as(ArrayCalls.all_scatter)
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
         """The ``x`` of all members, as a list in group order. Shapes may differ.
 
@@ -253,6 +261,7 @@ class VirtualDevice:
         """
         return self.collectives.run("all_scatter", x, axes, **checked_options("all_scatter", options))
 
+    @typed_as(ArrayCalls.permute)
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
         """For each (source, target) in ``pairs``, which are positions in the group, the target gets the source's ``x``.
 
@@ -262,11 +271,12 @@ class VirtualDevice:
         """
         return self.collectives.run("permute", x, axes, pairs=pairs, **checked_options("permute", options))
 
+    @typed_as(ArrayCalls.shift)
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
         """A `permute` around the ring: position p gets the ``x`` of position p - ``by``."""
         by, groups = integer("by", by), options.get("groups")
         if groups is None:
-            pairs = _round_the_ring(len(self.group(axes)), by)
+            pairs = ring_pairs(len(self.group(axes)), by)
         else:
             pairs = shift_pairs(self.mesh, self.rank, axes, groups, by)
         return self.collectives.run("permute", x, axes, pairs=pairs, **checked_options("shift", options))
@@ -287,6 +297,7 @@ class VirtualDevice:
         mine = _pickled(obj) if self.position(axes) == root else None
         return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
 
+    @typed_as(ArrayCalls.reshard)
     def reshard(
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
         axes: Axes = None,
@@ -342,19 +353,14 @@ class VirtualDevice:
         """
         return self.collectives.run(
             kind, x, axes, dim=dim, concat_dim=concat_dim, split_sizes=split_sizes, root=root, op=op, pairs=pairs,
-            **checked_options("collective", options),
-        )
+            **checked_options("collective", options))
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def channel(self, peer: int) -> VirtualChannel:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
         peer = checked_peer(self.mesh, peer)
-        found = self._channels.get(peer)
-        if found is None:
-            channel = VirtualChannel(self.collectives, peer)
-            found = self._channels.setdefault(peer, channel)
-        return found
+        return self._channels.get(peer) or self._channels.setdefault(peer, VirtualChannel(self.collectives, peer))
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst``; with ``axes``, ``dst`` is a position in my group.  See `VirtualChannel.send`."""
@@ -388,11 +394,6 @@ class VirtualDevice:
 
     def _peer(self, place: int, axes: Axes) -> int:
         return place if axes is None else rank_at(self.mesh.group(self.rank, axes), axes, place)
-
-
-@lru_cache(maxsize=256)
-def _round_the_ring(size: int, by: int) -> tuple[tuple[int, int], ...]:
-    return tuple((position, (position + by) % size) for position in range(size))
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from functools import partial
 from numbers import Real
 from operator import index
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, Self, overload
 
 from parallelism.hardware import is_calibrated
 from parallelism.mesh import Mesh
@@ -24,9 +24,10 @@ from vcluster.runs import notebook
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
+    from vcluster.device import VirtualDevice
     from vcluster.messages import Endpoint, VirtualChannel
     from vcluster.runs.engine import Body
-    from vcluster.runs.run import Run
+    from vcluster.runs.run import Output, Run
     from vcluster.runs.run_loop import ShowOutput
 
 QUEUE_DEVICES = 16
@@ -178,7 +179,13 @@ class VirtualCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run:
+    @overload
+    def run(
+        self, program: Callable[Concatenate[VirtualDevice, ...], Output], /, *args: Any, **kwargs: Any
+    ) -> Run[Output]: ...
+    @overload
+    def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run[Any]: ...
+    def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run[Any]:
         """Run a program on every device and return when all devices have finished.
 
         ``program`` is a function, called on each device with its `VirtualDevice` and the arguments, or an `Operation`,

@@ -125,7 +125,7 @@ class Body:
             channel = self._channels[rank] = VirtualChannel(self._owner, rank)
         return channel
 
-    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
+    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run[Any]:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
         __tracebackhide__ = True  # for pytest and IPython
         if isinstance(program, Operation):

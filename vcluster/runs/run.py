@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.display.drawing import kept
 from parallelism.display.markup import Markup, figure, folded_away, inside, note, table
 from parallelism.mesh import Mesh
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from parallelism.timeline import Pricing
     from parallelism.trace import Trace
 
+Output = TypeVar("Output")
 _MOST_ROWS = 16
 """The largest number of outputs that a notebook shows."""
 _ELSEWHERE = {
@@ -32,7 +34,7 @@ _ELSEWHERE = {
 """Names elsewhere, without case and underscores, and what to write here."""
 
 
-class Run(Sequence[Any]):
+class Run(Sequence[Output]):
     """A finished run. It is a sequence of the outputs, by rank.
 
     >>> from vcluster import VirtualCluster
@@ -45,7 +47,7 @@ class Run(Sequence[Any]):
     """
 
     def __init__(
-        self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes | Packed],
+        self, mesh: Mesh, program: Any, outputs: list[Output], records: list[bytes | Packed],
         pricing: Pricing | None = None,
     ) -> None:
         self.mesh = mesh
@@ -63,6 +65,10 @@ class Run(Sequence[Any]):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
             no_attribute("run", self, name, _ELSEWHERE)
 
+    @overload
+    def __getitem__(self, rank: int) -> Output: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[Output]: ...
     def __getitem__(self, rank: Any) -> Any:
         return self.outputs[rank]
 
@@ -79,7 +85,7 @@ class Run(Sequence[Any]):
             )
         return self._program.result(self.mesh, self.outputs)
 
-    def unshard(self, sharding: TensorSharding) -> Any:
+    def unshard(self, sharding: TensorSharding) -> Array:
         """The global array. The outputs are its shards under ``sharding``; partial values are reduced."""
         return sharding.unshard(self.outputs, self.mesh)
 

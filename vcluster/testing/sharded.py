@@ -27,7 +27,7 @@ _MOST_AXES = 4
 
 
 def assert_sharded_allclose(
-    run: Run, layout: TensorSharding | str, expected: npt.ArrayLike, *, rtol: float = 1e-7, atol: float = 0.0,
+    run: Run[Any], layout: TensorSharding | str, expected: npt.ArrayLike, *, rtol: float = 1e-7, atol: float = 0.0,
 ) -> None:
     """Fail unless the outputs of ``run`` are the shards of ``expected`` in ``layout``.
 

@@ -1,0 +1,230 @@
+"""The types of collectives, for type checkers: an array in gives an array out, and ``async_op=True`` gives a `Work`.
+
+The dtype of the result is not said: the sum of bools is int64.  Of a scalar, a tree of arrays or another value, nothing
+is said.  `Device` has these methods, and `typed_as` gives their types to the methods of a class that has docstrings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from parallelism.arrays import Array
+from parallelism.mesh import Axes
+
+if TYPE_CHECKING:
+    from parallelism.sharding import TensorSharding
+
+Groups = Sequence[Sequence[int]]
+ReduceOp = str | Callable[[Any, Any], Any]
+Ints = Sequence[int]
+Pairs = Sequence[tuple[int, int]]
+Method = TypeVar("Method", bound=Callable[..., Any])
+Result = TypeVar("Result", covariant=True)
+
+
+class Options(TypedDict, total=False):
+    """The options of every collective; `vcluster.VirtualDevice` documents them."""
+
+    groups: Groups | None
+    out: Array | None
+    algorithm: str | None
+
+
+class Now(Options, total=False):
+    """Options of a call that returns its result."""
+
+    async_op: Literal[False]
+
+
+class Later(Options):
+    """Options of a call that returns a `Work`."""
+
+    async_op: Literal[True]
+
+
+class Work(Protocol[Result]):
+    """An asynchronous operation: `wait` returns its result, `done` says whether the result is there."""
+
+    def wait(self) -> Result: ...
+    def done(self) -> bool: ...
+
+
+def typed_as(declared: Method) -> Callable[[Callable[..., Any]], Method]:
+    """A decorator: for a type checker, the method has the types of ``declared``.  When run, it is the method itself."""
+    return lambda method: method  # type: ignore[return-value]
+
+
+class ArrayCalls(Protocol):
+    """The collectives of a device, by what they give for arrays."""
+
+    @overload
+    def all_reduce(self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]) -> Array: ...
+    @overload
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]) -> Any: ...
+    @overload
+    def all_reduce(
+        self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Later]
+    ) -> Work[Array]: ...
+    @overload
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Later]) -> Work[Any]: ...
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any: ...
+
+    @overload
+    def all_gather(self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Now]) -> Array: ...
+    @overload
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def all_gather(self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Array]: ...
+    @overload
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: Array, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Array: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Any: ...
+    @overload
+    def reduce_scatter(
+        self, x: Array, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
+    ) -> Work[Array]: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
+    ) -> Work[Any]: ...
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any: ...
+
+    @overload
+    def all_to_all(
+        self, x: Array, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Ints | None = None, **options: Unpack[Now],
+    ) -> Array: ...
+    @overload
+    def all_to_all(
+        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Ints | None = None, **options: Unpack[Now],
+    ) -> Any: ...
+    @overload
+    def all_to_all(
+        self, x: Array, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Ints | None = None, **options: Unpack[Later],
+    ) -> Work[Array]: ...
+    @overload
+    def all_to_all(
+        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Ints | None = None, **options: Unpack[Later],
+    ) -> Work[Any]: ...
+    def all_to_all(
+        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Ints | None = None, **options: Any,
+    ) -> Any: ...
+
+    @overload
+    def broadcast(self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]) -> Array: ...
+    @overload
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def broadcast(
+        self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]
+    ) -> Work[Array]: ...
+    @overload
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any: ...
+
+    @overload
+    def scatter(
+        self, x: Array | None, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
+    ) -> Array: ...
+    @overload
+    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def scatter(
+        self, x: Array | None, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Array]: ...
+    @overload
+    def scatter(
+        self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Any]: ...
+    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+
+    @overload
+    def reduce(
+        self, x: Array, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Array | None: ...
+    @overload
+    def reduce(
+        self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Any: ...
+    @overload
+    def reduce(
+        self, x: Array, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
+    ) -> Work[Array | None]: ...
+    @overload
+    def reduce(
+        self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
+    ) -> Work[Any]: ...
+    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
+
+    @overload
+    def gather(
+        self, x: Array, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
+    ) -> Array | None: ...
+    @overload
+    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def gather(
+        self, x: Array, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Array | None]: ...
+    @overload
+    def gather(
+        self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Any]: ...
+    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+
+    @overload
+    def all_scatter(self, x: Array, axes: Axes = None, **options: Unpack[Now]) -> list[Array]: ...
+    @overload
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def all_scatter(self, x: Array, axes: Axes = None, **options: Unpack[Later]) -> Work[list[Array]]: ...
+    @overload
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Unpack[Later]) -> Work[Any]: ...
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any: ...
+
+    @overload
+    def permute(self, x: Array, pairs: Pairs, axes: Axes = None, **options: Unpack[Now]) -> Array: ...
+    @overload
+    def permute(self, x: Any, pairs: Pairs, axes: Axes = None, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def permute(self, x: Array, pairs: Pairs, axes: Axes = None, **options: Unpack[Later]) -> Work[Array]: ...
+    @overload
+    def permute(self, x: Any, pairs: Pairs, axes: Axes = None, **options: Unpack[Later]) -> Work[Any]: ...
+    def permute(self, x: Any, pairs: Pairs, axes: Axes = None, **options: Any) -> Any: ...
+
+    @overload
+    def shift(self, x: Array, axes: Axes = None, *, by: int = 1, **options: Unpack[Now]) -> Array: ...
+    @overload
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Unpack[Now]) -> Any: ...
+    @overload
+    def shift(self, x: Array, axes: Axes = None, *, by: int = 1, **options: Unpack[Later]) -> Work[Array]: ...
+    @overload
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Unpack[Later]) -> Work[Any]: ...
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any: ...
+
+    @overload
+    def reshard(
+        self, x: Array, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+    ) -> Array: ...
+    @overload
+    def reshard(
+        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+    ) -> Any: ...
+    def reshard(
+        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+    ) -> Any: ...
