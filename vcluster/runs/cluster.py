@@ -10,7 +10,7 @@ from functools import partial
 from numbers import Real
 from operator import index
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 from parallelism.hardware import is_calibrated
 from parallelism.mesh import Mesh
@@ -23,11 +23,12 @@ from vcluster.runs import notebook
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
+    from parallelism.ir import Function
     from parallelism.timeline import Pricing
-    from vcluster.device import VirtualDevice
+    from parallelism.transforms.pipelines import Step
     from vcluster.messages import Endpoint, VirtualChannel
     from vcluster.runs.engine import Body
-    from vcluster.runs.run import Output, Run
+    from vcluster.runs.run import Kernel, Output, Run
     from vcluster.runs.run_loop import ShowOutput
 
 QUEUE_DEVICES = 16
@@ -180,11 +181,9 @@ class VirtualCluster:
         self.close()
 
     @overload
-    def run(
-        self, program: Callable[Concatenate[VirtualDevice, ...], Output], /, *args: Any, **kwargs: Any
-    ) -> Run[Output]: ...
+    def run(self, program: Kernel[Output], /, *args: Any, **kwargs: Any) -> Run[Output]: ...
     @overload
-    def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run[Any]: ...
+    def run(self, program: Function | Step, /, *args: Any, **kwargs: Any) -> Run[Any]: ...
     def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run[Any]:
         """Run a program on every device and return when all devices have finished.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
     from parallelism.timeline import Pricing
     from parallelism.trace import Trace
+    from vcluster.device import VirtualDevice
 
 Output = TypeVar("Output")
+Returned = TypeVar("Returned", covariant=True)
 _MOST_ROWS = 16
 """The largest number of outputs that a notebook shows."""
 _ELSEWHERE = {
@@ -32,6 +34,12 @@ _ELSEWHERE = {
     "time": "run.trace.makespan_seconds", "seconds": "run.trace.makespan_seconds",
 }
 """Names elsewhere, without case and underscores, and what to write here."""
+
+
+class Kernel(Protocol[Returned]):
+    """A function of a device and other arguments, for type checkers."""
+
+    def __call__(self, device: VirtualDevice, /, *args: Any, **kwargs: Any) -> Returned: ...
 
 
 class Run(Sequence[Output]):
