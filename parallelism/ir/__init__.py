@@ -9,6 +9,7 @@ from parallelism.ir.core import (
     OPERATORS,
     Builder,
     Expression,
+    Extent,
     Function,
     IRError,
     Op,
@@ -23,6 +24,7 @@ from parallelism.ir.core import (
     ceil_div,
     largest,
     operator,
+    specialized,
     symbol,
     symbols,
     verify,
@@ -58,8 +60,8 @@ from parallelism.ir.text.parsing import parse
 from parallelism.ir.tracing import apply, region
 
 __all__ = [
-    "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",
-    "PromotionWarning", "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after",
-    "gradient", "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol",
-    "symbols", "verify",
+    "OPERATORS", "Builder", "Expression", "Extent", "Function", "IRError", "Interpreted", "Op", "Operator",
+    "ParseError", "PromotionWarning", "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div",
+    "freed_after", "gradient", "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record",
+    "region", "specialized", "symbol", "symbols", "verify",
 ]
