@@ -52,7 +52,7 @@ def wrong_program(cluster: VirtualCluster) -> object:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
-    """A folder with a module for each block of Python of the documents, one more that is right, and one with mistakes."""
+    """A folder with a module for each block of Python of the documents, one that is right, and one with mistakes."""
     folder = tmp_path_factory.mktemp("examples")
     missing = [library for library in ("jax", "onnx") if find_spec(library) is None]
     for block in code_blocks():
