@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.markup import Markup, figure, note, table
+from parallelism.display.markup import Markup, figure, inside, note, table
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Answer:
     """A table of figures, the first row has the names of the columns."""
     cases: int = 0
     """How many runs were compared."""
+    picture: str = ""
+    """HTML that stands below the text in a notebook, in place of the details."""
 
     def __bool__(self) -> bool:
         return self.passed
@@ -47,7 +49,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         parts = [Markup(f'<div class="{"quiet" if self.passed else ""}">{note(_sentence(self.sentence))}</div>')]
-        parts += [note(line) for line in self.details]
+        parts += [inside(self.picture)] if self.picture else [note(line) for line in self.details]
         if self.likely:
             parts.append(table([("likely mistake", _ended(self.likely))], left=2))
         if self.figures:

@@ -95,17 +95,32 @@ def cluster_of(mesh: Mesh | int, channel_capacity: int = 16) -> VirtualCluster:
 
 def watch(cluster: VirtualCluster, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Watch:
     """Run ``function(device, *arguments)``; ``arguments`` has the values of each argument, by rank."""
-    cluster.run(_forget)
+    forget(cluster)
     try:
         run = cluster.run(_call, function, *map(PerDevice, arguments))
     except ClusterError as error:
-        said: Sequence[Any] = [()] * cluster.size
-        with suppress(ClusterError):
-            said = cluster.run(_messages).outputs
-        return Watch(cluster.size, (), tuple(map(tuple, said)), error=error)
+        return failed(cluster, error)
     outputs, changed, said = zip(*run.outputs, strict=True)
     ranks = tuple(rank for rank, each in enumerate(changed) if each)
     return Watch(cluster.size, outputs, tuple(map(tuple, said)), ranks, run.trace)
+
+
+def watching(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its messages noted."""
+    return lambda device, *arguments: function(Watched(device), *arguments)
+
+
+def failed(cluster: VirtualCluster, error: ClusterError) -> Watch:
+    """What the last run of a cluster did, which failed."""
+    said: Sequence[Any] = [()] * cluster.size
+    with suppress(ClusterError):
+        said = cluster.run(_messages).outputs
+    return Watch(cluster.size, (), tuple(map(tuple, said)), error=error)
+
+
+def forget(cluster: VirtualCluster) -> None:
+    """Forget the messages of earlier runs."""
+    cluster.run(_forget)
 
 
 def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool, list[Said]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from vcluster.code import PerDevice
-from vcluster.runs import VirtualCluster
+from vcluster.runs import Run, VirtualCluster
 from vcluster.testing.sharded import assert_sharded_allclose
 
 _DIM = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*)(_(\{[^}]*\}|[A-Za-z0-9]+))?\s*(,|$)")
@@ -62,13 +62,57 @@ def check_kernel(
     error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read.
     """
     __tracebackhide__ = True
+    count = 0
+    for case in kernel_cases(reference, layouts, meshes=meshes, sizes=sizes, dtype=dtype, seed=seed, backend=backend):
+        try:
+            run = case.run(kernel)
+        except Exception as error:
+            error.add_note(f"in check_kernel on {case.text}")
+            raise
+        try:
+            assert_sharded_allclose(run, case.layout, case.expected, rtol=rtol, atol=atol)
+        except AssertionError as error:
+            raise AssertionError(f"on {case.text}, {error}") from None
+        count += 1
+    return count
+
+
+class KernelCase(NamedTuple):
+    """One mesh and one size of a kernel."""
+
+    text: str
+    """The mesh and the sizes, in words."""
+    cluster: VirtualCluster
+    arguments: tuple[tuple[npt.NDArray[Any], TensorSharding], ...]
+    """The whole arrays, and their layouts."""
+    layout: TensorSharding
+    """Of the result."""
+    expected: npt.NDArray[Any]
+    """The whole result."""
+
+    def run(self, kernel: Callable[..., Any]) -> Run:
+        """Run the kernel on the shards."""
+        shards = [PerDevice(layout.shard(array, self.cluster.mesh)) for array, layout in self.arguments]
+        return self.cluster.run(kernel, *shards)
+
+
+def kernel_cases(
+    reference: Callable[..., npt.ArrayLike], layouts: str, *,
+    meshes: Iterable[Mesh | Mapping[str, int]] | None = None, sizes: Iterable[Mapping[str, int]] | None = None,
+    dtype: npt.DTypeLike = np.float64, seed: int = 0, backend: Literal["process", "thread"] = "thread",
+    deadline_seconds: float | None = None,
+) -> Iterator[KernelCase]:
+    """The cases of `check_kernel`, from small to large, each on a cluster that is open until the next mesh.
+
+    ``deadline_seconds`` is that of the clusters, the rest as in `check_kernel`.
+    """
     arguments, result = _tensors(layouts)
     axes = list(dict.fromkeys(axis for tensor in (*arguments, result)
                               for axis in (*tensor.layout.axes, *tensor.layout.partial)))
     names = list(dict.fromkeys(name for tensor in arguments for name in tensor.dims))
-    rng, count = np.random.default_rng(seed), 0
+    rng = np.random.default_rng(seed)
     for mesh in (_meshes(axes) if meshes is None else map(_mesh, meshes)):
-        with VirtualCluster(mesh, backend=backend) as cluster:
+        with VirtualCluster(mesh, backend=backend, deadline_seconds=deadline_seconds) as cluster:
             for extents in (_sizes(names, mesh) if sizes is None else sizes):
                 if missing := [name for name in names if name not in extents]:
                     raise ValueError(
@@ -76,24 +120,14 @@ def check_kernel(
                 shapes = [tuple(extents[name] for name in tensor.dims) for tensor in arguments]
                 signs = (-1, 1) if np.dtype(dtype).kind in "ifc" else (1,)
                 arrays = [(rng.integers(1, 4, shape) * rng.choice(signs, shape)).astype(dtype) for shape in shapes]
-                shards = [PerDevice(tensor.layout.shard(array, mesh))
-                          for tensor, array in zip(arguments, arrays, strict=True)]
                 expected = np.asarray(reference(*arrays))
                 case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
                 if expected.ndim != len(result.dims):
                     raise ValueError(f"the layout of the result has {len(result.dims)} dims, and the reference "
                                      f"returns shape {expected.shape} on {case}")
-                try:
-                    run = cluster.run(kernel, *shards)
-                except Exception as error:
-                    error.add_note(f"in check_kernel on {case}")
-                    raise
-                try:
-                    assert_sharded_allclose(run, result.layout, expected, rtol=rtol, atol=atol)
-                except AssertionError as error:
-                    raise AssertionError(f"on {case}, {error}") from None
-                count += 1
-    return count
+                yield KernelCase(case, cluster, tuple(
+                    (array, tensor.layout) for array, tensor in zip(arrays, arguments, strict=True)
+                ), result.layout, expected)
 
 
 def _tensors(text: str) -> tuple[list[_Tensor], _Tensor]:

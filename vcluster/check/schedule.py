@@ -1,0 +1,244 @@
+"""`check_schedule`: the order of a pipeline's work that a student wrote."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from parallelism.display.quantities import plural
+from parallelism.pipelining import Pipeline, Schedule
+from vcluster.check.answer import Answer
+from vcluster.check.failures import Finding
+
+_KNOWN = ("gpipe", "1f1b")
+_OTHER_SIZES = ((2, 3), (3, 2), (1, 2), (4, 1), (3, 7))
+Rows = list[list[Any]]
+
+
+class _Wrong(Exception):
+    """What the function returns is no schedule."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.sentence)
+        self.finding = finding
+
+
+def check_schedule(
+    mine: Callable[..., Iterable[Any]] | Schedule | Sequence[Sequence[Any]], *, stages: int = 4, microbatches: int = 8,
+    like: str | None = None,
+) -> Answer:
+    """Check the order of work of a pipeline.
+
+    ``mine``
+        a function ``(rank, stages, microbatches)`` that returns the actions of a rank, one stage on each; or the rows
+        of all ranks; or a `Schedule`.  An action is ``"2F0"`` (stage 2, forward, microbatch 0) or, where a rank has one
+        stage, ``"F0"``.
+    ``stages``, ``microbatches``
+        the size that is shown.  A function is checked at other sizes, too.
+    ``like``
+        the name of a schedule, such as ``"1f1b"``: ``mine`` may have no larger bubble and hold no more microbatches on
+        any rank.  By default every order that can run will do.
+
+    The `Answer` tells the rank, the step, and the likely mistake.  It compares cycles (an F or a B takes one; messages
+    take none), bubble and memory with known schedules, and shows the schedule if it can run.
+
+    ``ValueError`` for sizes below 1 and for a name that there is not.
+
+    >>> check_schedule(lambda rank, stages, microbatches: [f"F{k}" for k in range(microbatches)], stages=2).likely
+    'the backwards are missing'
+    """
+    wanted = None if like is None else Pipeline(stages, microbatches, like).schedule
+    subject = f"schedule by {getattr(mine, '__name__', getattr(mine, 'name', 'rows of actions'))}"
+    function = mine if callable(mine) and not isinstance(mine, Schedule) else None
+    sizes = [(stages, microbatches), *(_OTHER_SIZES if function is not None else ())]
+    shown: Schedule | None = None
+    for count, (p, m) in enumerate(sizes, 1):
+        try:
+            schedule = _schedule(mine, p, m)
+            if shown is None:
+                shown = schedule
+            if like is not None:
+                _compare(schedule, Pipeline(p, m, like).schedule)
+        except _Wrong as wrong:
+            finding = wrong.finding
+            likely = finding.likely
+            if count > 1 and not likely:
+                likely = f"it is right with {plural(stages, 'stage')} and {_microbatches(microbatches)}"
+            return Answer(False, subject, f"with {plural(p, 'stage')} and {_microbatches(m)}, {finding.sentence}",
+                          finding.details, likely, cases=count)
+    assert shown is not None
+    others = [Pipeline(stages, microbatches, name).schedule
+              for name in dict.fromkeys((*_KNOWN, *([like] if like else [])))]
+    figures = (("", "cycles", "bubble", "microbatches held, by rank"),
+               *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))))
+    sentence = f"it can run at all {len(sizes)} sizes" if function is not None else "it can run"
+    if wanted is not None:
+        sentence += f", with the bubble and the memory of {wanted.name}"
+    return Answer(True, subject, sentence, tuple(str(shown).split("\n")), "", figures, len(sizes),
+                  picture=shown._repr_html_())
+
+
+def _microbatches(count: int) -> str:
+    return "1 microbatch" if count == 1 else f"{count} microbatches"
+
+
+def _row(name: str, schedule: Schedule) -> tuple[str, ...]:
+    return (name, str(schedule.makespan()), f"{schedule.idle_fraction():.1%}",
+            " ".join(map(str, schedule.peak_live())))
+
+
+def _schedule(mine: Any, stages: int, microbatches: int) -> Schedule:
+    """The schedule, which can run; `_Wrong` if there is none."""
+    if isinstance(mine, Schedule):
+        schedule = mine
+        rows = [list(map(str, row)) for row in mine.actions]
+    else:
+        rows = _rows(mine, stages, microbatches)
+        if callable(mine):
+            _check_counts(rows, stages, microbatches)
+        chunks = max(1, stages // max(1, len(rows)))
+        try:
+            schedule = Schedule("mine", rows, stages, microbatches, chunks)
+        except (ValueError, TypeError) as error:
+            raise _Wrong(Finding(str(error))) from None
+    try:
+        schedule.validate()
+    except ValueError as error:
+        text = re.sub(r"^schedule '[^']*', ", "", str(error))
+        raise _Wrong(Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text))) from None
+    return schedule
+
+
+def _rows(mine: Any, stages: int, microbatches: int) -> Rows:
+    if not callable(mine):
+        return [[_written(action, rank) for action in row] for rank, row in enumerate(mine)]
+    rows = []
+    for rank in range(stages):
+        try:
+            given = mine(rank, stages, microbatches)
+            row = None if given is None else [given] if isinstance(given, str) else list(given)
+        except Exception as error:
+            raise _Wrong(Finding(
+                f"rank {rank} raised {type(error).__name__}: {error}",
+                likely="the function is called as mine(rank, stages, microbatches)"
+                if isinstance(error, TypeError) and "argument" in str(error) else "")) from None
+        if row is None:
+            raise _Wrong(Finding(f"rank {rank} returns None", likely="a return is missing"))
+        rows.append([_written(action, rank) for action in row])
+    return rows
+
+
+def _written(action: Any, rank: int) -> Any:
+    return f"{rank}{action}" if isinstance(action, str) and re.match(r"[FBIW]\d", action) else action
+
+
+def _parts(action: Any) -> tuple[int, str, int]:
+    found = re.fullmatch(r"(\d+)([FBIW])(\d+)", action) if isinstance(action, str) else None
+    if found is not None:
+        return int(found[1]), found[2], int(found[3])
+    if isinstance(action, tuple) and len(action) == 3:
+        return action
+    raise _Wrong(Finding(f"{action!r} is no action", likely="an action is a kind and a microbatch, such as 'F0' or "
+                         "'B0', or with its stage '2F0'"))
+
+
+def _check_counts(rows: Rows, stages: int, microbatches: int) -> None:
+    """`_Wrong` if actions are missing or doubled, or of other stages."""
+    for rank, row in enumerate(rows):
+        actions = [_parts(action) for action in row]
+        if other := [action for action in actions if action[0] != rank]:
+            stage, kind, k = other[0]
+            raise _Wrong(Finding(f"rank {rank} has {stage}{kind}{k}, and it holds stage {rank} only",
+                                 likely="the stage and the microbatch are exchanged, or a rank lists the work of "
+                                 "another one"))
+        by_kind = {kind: [k for _, of, k in actions if of == kind] for kind in "FBIW"}
+        if not by_kind["F"] and not actions:
+            raise _Wrong(Finding(f"rank {rank} has no actions", likely="the rank is left out, or its loops are empty"))
+        if sorted(by_kind["F"]) == list(range(1, microbatches + 1)):
+            raise _Wrong(Finding(f"rank {rank} has forwards of microbatches 1 to {microbatches}",
+                                 likely="microbatches are counted from 0"))
+        _check_kind(rank, "F", by_kind["F"], microbatches)
+        if not any(by_kind[kind] for kind in "BIW"):
+            raise _Wrong(Finding(f"rank {rank} has {plural(microbatches, 'forward')} and no backward",
+                                 likely="the backwards are missing"))
+        if by_kind["I"] and not by_kind["W"]:
+            raise _Wrong(Finding(f"rank {rank} has backwards for the input (I) and none for the weights (W)",
+                                 likely="each I needs its W"))
+        _check_kind(rank, "B", by_kind["B"] + by_kind["I"], microbatches)
+
+
+def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> None:
+    what = "forwards" if kind == "F" else "backwards"
+    beyond = sorted({k for k in found if k >= microbatches})
+    missing = sorted(set(range(microbatches)) - set(found))
+    doubled = sorted(k for k, count in Counter(found).items() if count > 1)
+    if beyond:
+        raise _Wrong(Finding(f"rank {rank} has {kind}{beyond[0]}, and microbatches are 0 to {microbatches - 1}",
+                             likely="off by one: a loop runs a step too far, or the warm-up is not limited to the "
+                             "number of microbatches"))
+    if doubled:
+        raise _Wrong(Finding(f"rank {rank} has {kind}{doubled[0]} twice",
+                             likely="the steady part begins with microbatch 0 again, which the warm-up has done"
+                             if kind == "F" else f"{what} are counted twice, where two loops meet"))
+    if missing:
+        names = ", ".join(f"{kind}{k}" for k in missing[:4]) + (", ..." if len(missing) > 4 else "")
+        likely = f"off by one: the last of the {what} is left out" if missing == [microbatches - 1] else \
+            f"the first of the {what} is left out" if missing == [0] else \
+            ("the cool-down is missing: backwards of the warm-up microbatches stay open" if kind == "B" and missing[-1]
+             == microbatches - 1 else f"some {what} are left out")
+        raise _Wrong(Finding(f"rank {rank} lacks {names}", likely=likely))
+
+
+def _warm_ups(rows: Rows) -> list[int]:
+    """By rank, the number of forwards before the first backward."""
+    found = []
+    for row in rows:
+        kinds = [_parts(action)[1] for action in row]
+        found.append(next((place for place, kind in enumerate(kinds) if kind != "F"), len(kinds)))
+    return found
+
+
+def _why(rows: Rows, text: str) -> str:
+    """The likely mistake of an order that cannot run."""
+    if "too early" in text:
+        return "a backward comes before the forward of the same microbatch on the same rank"
+    try:
+        ahead = _warm_ups(rows)
+        orders = [[k for _, kind, k in map(_parts, row) if kind == "F"] for row in rows]
+    except _Wrong:
+        return ""
+    if len(set(map(tuple, orders))) > 1:
+        return "the ranks run their forwards in different orders: each waits for what the other does later"
+    if any(before < after for before, after in pairwise(ahead)):
+        return (f"the warm-up grows with the rank ({', '.join(map(str, ahead))} forwards before the first backward): "
+                "a later rank waits for forwards that an earlier one runs only after a backward")
+    return "ranks wait for each other in a circle"
+
+
+def _compare(mine: Schedule, wanted: Schedule) -> None:
+    """`_Wrong` if ``mine`` takes longer or holds more than ``wanted``."""
+    if mine.ranks != wanted.ranks:
+        raise _Wrong(Finding(f"it has {mine.ranks} ranks, and {wanted.name} {wanted.ranks}"))
+    mine_rows, wanted_rows = ([list(map(str, row)) for row in each.actions] for each in (mine, wanted))
+    ahead, usual = _warm_ups(mine_rows), _warm_ups(wanted_rows)
+    cycles, least = mine.makespan(), wanted.makespan()
+    different = next((rank for rank in range(mine.ranks) if ahead[rank] != usual[rank]), None)
+    told = "" if different is None else (f"rank {different} runs {plural(ahead[different], 'forward')} before its "
+                                         f"first backward, {wanted.name} runs {usual[different]}")
+    if cycles > least:
+        short = different is not None and ahead[different] < usual[different]
+        raise _Wrong(Finding(
+            f"it can run and takes {cycles} cycles, where {wanted.name} takes {least}", (told,) if told else (),
+            "the warm-up is too short: later ranks wait for work" if short else
+            "the order of the backwards, or of the work behind the warm-up, makes ranks wait"))
+    for rank, (held, most) in enumerate(zip(mine.peak_live(), wanted.peak_live(), strict=True)):
+        if held > most:
+            every = held == mine.microbatches and held > most + 1
+            raise _Wrong(Finding(
+                f"it can run, and rank {rank} holds the activations of {_microbatches(held)}, where {wanted.name} "
+                f"holds {most}", (told,) if told else (),
+                "all forwards come first: this is gpipe, which holds every microbatch" if every else
+                "the warm-up is too long: forwards run before they are needed"))
