@@ -1,0 +1,52 @@
+"""Planted mistakes, right programs beside a busy machine, and killed ranks, on the ranks of jobs.
+
+The numbers are small; ``VCLUSTER_MPI_PROGRAMS=300 python -m pytest -m slow -s`` does so many, and a third of it are
+kills, and prints how long the slowest took.
+"""
+
+import os
+import re
+import time
+
+import mpi_mistakes
+import pytest
+from mpi_jobs import each_mpi, finish, needs_mpi, start
+
+MANY = int(os.environ.get("VCLUSTER_MPI_PROGRAMS", "12"))
+pytestmark = [needs_mpi, pytest.mark.slow]
+
+
+def programs(mpi, what, count):
+    job = start(5, "-m", "vcluster.mpi", mpi_mistakes.__file__, what, count, 0, mpi=mpi)
+    said = finish(job, 1500)
+    assert job.returncode == 0, said
+    assert re.search(rf"^{count} {what}, the slowest took", said, re.MULTILINE), said
+    print(mpi.name, said.splitlines()[-1])
+
+
+@pytest.mark.timeout(1600)
+@each_mpi
+def test_planted_mistakes_are_told_and_the_next_program_runs(mpi):
+    programs(mpi, "mistakes", MANY)
+
+
+@pytest.mark.timeout(1600)
+@each_mpi
+def test_right_programs_beside_a_busy_machine_give_no_alarm(mpi, hogs):
+    programs(mpi, "right", 10 * MANY // 3)
+
+
+@pytest.mark.timeout(1600)
+@each_mpi
+def test_a_rank_that_is_killed_at_any_moment_is_named(mpi):
+    slowest = 0.0
+    for seed in range(max(2, MANY // 3)):
+        job = start(5, "-m", "vcluster.mpi", mpi_mistakes.__file__, "kill", seed, mpi=mpi)
+        said = finish(job)
+        end = time.monotonic()
+        rank, name, moment = re.search(r"killed (\d+) (\w+) (\S+)", said).groups()
+        assert job.returncode, said
+        assert re.search(rf"the process of rank {rank} \(rank {int(rank) + 1} of the job, pid \d+ on .*\) was ended by "
+                         rf"{name}; the job ends", said), said
+        slowest = max(slowest, end - float(moment))
+    print(f"{mpi.name}: the slowest of {seed + 1} killed jobs ended after {slowest:.3f} s")
