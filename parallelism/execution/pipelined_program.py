@@ -203,8 +203,8 @@ class PipelinedProgram(PipelinedOperation):
         sums = self.added_up(device, stages)
         return sums | {name: loss_of(sums[name]) for name in ("",) if name in sums}
 
-    def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
-        """Devices at a position of one class do the same in `finish`."""
+    def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
+        """Devices at a position of one class take as long for the same in `finish`."""
         return 0
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:

@@ -143,7 +143,7 @@ class TrainedPipeline(PipelinedProgram):
     def ranks_summing(self, place: Place) -> Sequence[int]:
         """A rank of each class of devices of the update."""
         position = self.pipeline.schedule.placement[place.number]
-        ranks = {self.class_of_update(place.mesh, rank, position): rank
+        ranks = {self.update(position).localized.class_of(self.rank_of_update(place.mesh, rank, position)): rank
                  for rank, (other, _) in enumerate(self.places(place.mesh)) if other == position}
         return list(ranks.values())
 
@@ -159,9 +159,9 @@ class TrainedPipeline(PipelinedProgram):
         """The program of a rank's update, with the names of the first update of its form."""
         return self.update(position).program(self.rank_of_update(mesh, rank, position))
 
-    def class_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
-        """Devices at a position of one class have updates of the same shapes."""
-        return self.update(position).localized.class_of(self.rank_of_update(mesh, rank, position))
+    def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
+        """Devices at a position of one class have updates of the same shapes, which take equally long."""
+        return self.update(position).localized.class_in_time(self.rank_of_update(mesh, rank, position))
 
     def rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""

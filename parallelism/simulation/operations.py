@@ -108,7 +108,7 @@ class PipelinedStep:
         dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
         of = [
             first.setdefault((position, dealt[replica], even[position] or self.program.place(self.mesh, rank),
-                              self.program.class_of_update(self.mesh, rank, position)), rank)
+                              self.program.class_in_time(self.mesh, rank, position)), rank)
             for rank, (position, replica) in enumerate(self.places)
         ]
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]

@@ -4,7 +4,7 @@
     localized.program(rank=0)       # local shapes; communication appears as ops
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from parallelism.layouts.localization.rank_classes import ByRank, Ranks
 from parallelism.layouts.propagation import Devices
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.mesh import Mesh
+from parallelism.resharding import ReshardingStep
 from parallelism.sharding import TensorSharding
 
 
@@ -71,6 +72,14 @@ class Localized:
         """The number of the class that a rank belongs to."""
         return int(self._classes[rank])
 
+    def class_in_time(self, rank: int) -> int:
+        """The number of the ranks that take as long as ``rank``: one or several classes (`class_of`).
+
+        Where the members of an all_reduce receive different numbers of bytes, these differ by an element at most, which
+        has no price.
+        """
+        return int(self._classes_in_time[rank])
+
     def program(self, rank: int = 0) -> Function:
         """The program of a rank: a function from its shards of the inputs to its shards of the outputs.
 
@@ -120,10 +129,21 @@ class Localized:
         return Ranks(self.devices)
 
     @cached_property
+    def _steps(self) -> list[ReshardingStep]:
+        return [move.step for op in self.function.ops for move in moves_of(op, self.devices)]
+
+    @cached_property
     def _classes(self) -> ByRank:
+        return self._numbered(self._steps)
+
+    @cached_property
+    def _classes_in_time(self) -> ByRank:
+        return self._numbered([step for step in self._steps if step.kind != "all_reduce"])
+
+    def _numbered(self, counted: Sequence[ReshardingStep]) -> ByRank:
+        """The classes of ranks that have shards of equal shapes and receive equal bytes in the steps ``counted``."""
         laid = [(value.type.shape, layout_of(value)) for value in self.function.values]
-        steps = [move.step for op in self.function.ops for move in moves_of(op, self.devices)]
-        return self._ranks.classes([*laid, *((step.shape, step.after) for step in steps)], steps)
+        return self._ranks.classes([*laid, *((step.shape, step.after) for step in self._steps)], counted)
 
 
 def localize(function: Function, mesh: Mesh | Mapping[str, Extent]) -> Localized:
