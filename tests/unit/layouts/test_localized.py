@@ -55,6 +55,14 @@ def test_what_a_device_receives_is_exact_where_an_array_does_not_divide():
     # in the program each op counts for the first of its group
     assert [localized.program(rank).ops[1].bytes_received for rank in range(3)] == [16, 16, 16]
     assert localized.classes == ((0, 1), (1, 2))
+    assert {localized.class_in_time(rank) for rank in range(3)} == {0, 1}       # of 7 rows they have 3, 2 and 2
+
+
+def test_an_all_reduce_of_pieces_that_differ_by_an_element_takes_all_equally_long():
+    function = annotate(ir.record(lambda a: a.sum(axis=0), T("f8", (6, 4)), name="sums"), {"a": "[x, None]"})
+    localized = localize(function, Mesh(x=3))
+    assert [localized.class_of(rank) for rank in range(3)] == [0, 1, 1]     # of 4 elements they sum 2, 1 and 1
+    assert [localized.class_in_time(rank) for rank in range(3)] == [0, 0, 0]
 
 
 def test_a_step_of_several_dims_is_a_relayout_with_the_bytes_of_its_device():
