@@ -1,0 +1,47 @@
+"""`check_formula`: a formula that a student wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vcluster.check.answer import Answer
+
+
+def check_formula(
+    mine: Callable[..., Any], reference: Callable[..., float], cases: Iterable[tuple[Any, ...]], *,
+    mistakes: Mapping[str, Callable[..., float]] | None = None, rtol: float = 1e-9,
+) -> Answer:
+    """Check a function of numbers against ``reference``, which measures or counts, at each of ``cases``.
+
+    ``mistakes`` are usual wrong formulas, by the sentence that names them.  The `Answer` tells the first case that
+    differs, and the mistake whose formula agrees with ``mine`` at all cases.
+
+    >>> check_formula(lambda n: n, lambda n: n - 1, [(1,), (2,)], mistakes={"one too many": lambda n: n}).likely
+    'one too many'
+    """
+    given, name = list(cases), getattr(mine, "__name__", "a function")
+    subject = f"formula {name}"
+    results: list[float] = []
+    for case in given:
+        try:
+            value = mine(*case)
+            results.append(float(value))
+        except Exception as error:
+            said = f"{name}{case} raised {type(error).__name__}: {error}"
+            likely = "the function returns nothing: a return is missing" if (
+                isinstance(error, TypeError) and "NoneType" in str(error)) else ""
+            return Answer(False, subject, said, likely=likely)
+    wanted = [float(reference(*case)) for case in given]
+    wrong = [place for place, (one, other) in enumerate(zip(results, wanted, strict=True))
+             if not math.isclose(one, other, rel_tol=rtol, abs_tol=1e-12)]
+    if not wrong:
+        return Answer(True, subject, f"right in all {len(given)} cases", cases=len(given))
+    first = wrong[0]
+    likely = next((sentence for sentence, formula in (mistakes or {}).items()
+                   if all(math.isclose(float(formula(*case)), one, rel_tol=rtol, abs_tol=1e-12)
+                          for case, one in zip(given, results, strict=True))), "")
+    arguments = ", ".join(map(str, given[first]))
+    return Answer(False, subject, f"{len(wrong)} of {len(given)} cases differ. {name}({arguments}) gives "
+                  f"{results[first]:.6g}, and {wanted[first]:.6g} is measured", likely=likely, cases=len(given))

@@ -1,0 +1,183 @@
+"""Make the notebooks, the slides and the instructor's notes from the lessons; fill a folder of wheels.
+
+    python workshop/make.py                 writes *.ipynb, solved/*.ipynb, slides.html and INSTRUCTOR.md
+    python workshop/make.py wheels FOLDER   for rooms without a network; there:
+                                            pip install --no-index --find-links FOLDER vcluster jupyterlab
+
+A lesson is a file ``lessons/N-name.md``.  Its text and its blocks of code become cells:
+
+    ```python                   a cell of both notebooks
+    ```python exercise          the student's notebook only: what is to be written
+    ```python solution          the solved notebook only
+    ```python wrong: WORDS      in no notebook: a usual wrong answer, to which the check must answer with WORDS
+    ```python check             a cell that checks the exercise before it
+    ```slide                    Markdown of one slide: a title and a few lines
+    ```notes                    Markdown for the instructor
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_FENCE = re.compile(r"^```(python(?: (?:exercise|solution|check|wrong: [^\n]*))?|slide|notes)\n(.*?)^```\n",
+                    re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a lesson."""
+
+    kind: str
+    """``text``, ``python``, ``exercise``, ``solution``, ``check``, ``wrong``, ``slide`` or ``notes``."""
+    text: str
+    words: str = ""
+    """Of a wrong answer: what the check must say."""
+
+
+@dataclass(frozen=True)
+class LessonSource:
+    """A lesson, read from its file."""
+
+    number: int
+    name: str
+    blocks: tuple[Block, ...]
+
+    @cached_property
+    def exercises(self) -> tuple[str, ...]:
+        """The names of the exercises, in order."""
+        checks = "\n".join(block.text for block in self.blocks if block.kind == "check")
+        return tuple(dict.fromkeys(re.findall(r'lesson\.check\("([^"]+)"', checks)))
+
+    @cached_property
+    def title(self) -> str:
+        """The first heading."""
+        return self.blocks[0].text.splitlines()[0].lstrip("# ")
+
+
+def lesson(number: int) -> LessonSource:
+    """The lesson of this number; ``ValueError`` if there is none."""
+    paths = sorted((HERE / "lessons").glob(f"{number}-*.md"))
+    if not paths:
+        raise ValueError(f"there is no lesson {number}")
+    text, blocks, at = paths[0].read_text(encoding="utf-8"), [], 0
+    for found in _FENCE.finditer(text):
+        blocks += _text(text[at:found.start()])
+        kind, _, words = found[1].removeprefix("python ").partition(": ")
+        blocks.append(Block(kind, found[2].rstrip("\n"), words))
+        at = found.end()
+    return LessonSource(number, paths[0].stem, (*blocks, *_text(text[at:])))
+
+
+def _text(text: str) -> list[Block]:
+    return [Block("text", text.strip("\n"))] if text.strip() else []
+
+
+def lessons() -> list[LessonSource]:
+    """All lessons, in order."""
+    return [lesson(int(path.stem.partition("-")[0])) for path in sorted((HERE / "lessons").glob("*.md"))]
+
+
+def notebook(source: LessonSource, *, solved: bool = False) -> str:
+    """The text of a notebook."""
+    kinds = ("text", "python", "check", "solution" if solved else "exercise")
+    cells = []
+    for place, block in enumerate(block for block in source.blocks if block.kind in kinds):
+        text = block.text.splitlines(keepends=True)
+        cell = {"cell_type": "markdown" if block.kind == "text" else "code", "id": f"cell-{source.number}-{place}",
+                "metadata": {} if block.kind in ("text", "python") else {"tags": [block.kind]}, "source": text}
+        if cell["cell_type"] == "code":
+            cell |= {"execution_count": None, "outputs": []}
+        cells.append(cell)
+    whole = {"cells": cells, "metadata": {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def slides() -> str:
+    """One page of slides: arrow keys, or a click, go on."""
+    shown = []
+    for source in lessons():
+        shown.append(f"<section><h1>{escape(f'{source.number}  {source.title}')}</h1></section>")
+        shown += [f"<section>{_html(block.text)}</section>" for block in source.blocks if block.kind == "slide"]
+    return _PAGE.replace("SLIDES", "\n".join(shown))
+
+
+def _html(text: str) -> str:
+    """Titles, lists, code and lines of Markdown."""
+    parts, code = [], False
+    for line in text.splitlines():
+        if line.startswith("~~~"):
+            parts.append("</pre>" if code else "<pre>")
+            code = not code
+        elif code:
+            parts.append(escape(line) + "\n")
+        elif line.startswith("# "):
+            parts.append(f"<h2>{_inline(line[2:])}</h2>")
+        elif line.startswith("- "):
+            parts.append(f"<li>{_inline(line[2:])}</li>")
+        elif line:
+            parts.append(f"<p>{_inline(line)}</p>")
+    return "".join(parts)
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", escape(text)))
+
+
+def instructor() -> str:
+    """The notes for who teaches."""
+    parts = [(HERE / "lessons" / "instructor.txt").read_text(encoding="utf-8").rstrip("\n")]
+    for source in lessons():
+        notes = "\n\n".join(block.text for block in source.blocks if block.kind == "notes")
+        parts.append(f"## {source.number} {source.title}\n\n{notes}\n\nExercises: {', '.join(source.exercises)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def files() -> dict[Path, str]:
+    """Every file that is made, with its text."""
+    made = {HERE / "slides.html": slides(), HERE / "INSTRUCTOR.md": instructor()}
+    for source in lessons():
+        made[HERE / f"{source.name}.ipynb"] = notebook(source)
+        made[HERE / "solved" / f"{source.name}.ipynb"] = notebook(source, solved=True)
+    return made
+
+
+def wheels(folder: str) -> int:
+    """Fill a folder with the wheels of vcluster, of all that it requires, and of JupyterLab."""
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--wheel-dir", folder, str(HERE.parent), "jupyterlab", "ipykernel"],
+        check=False).returncode
+
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>vcluster: the workshop</title>
+<meta name="viewport" content="width=device-width"><style>
+:root{color-scheme:light dark}body{font:min(4vw,30px)/1.45 system-ui,sans-serif;margin:0}
+section{display:none;min-height:100vh;box-sizing:border-box;padding:8vh 8vw}section.on{display:block}
+li{margin:.4em 0 .4em 1em}pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
+@media print{section{display:block;page-break-after:always}}</style>
+<body>
+SLIDES
+<script>const all=[...document.querySelectorAll("section")];let at=0;
+function show(n){at=Math.max(0,Math.min(all.length-1,n));all.forEach((s,i)=>s.classList.toggle("on",i===at));
+location.hash=at+1}
+addEventListener("keydown",e=>{if(["ArrowRight","PageDown"," "].includes(e.key))show(at+1);
+if(["ArrowLeft","PageUp"].includes(e.key))show(at-1)});
+addEventListener("click",()=>show(at+1));show((parseInt(location.hash.slice(1))||1)-1)</script></body></html>
+"""
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["wheels"] and len(sys.argv) == 3:
+        sys.exit(wheels(sys.argv[2]))
+    for path, text in files().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
