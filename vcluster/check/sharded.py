@@ -27,7 +27,7 @@ class Compared(NamedTuple):
     finding: Finding | None
     """None if all cases pass."""
     last: KernelCase | None
-    run: Run | None
+    run: Run[Any] | None
 
 
 def check_sharded(

@@ -90,7 +90,7 @@ class KernelCase(NamedTuple):
     expected: npt.NDArray[Any]
     """The whole result."""
 
-    def run(self, kernel: Callable[..., Any]) -> Run:
+    def run(self, kernel: Callable[..., Any]) -> Run[Any]:
         """Run the kernel on the shards."""
         shards = [PerDevice(layout.shard(array, self.cluster.mesh)) for array, layout in self.arguments]
         return self.cluster.run(kernel, *shards)

@@ -1,5 +1,4 @@
-"""The lessons of the workshop: solutions pass, usual wrong answers get the right sentence, and the notebooks are those of
-the sources."""
+"""The lessons: solutions pass, wrong answers get the right sentence, and the notebooks are those of the sources."""
 
 import json
 import sys
