@@ -212,13 +212,16 @@ takes about a minute; run nothing else meanwhile.""",
 
 def _published(name: str) -> int:
     """Refit a stack to a table of published runs and print both."""
+    from parallelism.display import progress
     from vcluster.calibration.published import Table, refitted
 
     try:
         table = Table.of(name)
     except ValueError as error:
         raise WrongWords(str(error)) from None
-    print(refitted(table, lambda text: print(text, file=sys.stderr, flush=True)))
+    with progress() as told:
+        report = refitted(table, told)
+    print(report)
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 import psutil
 
+from parallelism.display import progress
 from parallelism.hardware import CALIBRATED, Hardware, HostLink, Link, Piece
 from vcluster.calibration.cases import (
     COLLECTIVE_NAMES,
@@ -170,7 +171,10 @@ def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibra
 
 def calibrate(devices: int, path: str | PathLike[str] | None = None) -> Calibration:
     """Measure this machine with ``devices`` devices, and write the hardware to ``path`` if one is given."""
-    calibration = calibrated(measured(devices), devices)
+    with progress("measuring") as told:
+        cases = measured(devices, told=told)
+    with progress("fitting", alone=True):
+        calibration = calibrated(cases, devices)
     if path is not None:
         calibration.hardware.save(path)
     return calibration

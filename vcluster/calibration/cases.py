@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import kind_of
+from parallelism.display import Told
 from parallelism.hardware import VARIABLE, Hardware
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -93,11 +94,19 @@ class Case:
         return self.predicted(hardware) / self.seconds - 1
 
 
-def measured(devices: int, sizes: Sizes | None = None, backend: str = "process") -> list[Case]:
-    """Every case, measured on ``devices`` devices (at least 2)."""
-    sizes = sizes or Sizes()
+def measured(
+    devices: int, sizes: Sizes | None = None, backend: str = "process", told: Told | None = None
+) -> list[Case]:
+    """Every case, measured on ``devices`` devices (at least 2).  ``told`` is called after each run."""
+    sizes, rounds = sizes or Sizes(), list[list[_Run]]()
     with patch.dict(os.environ, {VARIABLE: ""}):    # an earlier calibration may be invalid
-        rounds = [list(_runs(devices, sizes, backend)) for _ in range(sizes.rounds)]
+        for number in range(1, sizes.rounds + 1):
+            runs: list[_Run] = []
+            for run in _runs(devices, sizes, backend):
+                runs.append(run)
+                if told is not None:    # the first round tells how many runs there are in each
+                    told(f"round {number} of {sizes.rounds}: {run[0]}", len(runs), len(rounds[0]) if rounds else 0)
+            rounds.append(runs)
     return [Case(family, name, size, place, *middle([run[-1] for run in runs]))
             for runs in zip(*rounds, strict=True) for family, name, size, place, _ in runs[:1]]
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.cost import Costs
-from parallelism.display import in_columns
+from parallelism.display import Told, in_columns
 from parallelism.hardware import Hardware, fitted_on, on_stack, sized_hardware
 from parallelism.simulation import simulate
 from parallelism.training import MegatronFlags, TrainingRun, figures
@@ -194,8 +194,8 @@ def reported(table: Table, parameters: Mapping[str, float] | None = None) -> Rep
     return Report(table, table.stack, lines, used)
 
 
-def refitted(table: Table, told: Callable[[str], object] | None = None) -> Report:
-    """The table beside its stack, whose parameters are fitted to it; ``told`` is called with what is going on.
+def refitted(table: Table, told: Told | None = None) -> Report:
+    """The table beside its stack, whose parameters are fitted to it; ``told`` is called as it goes on.
 
     A table without parameters is only for tests: nothing is fitted to it.
 
@@ -204,12 +204,12 @@ def refitted(table: Table, told: Callable[[str], object] | None = None) -> Repor
     """
     if not table.parameters:
         return reported(table)
-    start, say = _values(table), told or (lambda text: None)
+    start, say = _values(table), told or (lambda what, done, count: None)
     names = table.parameters
     rows = [row for row in table.rows if row.part in _TIMES]
     slopes: dict[Measured, Callable[[np.ndarray], float]] = {}
-    for row in rows:
-        say(f"{row.part} of {_named(row)}")
+    for done, row in enumerate(rows):
+        say(f"{row.part} of {_named(row)}", done, len(rows))
         slopes[row] = _linear(table, row, start)
     everything = _fit(table.fitted_rows, slopes, [start[name] for name in names])
     best = _fit(rows, slopes, [start[name] for name in names]) if table.held_out_devices else None
@@ -219,7 +219,7 @@ def refitted(table: Table, told: Callable[[str], object] | None = None) -> Repor
         kept = [row for row in table.fitted_rows if row.model != model]
         values = _fit(kept, slopes, [start[name] for name in names])
         without += [Line(row, slopes[row](values), True) for row in rows if row.model == model]
-    say("the fit")
+    say("the fit", len(rows), len(rows))
     report = reported(table, dict(zip(names, everything.tolist(), strict=True)))
     return replace(report, without_model=tuple(without), best=() if best is None else tuple(
         Line(line.row, slopes[line.row](best), False) for line in report.lines if line.row in slopes))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelism import ir
+from parallelism.display import progress
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
 from parallelism.planning.space import SWITCHES
@@ -106,16 +107,15 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         else:
             fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
-        plans = find_plan(
-            model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
-            optimizer=ADAM_W, simulations=arguments.simulations, progress=_progress(), **fixed)
+        with progress("listing the splits") as told:
+            plans = find_plan(
+                model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
+                optimizer=ADAM_W, simulations=arguments.simulations, progress=told, **fixed)
         if not len(plans) and plans.tightest is None:
             raise ValueError(plans.refusals)
         document, trace = document_of(asked, plans, arguments.top, questions)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
-        if sys.stderr.isatty():
-            print(end="\r\033[K", file=sys.stderr)
         return document, trace
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
@@ -214,15 +214,3 @@ def _value(name: str, text: str) -> Any:
         return text == "1"
     return int(text) if text.isdecimal() and len(text) < 10 else text
 
-
-def _progress() -> Any:
-    """Told on a terminal only: what is done, and how much of it."""
-    if not sys.stderr.isatty():
-        return None
-
-    def tell(what: str, done: int, count: int) -> None:
-        width = 30
-        bar = "#" * (width * done // max(count, 1))
-        print(f"\r\033[K{what} {done} of {count} [{bar:<{width}}]", end="", file=sys.stderr, flush=True)
-
-    return tell

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism import ir
-from parallelism.display import WIDTH
+from parallelism.display import WIDTH, progress
 from parallelism.dtypes import is_floating, limits_of
 from parallelism.execution import Executable, TrainedPipeline, operation_on
 from parallelism.hardware import Hardware
@@ -181,13 +181,14 @@ def simulated(program: str, words: Sequence[str]) -> int:
     fold = mesh.size >= FOLDED_FROM and not arguments.chakra if arguments.fold is None else arguments.fold
     on = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype, **found.on}
     predict = partial(simulate, operation, **on)
-    try:
-        trace = right(predict, fold=fold)
-    except WrongWords:
-        if arguments.fold or not fold:
-            raise
-        fold = False    # folding was not requested, and is refused where links are shared
-        trace = right(predict)
+    with progress("simulating", alone=True):
+        try:
+            trace = right(predict, fold=fold)
+        except WrongWords:
+            if arguments.fold or not fold:
+                raise
+            fold = False    # folding was not requested, and is refused where links are shared
+            trace = right(predict)
     print(trace.summary())
     if fold:
         sizes = equal_devices(operation, **on).sizes.tolist()

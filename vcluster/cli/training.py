@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from parallelism.display import WIDTH, in_columns
+from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
@@ -47,7 +47,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     hardware, devices = hardware_and_devices(arguments)
     try:
         run = training_run(arguments, flags, devices)
-        found = figures(run, hardware)
+        with progress("simulating", alone=True):
+            found = figures(run, hardware)
     except ValueError as error:
         raise WrongWords(str(error)) from None
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model))

@@ -3,7 +3,7 @@
 import argparse
 from textwrap import wrap
 
-from parallelism.display import WIDTH
+from parallelism.display import WIDTH, progress
 from parallelism.display.quantities import decimal_bytes, seconds
 from parallelism.models import TransformerSpec
 from parallelism.planning import NoPlanFits, find_plan
@@ -21,8 +21,10 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     devices, batch = arguments.devices, arguments.rows
     spec = TransformerSpec(layers=arguments.layers, width=512, heads=8, vocabulary=1024, sequence=256)
     try:
-        plans = find_plan(spec, hardware=arguments.hardware, devices=devices, batch=batch, memory=arguments.memory,
-                          microbatch=1, schedule="1f1b", recompute="none", zero=[0, 1], sp=False, order="pp dp cp tp")
+        with progress("listing the splits") as told:
+            plans = find_plan(
+                spec, hardware=arguments.hardware, devices=devices, batch=batch, memory=arguments.memory, microbatch=1,
+                schedule="1f1b", recompute="none", zero=[0, 1], sp=False, order="pp dp cp tp", progress=told)
         best = plans.best
     except (NoPlanFits, ValueError, OSError) as error:
         raise WrongWords(str(error)) from None

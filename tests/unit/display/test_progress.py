@@ -1,0 +1,59 @@
+"""Long work tells its progress on a terminal, in one line that is gone at the end; elsewhere it is silent."""
+
+import io
+from contextlib import redirect_stderr
+
+import pytest
+
+from parallelism.display import progress
+from parallelism.models import TransformerSpec
+from parallelism.planning import find_plan
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
+def shown(stream):
+    """The lines, one after the other in the same place."""
+    return stream.getvalue().split("\r\033[K")[1:]
+
+
+def test_a_line_is_overwritten_and_gone_at_the_end(terminal):
+    with redirect_stderr(terminal), progress("beginning") as told:
+        told("timing", 3, 12)
+        told("reading", 7, 0)
+    first, timing, reading, last = shown(terminal)
+    assert first.startswith("beginning ") and reading.startswith("reading 0 s") and last == ""
+    assert timing.startswith(f"timing 3 of 12 [{'#' * 7:<30}] 0 s")
+
+
+def test_the_line_is_gone_after_an_error(terminal):
+    with redirect_stderr(terminal), pytest.raises(ZeroDivisionError), progress("dividing") as told:
+        told("dividing", 1, 1 // 0)
+    assert shown(terminal)[-1] == ""
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_where_there_is_no_terminal_nothing_is_written(monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    with redirect_stderr(Terminal() if term == "dumb" else io.StringIO()) as stream:
+        with progress("beginning") as told:
+            told("timing", 3, 12)
+        with progress("simulating", alone=True):
+            pass
+    assert stream.getvalue() == ""
+
+
+def test_a_search_for_plans_tells_how_far_it_is(terminal):
+    spec = TransformerSpec(layers=2, width=64, heads=2, vocabulary=64, sequence=16)
+    with redirect_stderr(terminal), progress() as told:
+        find_plan(spec, hardware="dgx-a100", devices=2, batch=4, recompute="none", zero=0, progress=told)
+    assert any(" of " in line and "[#" in line for line in shown(terminal))
