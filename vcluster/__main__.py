@@ -178,6 +178,7 @@ def calibrate(words: Sequence[str]) -> int:
     arguments = Parser({
         "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
         "--check": {"action": "store_true", "help": "write nothing"},
+        "--mpi": {"action": "store_true", "help": "measure the ranks of this MPI job, and what joins them"},
         "--published": {
             "metavar": "TABLE", "help": "fit the stack of a table of published runs to it, and tell the errors"},
         "--devices": {
@@ -202,9 +203,20 @@ takes about a minute; run nothing else meanwhile.""",
             if arguments.file is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             writable(path)
-    from vcluster.calibration.calibrate import calibrate as measured
+    from vcluster.calibration.calibrate import SHARED_MEMORY, calibrate as measured, over_mpi
 
-    print(measured(arguments.devices, path))
+    medium = SHARED_MEMORY
+    if arguments.mpi:
+        from vcluster.code import ClusterError
+        from vcluster.mpi import current
+        from vcluster.mpi.nodes import ranks_by_node
+
+        try:
+            job = current(arguments.devices)
+            medium = over_mpi(len(ranks_by_node([job.places[rank] for rank in job.next_ranks(arguments.devices)])))
+        except (ClusterError, ImportError) as error:
+            raise WrongWords(str(error).replace("script.py", "-m vcluster calibrate --mpi FILE.json")) from None
+    print(measured(arguments.devices, path, medium))
     if path is not None:
         print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
     return 0

@@ -12,6 +12,7 @@ import numpy as np
 from parallelism import Mesh
 from parallelism.trace import UndeclaredComputeWarning
 from vcluster import ClusterError, VirtualCluster
+from vcluster.mpi import places_of_devices
 
 HARDWARE = "dgx-a100"
 ELEMENTS = 7, 1500, 40_001
@@ -110,6 +111,7 @@ if __name__ == "__main__":
     result = everything()
     with VirtualCluster(2) as first, VirtualCluster(2) as second:       # beside each other, and one after another
         result["two clusters"] = [c.run(lambda d: d.all_reduce(d.rank + 1)).outputs for c in (first, second)]
+    result["places"] = places_of_devices(4, 8)
     try:
         VirtualCluster(5)
     except ClusterError as error:

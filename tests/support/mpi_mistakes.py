@@ -2,10 +2,10 @@
 
     mpiexec -n 5 python -m vcluster.mpi tests/support/mpi_mistakes.py mistakes 300 0
     mpiexec -n 5 python -m vcluster.mpi tests/support/mpi_mistakes.py right 1000 0
-    mpiexec -n 5 python -m vcluster.mpi tests/support/mpi_mistakes.py kill 17
+    mpiexec -n 5 python -m vcluster.mpi tests/support/mpi_mistakes.py kill 17 /tmp/moment
 
-The last line says how many there were, and what the slowest took in seconds. ``kill`` ends with the job; it prints the
-moment, by the clock that all processes of the machine share.
+The last line says how many there were, and what the slowest took in seconds. ``kill`` ends with the job; it writes
+to the file what it does, and when, by the clock that all processes of the machine share.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from random_programs import MESHES, Step, program, run_program
 
@@ -67,7 +68,7 @@ def many(one, count, seed, most):
     return slowest
 
 
-def killed(seed, most):
+def killed(seed, most, path):
     """Right programs until a rank is killed."""
     rng = random.Random(seed)
     with VirtualCluster(rng.choice([mesh for mesh in MESHES if mesh.size <= most])) as cluster:
@@ -75,7 +76,7 @@ def killed(seed, most):
         cluster.run(run_program, program(rng, cluster.mesh, 3))
 
         def kill():
-            print("killed", rank, number.name, time.monotonic(), flush=True)
+            Path(path).write_text(f"{rank} {number.name} {time.monotonic()}")
             os.kill(cluster.pids()[rank], number)
 
         threading.Timer(rng.uniform(0, 0.2), kill).start()
@@ -86,7 +87,7 @@ def killed(seed, most):
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
     if what == "kill":
-        killed(int(numbers[0]), 4)
+        killed(int(numbers[0]), 4, numbers[1])
     else:
         found = many({"mistakes": mistakes, "right": right}[what], int(numbers[0]), int(numbers[1]), 4)
         print(f"{numbers[0]} {what}, the slowest took {found:.3f} s")

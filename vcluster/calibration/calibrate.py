@@ -14,9 +14,10 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from statistics import median
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -38,12 +39,34 @@ from vcluster.calibration.cases import (
 )
 from vcluster.calibration.fitting import Floats, fitted
 from vcluster.collectives import INLINE_BYTES, PRIVATE_BYTES
+from vcluster.mpi.group import POSTED_BYTES
+from vcluster.mpi.transport import SMALL_BYTES
 
 PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
 """The families whose prediction errors are reported. Products and copies serve only the fit."""
 TURNS = (INLINE_BYTES + 1, PRIVATE_BYTES)
 """Sizes in bytes from which an array is transferred in a different way."""
+MPI_TURNS = (POSTED_BYTES + 1, SMALL_BYTES + 1)
+"""The same over MPI."""
 _ROUNDS = 15
+
+
+class Medium(NamedTuple):
+    """What joins the devices that are measured."""
+
+    name: str
+    backend: str = "process"
+    turns: tuple[int, int] = TURNS
+    title: str = "this machine, as it was measured"
+
+
+SHARED_MEMORY = Medium("shared memory")
+
+
+def over_mpi(nodes: int) -> Medium:
+    """The ranks of an MPI job on so many nodes."""
+    name = "MPI inside a node" if nodes == 1 else "MPI between nodes"
+    return Medium(name, "mpi", MPI_TURNS, f"ranks of an MPI job on {nodes} node{'s' * (nodes > 1)}, as measured")
 
 
 @dataclass(frozen=True)
@@ -87,7 +110,7 @@ class Calibration:
         return "\n".join(lines)
 
 
-def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
+def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMORY) -> Calibration:
     """The hardware that fits every second case. ``ValueError`` if there are fewer than two cases of one name."""
     for family, name in dict.fromkeys((case.family, case.name) for case in cases):
         if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
@@ -95,13 +118,14 @@ def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
     fitted_to, held_out = (tuple(case for case in cases if case.held_out is held) for held in (False, True))
     hardware = Hardware(
         CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
-        (Link("shared memory", devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
-        title="this machine, as it was measured")
+        (Link(medium.name, devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
+        title=medium.title)
     hardware = _nearest(hardware, fitted_to, (PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
     copies, transfers = hardware.memory_bytes_per_second, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10)
     # Of one message alone nobody can tell what holds its ends from what it takes on its way; of several, one can.
-    hardware = _nearest(hardware, fitted_to, (MESSAGES, STREAMS), _with_messages, (5e-6, *transfers))
-    hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), _with_collectives,
+    hardware = _nearest(
+        hardware, fitted_to, (MESSAGES, STREAMS), partial(_with_messages, medium.turns), (5e-6, *transfers))
+    hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), partial(_with_collectives, medium.turns),
                         (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)))
     hardware = _nearest(hardware, fitted_to, (POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
     return _with_sources(Calibration(hardware, fitted_to, held_out), copies)
@@ -114,18 +138,18 @@ def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
         memory_bytes_per_second=bandwidth)
 
 
-def _with_messages(hardware: Hardware, parameters: Floats) -> Hardware:
+def _with_messages(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     overhead, latency, bandwidth, *values = parameters.tolist()
-    link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(TURNS, values))
+    link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(turns, values))
     return replace(hardware, links=(link,), host=HostLink(latency, bandwidth), message_overhead_seconds=overhead)
 
 
-def _with_collectives(hardware: Hardware, parameters: Floats) -> Hardware:
+def _with_collectives(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     values = parameters.tolist()
     rates = dict(zip(COLLECTIVE_NAMES, values[-len(COLLECTIVE_NAMES):], strict=True))
-    link = replace(link, collective_pieces=_pieces((1, *TURNS), values))
+    link = replace(link, collective_pieces=_pieces((1, *turns), values))
     return replace(hardware, links=(link,), collective_bytes_per_second=rates)
 
 
@@ -169,12 +193,14 @@ def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibra
     return replace(calibration, hardware=replace(calibration.hardware, sources=sources))
 
 
-def calibrate(devices: int, path: str | PathLike[str] | None = None) -> Calibration:
-    """Measure this machine with ``devices`` devices, and write the hardware to ``path`` if one is given."""
+def calibrate(
+    devices: int, path: str | PathLike[str] | None = None, medium: Medium = SHARED_MEMORY
+) -> Calibration:
+    """Measure ``devices`` devices and what joins them, and write the hardware to ``path`` if one is given."""
     with progress("measuring") as told:
-        cases = measured(devices, told=told)
+        cases = measured(devices, backend=medium.backend, told=told)
     with progress("fitting", alone=True):
-        calibration = calibrated(cases, devices)
+        calibration = calibrated(cases, devices, medium)
     if path is not None:
         calibration.hardware.save(path)
     return calibration

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from parallelism.display.quantities import fit, nbytes, plural
 from parallelism.hardware.host import host_summary
 from vcluster.cli.machine import DEVICES, Container, Facts, Started, gather
+from vcluster.mpi import current, is_host, node_lines
 
 WANTED_DEVICES = 16
 """A limit that leaves room for fewer devices than this is a problem."""
@@ -131,6 +132,15 @@ def _space(facts: Facts) -> Finding:
     return Finding("address space", f"enough for the {nbytes(needed)} that {DEVICES} devices map, sparse")
 
 
+def _ranks() -> list[Finding]:
+    """In an MPI job, its ranks by node."""
+    if not is_host():
+        return []
+    job = current(1)
+    return [Finding("MPI", f"{job.library}, {plural(job.size, 'rank')}"),
+            *(Finding(name, ranks) for name, ranks in node_lines(job.places))]
+
+
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +157,6 @@ def report(findings: Sequence[Finding]) -> str:
 
 def run_checks() -> int:
     """Examine this machine and print the report. Returns the exit status: 1 if there is a problem."""
-    findings = [*examine(gather()), Finding("host", host_summary())]
+    findings = [*examine(gather()), Finding("host", host_summary()), *_ranks()]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))

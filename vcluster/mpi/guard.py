@@ -11,10 +11,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2", "SIGCONT")
+
+FORWARDED_SECONDS = 0.1
+"""Given to the launcher to forward what the guard has printed: Open MPI's may drop it when it ends a job."""
 
 
 class Watched:
@@ -79,6 +83,7 @@ def _wait_for(pid: int, reading: int) -> None:
     if b"ends\n" not in said and -code not in passed_on:
         os.write(2, f"vcluster: {_name(said.decode())}pid {pid} on {socket.gethostname()}) {_how(code)}; "
                     f"the job ends\n".encode())
+        time.sleep(FORWARDED_SECONDS)
         code = code or 1
     os._exit(code if code >= 0 else 128 - code)
 

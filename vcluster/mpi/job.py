@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ class Place(NamedTuple):
 
     node: str
     pid: int
+    shares_with: int = 0
+    """The first of the ranks that it shares memory with."""
 
 
 class Job:
@@ -31,8 +34,9 @@ class Job:
         """All ranks call this together."""
         self.transport = Transport(mpi)
         self.rank, self.size = self.transport.rank, self.transport.size
-        self.library = str(mpi.Get_library_version()).partition("\n")[0].strip("\0 ")
-        self.places: Sequence[Place] = self.transport.gather(Place(mpi.Get_processor_name(), os.getpid())) or ()
+        self.library = " ".join(re.split(r"[\n,]", mpi.Get_library_version())[0].replace("Version:", "").split())
+        place = Place(mpi.Get_processor_name(), os.getpid(), self.transport.first_beside())
+        self.places: Sequence[Place] = self.transport.gather(place) or ()
         """On the host: where each rank runs."""
         self.transport.world.Barrier()
         _unlink_segments()
@@ -55,6 +59,14 @@ class Job:
         self._clusters += 1
         taken, self._free = self._free[:size], self._free[size:]
         return self._clusters, taken
+
+    def next_ranks(self, size: int) -> list[int]:
+        """The ranks that the next cluster of ``size`` devices would have; `ClusterError` if there are not as many."""
+        free = self._free
+        clusters = self._clusters
+        _, taken = self.take(size)
+        self._free, self._clusters = free, clusters
+        return taken
 
     @property
     def free(self) -> int:

@@ -159,6 +159,13 @@ class Transport:
             latest = int(note[0])
         return latest
 
+    def first_beside(self) -> int:
+        """The first rank that shares memory with this one. All call this together."""
+        beside = self.world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        first: int = beside.bcast(self.rank)
+        beside.Free()
+        return first
+
     def gather(self, value: Any) -> Any:
         """What all ranks say, by rank, on rank 0. All call this together."""
         return self.world.gather(value)

@@ -34,6 +34,7 @@ def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(t
     assert "rank 2 raised ValueError" in found["error of raises"] and "raises" in found["error of raises"]
     assert found["error of deadlock"].startswith("DeadlockError: deadlock: rank 0 waits for rank 1")
     assert found["two clusters"] == [[3, 3], [3, 3]]
+    assert found["places"] == (0, 1, 2, 3)
     assert "mpiexec -n 6 python -m vcluster.mpi" in found["too many"]
     assert "printed by the host" in said
     assert "[rank 0] printed by a device" in said and "[rank 1] printed by a device" in said
@@ -107,5 +108,42 @@ def test_ctrl_c_ends_a_job_that_leaves_nothing(tmp_path, mpi):
     job.send_signal(signal.SIGINT)
     said = "".join(lines) + finish(job)
     assert job.returncode
-    assert "KeyboardInterrupt" in said
+    assert "KeyboardInterrupt" in said or mpi.name == "openmpi"     # whose launcher ends the ranks itself
     nothing_is_left(said, before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@each_mpi
+def test_the_doctor_tells_the_ranks_of_each_node(mpi):
+    said = finish(start(3, "-m", "vcluster.mpi", "-m", "vcluster", "doctor", mpi=mpi))
+    assert re.search(r"MPI +\S.*, 3 ranks\n", said) and "the host and devices 0 1\n" in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_notebook_attaches_to_the_host_of_a_job(tmp_path):
+    jupyter_client = pytest.importorskip("jupyter_client")
+    path = tmp_path / "kernel.json"
+    job = start(3, "-m", "vcluster.mpi", "-m", "ipykernel_launcher", "-f", path)
+    try:
+        while "--existing" not in job.stdout.readline():    # then the kernel listens
+            assert job.poll() is None
+        client = jupyter_client.BlockingKernelClient(connection_file=str(path))
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        said = []
+        client.execute_interactive(
+            "from vcluster import VirtualCluster\nwith VirtualCluster(2) as cluster:\n"
+            "    print(cluster.backend, *cluster.run(lambda device: int(device.all_reduce(device.rank + 1))).outputs)",
+            timeout=60, output_hook=said.append)
+        assert "".join(message["content"].get("text", "") for message in said) == "mpi 3 3\n", said
+        client.shutdown()
+        finish(job)
+        assert job.returncode == 0
+        client.stop_channels()
+    finally:
+        job.kill()
+        job.wait()
+        job.stdout.close()

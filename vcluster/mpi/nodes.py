@@ -1,0 +1,53 @@
+"""Which ranks of the job share a node, and so the places of devices in a described hardware.
+
+    mpiexec -n 17 python -m vcluster.mpi train.py         # on two nodes of 8 devices
+    hardware = Hardware.preset("dgx-a100:2")
+    VirtualCluster(mesh, hardware=hardware.placed(places_of_devices(mesh.size, 8)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vcluster.code import ClusterError
+from vcluster.mpi.job import Place, current
+
+
+def ranks_by_node(places: Sequence[Place]) -> dict[tuple[str, int], list[int]]:
+    """The ranks of a job by node, in the order of their first ranks.
+
+    A node is its name and the first of the ranks that share its memory, since two containers may have one name.
+    """
+    nodes: dict[tuple[str, int], list[int]] = {}
+    for rank, place in enumerate(places):
+        nodes.setdefault((place.node, place.shares_with), []).append(rank)
+    return nodes
+
+
+def places_of_devices(devices: int, per_node: int) -> tuple[int, ...]:
+    """The place of each device of the next cluster in a hardware whose nodes have ``per_node`` devices.
+
+    Devices of one node get places beside each other. ``ClusterError`` outside of a job, if so many ranks are not free,
+    and for a node on which more devices lie than it has.
+    """
+    job = current(devices)
+    found: dict[int, int] = {}
+    ranks = job.next_ranks(devices)
+    by_node = (sorted(set(ranks).intersection(there)) for there in ranks_by_node(job.places).values())
+    for node, there in enumerate(filter(None, by_node)):
+        if len(there) > per_node:
+            name = job.places[there[0]].node
+            raise ClusterError(f"{len(there)} devices lie on {name}, and a node of the hardware has {per_node}; start "
+                               f"fewer ranks on a node")
+        found.update((rank, node * per_node + at) for at, rank in enumerate(there))
+    return tuple(found[rank] for rank in ranks)
+
+
+def node_lines(places: Sequence[Place]) -> list[tuple[str, str]]:
+    """For each node, its name and its ranks: the host is rank 0, devices are the others."""
+    lines = []
+    for (name, _), ranks in ranks_by_node(places).items():
+        devices = [str(rank - 1) for rank in ranks if rank]
+        parts = ["the host"] * (0 in ranks) + [f"devices {' '.join(devices)}"] * bool(devices)
+        lines.append((name, " and ".join(parts)))
+    return lines
