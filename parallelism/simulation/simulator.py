@@ -114,8 +114,9 @@ def _priced(
 
 
 def _trace(events: Columns, mesh: Mesh, pricing: Pricing, ranks: Sequence[int] | None = None) -> Trace:
+    is_folded = ranks is not None and len(ranks) < mesh.size
     return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks,
-                 priced=Priced("modelled", pricing.priced_dtype, pricing.link_sharing))
+                 priced=Priced("modelled", pricing.priced_dtype, pricing.link_sharing, folded=is_folded))
 
 
 @dataclass(frozen=True)

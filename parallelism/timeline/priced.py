@@ -18,6 +18,8 @@ class Priced(NamedTuple):
     undeclared_seconds: float = 0.0
     left_out_seconds: float = 0.0
     """The undeclared seconds of events that are not in the trace."""
+    folded: bool = False
+    """Whether each device stands for all that are equal to it."""
 
 
 class UndeclaredComputeWarning(UserWarning):

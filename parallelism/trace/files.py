@@ -54,7 +54,7 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         "format": FORMAT, "version": VERSION, "size": trace.size,
         "ranks": None if len(trace.ranks) == trace.size else trace.ranks,
         "mesh_shape": trace.mesh_shape, "hardware": trace.hardware, "host_traffic": trace.host_traffic,
-        "priced": trace.priced,
+        "priced": trace.priced if trace.priced.folded else trace.priced[:-1],    # as before there was folding
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
     columns = {
@@ -274,7 +274,7 @@ def _is_priced(column: Sequence[Any]) -> bool:
     match column[0]:
         case []:
             return True
-        case ["measured" | "modelled", str() | None, bool(), undeclared, left_out]:
+        case ["measured" | "modelled", str() | None, bool(), undeclared, left_out, *folded] if folded in ([], [True]):
             return _numbers(0)([undeclared, left_out])
     return False
 

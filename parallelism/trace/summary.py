@@ -54,13 +54,12 @@ def _html_table(one: _Table) -> str:
 
 def _headline(trace: Trace) -> list[str]:
     mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
-    devices = plural(trace.size, "device") + mesh
+    devices = trace.devices_in_words + mesh
     starts = trace.columns.numbers("wall_start_seconds")
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
-    told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
     return [
-        fit(f"{devices}{told}, {plural(len(trace), 'event')}; "
+        fit(f"{devices}, {plural(len(trace), 'event')}; "
             f"traffic {'with the host' if trace.host_traffic else 'between devices'}", WIDTH),
         fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
             f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),

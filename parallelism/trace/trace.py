@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import plural
 from parallelism.events import HOST, KINDS, Columns, Event
 from parallelism.events.columns import operations
 from parallelism.spelling import explains_keywords, no_attribute
@@ -143,8 +144,17 @@ class Trace(Sequence[Event]):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Trace, **self._header()), (self.columns,)
 
+    @property
+    def devices_in_words(self) -> str:
+        """How many devices there are, and how many of them the trace has: ``"4 representatives of 512 devices"``."""
+        devices, shown = plural(self.size, "device"), len(self.ranks)
+        if shown == self.size:
+            return devices
+        return f"{plural(shown, 'representative')} of {devices}" if self.priced.folded else f"{shown} of {devices}"
+
     def __repr__(self) -> str:
-        return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
+        where = self.devices_in_words
+        return f"<Trace of {len(self)} events on {where}, {self.makespan_seconds:.6g} s of virtual time>"
 
     if not TYPE_CHECKING:   # a type checker reports an unknown name itself
 
@@ -334,7 +344,8 @@ class Trace(Sequence[Event]):
         undeclared = left_out + seen.undeclared_seconds
         if self.compute != "modelled":
             warn_of_undeclared(undeclared, self.priced.left_out_seconds + seen.compute_seconds, self.size)
-        priced = Priced(pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out)
+        priced = Priced(
+            pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out, self.priced.folded)
         return Trace(seen.events, **self._header() | {"hardware": pricing.name, "priced": priced})
 
     # Files and reports

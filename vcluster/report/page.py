@@ -38,13 +38,40 @@ def html(
     the shortest, and the page says so. ``OSError`` if the file cannot be written; ``ValueError`` for less than 1 bar,
     and for an unknown hardware.
     """
-    if most_bars < 1:
-        raise ValueError(f"most_bars must be at least 1, got {most_bars}")
-    trace = getattr(trace, "trace", trace)
-    roof = hardware_named(trace) if hardware is None else Hardware.of(hardware)
-    text = page(payload(trace, most_bars=most_bars, hardware=roof))
+    text = _text_of(getattr(trace, "trace", trace), most_bars, hardware)
     with written_whole(path) as file:
         file.write(text)
+
+
+def _text_of(trace: Trace, most_bars: int, hardware: Hardware | str | PathLike[str] | None) -> str:
+    if most_bars < 1:
+        raise ValueError(f"most_bars must be at least 1, got {most_bars}")
+    roof = hardware_named(trace) if hardware is None else Hardware.of(hardware)
+    return page(payload(trace, most_bars=most_bars, hardware=roof))
+
+
+class Shown:
+    """The page of a trace, for a notebook: a cell that ends in it shows the page.  Elsewhere it is the summary."""
+
+    def __init__(self, trace: Trace, text: str, height: int) -> None:
+        self.trace, self.text, self.height = trace, text, height
+
+    def __repr__(self) -> str:
+        return self.trace.summary()
+
+    def _repr_html_(self) -> str:
+        # The frame may run the script of the page, and reaches nothing of the notebook.
+        return (f'<iframe title="{escape(self.trace.devices_in_words)}" sandbox="allow-scripts" srcdoc="'
+                f'{escape(self.text)}" style="width:100%;height:{self.height}px;border:0"></iframe>')
+
+
+def show(
+    trace: Trace, *, height: int = 900, most_bars: int = MOST_BARS,
+    hardware: Hardware | str | PathLike[str] | None = None,
+) -> Shown:
+    """The page of ``trace`` (or of a run), in a cell of a notebook, ``height`` pixels high; see `html`."""
+    trace = getattr(trace, "trace", trace)
+    return Shown(trace, _text_of(trace, most_bars, hardware), height)
 
 
 def page(

@@ -51,7 +51,7 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
                         "the verdict and the tables of collectives count all.")
     makespan = trace.makespan_seconds if trace.makespan_seconds < LONGEST else 0.0
     data: Data = {
-        "title": f"Trace of {trace.size:,} device{'s' * (trace.size != 1)}",
+        "title": f"Trace of {trace.devices_in_words}",
         "facts": _facts(trace),
         "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
         "parts": PARTS, "makespan": makespan,

@@ -166,7 +166,7 @@ def test_donated_inputs_are_held_once(command, tmp_path):
 def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
     folded, all_of_them = command(*words)[1], command(*words, "--no-fold")[1]
-    assert "128 devices (dp=8, tp=16), 2 of them shown" in folded
+    assert "2 representatives of 128 devices (dp=8, tp=16)" in folded
     assert "representatives, with the number of equal devices of each: 0 (" in folded
     assert folded.splitlines()[1].split(";")[0] == all_of_them.splitlines()[1].split(";")[0]    # the makespan
 
@@ -180,7 +180,7 @@ def test_where_many_devices_cannot_be_folded_all_are_simulated_unless_somebody_a
     monkeypatch.setattr(models, "simulate", refusing)
     words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
     status, out, err = command(*words)
-    assert (status, err) == (0, "") and "of them shown" not in out and out == command(*words, "--no-fold")[1]
+    assert (status, err) == (0, "") and "representative" not in out and out == command(*words, "--no-fold")[1]
     status, out, err = command(*words, "--fold")
     assert (status, out) == (2, "") and err.endswith("simulate: collectives of equal devices share links\n")
 

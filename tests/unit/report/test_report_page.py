@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from parallelism.timeline import Priced
 from parallelism.trace import Event, Trace
 from vcluster import report
 from vcluster.report.page import embedded, page
@@ -195,3 +196,29 @@ def test_a_run_has_a_page_too(tmp_path):
 def test_a_page_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         report.html(PIPELINE, tmp_path / "no" / "p.html")
+
+
+def test_a_cell_shows_the_page_and_a_terminal_the_summary(tmp_path):
+    trace = Trace([Event(rank, "compute", HOSTILE, 0, 1 + rank) for rank in range(3)])
+    report.html(trace, tmp_path / "page.html")
+    shown = report.show(trace, height=300)
+    frames = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: frames.append((tag, dict(attributes)))
+    parser.feed(shown._repr_html_())
+    (tag, attributes), = frames
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts") and "height:300px" in attributes["style"]
+    assert attributes["srcdoc"] == (tmp_path / "page.html").read_text(encoding="ascii")
+    assert repr(shown) == trace.summary()
+    with pytest.raises(ValueError, match="most_bars must be at least 1, got 0"):
+        report.show(trace, most_bars=0)
+
+
+def test_the_title_says_of_how_many_devices_the_events_are(tmp_path):
+    events = [Event(rank, "compute", "work", 0, 1) for rank in (0, 5)]
+    some, folded = (Trace(events, 8, ranks=(0, 5), priced=Priced("modelled", folded=how)) for how in (False, True))
+    assert payload(some)["title"] == "Trace of 2 of 8 devices"
+    assert payload(folded)["title"] == "Trace of 2 representatives of 8 devices"
+    assert payload(Trace(events[:1], 1))["title"] == "Trace of 1 device"
+    folded.save(tmp_path / "trace.json")
+    assert Trace.load(tmp_path / "trace.json") == folded
