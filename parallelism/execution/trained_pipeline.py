@@ -26,6 +26,7 @@ from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from parallelism.sharding import TensorSharding
 from parallelism.transforms import Overlap
 from parallelism.transforms.fusion import Fused
 from parallelism.transforms.parts import NEXT
@@ -110,11 +111,10 @@ class TrainedPipeline(PipelinedProgram):
         if position not in self._updates:
             names = dict.fromkeys(
                 name for number in self.stages_on(position) for name in self.stages.functions[number].trained)
-            laid = {value.name: value.layout for value in self.stages.function.inputs if value.layout}
             placement, holders = self.pipeline.schedule.placement, self.stages.holders
             counted = [name for name in names if position == min(placement[number] for number in holders[name])]
             function = self.step.update(
-                names, laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
+                names, self._laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
             inside, early = self.mesh_of_update(position), self._early(function)
             first = self._first.get(form := (Form([function], more=early), inside))
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
@@ -124,6 +124,11 @@ class TrainedPipeline(PipelinedProgram):
             ) if first is None else replace(first, function=function)
             self._first.setdefault(form, self._updates[position])
         return self._updates[position]
+
+    @cached_property
+    def _laid(self) -> dict[str, TensorSharding]:
+        """The layouts of inputs of the stages, by name."""
+        return {value.name: value.layout for value in self.stages.function.inputs if value.layout}
 
     def _early(self, function: Function) -> tuple[int, ...]:
         """The numbers of the inputs of an update that are gradients of one stage alone, summed over replicas."""

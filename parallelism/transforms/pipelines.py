@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 from typing import ClassVar
 
-from parallelism.ir.core import Function, names_in
+from parallelism.ir.core import Function, Value, names_in
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.text.parsing import parse
 from parallelism.layouts.propagation.annotation import laid_out
@@ -240,19 +241,23 @@ class Step:
         """
         parts, own = self.parts, self.owners
         assert parts.update is not None
-        outputs = [value for value in parts.update.outputs if own[value.name] is None or own[value.name] in names]
+        outputs = [value for _, value in sorted(
+            chain.from_iterable(self._updated.get(owner, ()) for owner in {None, *names}), key=itemgetter(0))]
         function = self._sums.of_one_stage(outputs, names if counted is None else counted, self.pipeline.axis, stages)
         kept = {value.name.removeprefix(NEXT) for value in outputs}
         read = {value.name for value in function.inputs}
-        inputs = [value for value in parts.update.inputs if value.name in read or value.name in kept]
+        inputs = [parts.update.inputs[place] for place in sorted(
+            self._given_to_update[name] for name in self._given_to_update.keys() & (read | kept))]
         function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
-        given = {name: kept for name, kept in self._layouts.items() if kept is not None} | {
-            name: kept for name, kept in (layouts or {}).items() if name in names}
+        near = {value.name for value in function.values}.union(
+            kept, (own[value.name] or value.name for value in inputs))
+        given = {name: known for name in near if (known := self._layouts.get(name)) is not None} | {
+            name: layouts[name] for name in names if layouts and name in layouts}
         for value in inputs:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
-        gradients = {*parts.gradients}
+        gradients = self._gradients
         # What a stage adds up has the layout of its parameter, although the update may have it split.
         terms = {value.name: value for value in inputs if value in gradients and (
             replicas or given[value.name].dims != given[own[value.name] or value.name].dims)}
@@ -276,6 +281,23 @@ class Step:
             return JointSums.of(update, self.owners)
         except ValueError as error:
             raise ValueError(f"{self.pipeline}: {error}") from None
+
+    @cached_property
+    def _updated(self) -> dict[str | None, list[tuple[int, Value]]]:
+        """The outputs of the update by their owners, each with its place."""
+        found: dict[str | None, list[tuple[int, Value]]] = {}
+        for place, value in enumerate(self.parts.update.outputs if self.parts.update else ()):
+            found.setdefault(self.owners[value.name], []).append((place, value))
+        return found
+
+    @cached_property
+    def _given_to_update(self) -> dict[str, int]:
+        """The places of the inputs of the update, by name."""
+        return {value.name: place for place, value in enumerate(self.parts.update.inputs if self.parts.update else ())}
+
+    @cached_property
+    def _gradients(self) -> frozenset[Value]:
+        return frozenset(self.parts.gradients)
 
     @cached_property
     def _layouts(self) -> dict[str, TensorSharding | None]:

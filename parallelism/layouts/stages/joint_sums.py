@@ -62,7 +62,7 @@ class JointSums:
         """
         sums = self.terms if stages > 1 else {}
         ops, layouts = list[Op](), dict[str, TensorSharding | None]()
-        names = {*self._names}
+        names = {*self._names} if sums else set()
         for place in self._needed(outputs, sums, counted):
             op = self.function.ops[place]
             total = op.outputs[0]
@@ -75,7 +75,7 @@ class JointSums:
             else:
                 ops.append(op)
         read = {value for op in ops for value in op.inputs} | {*outputs}
-        inputs = tuple(value for value in self.function.inputs if value in read)
+        inputs = tuple(sorted(self._inputs.keys() & read, key=self._inputs.__getitem__))
         return laid_out(Function(self.function.name, inputs, tuple(ops), tuple(outputs)), layouts)
 
     def _needed(self, outputs: Collection[Value], sums: Mapping[Value, Terms], counted: Collection[str]) -> list[int]:
@@ -93,6 +93,11 @@ class JointSums:
     @cached_property
     def _names(self) -> frozenset[str]:
         return frozenset(value.name for value in self.function.values)
+
+    @cached_property
+    def _inputs(self) -> dict[Value, int]:
+        """The place of each input; a function of many stages has many more than one of them reads."""
+        return {value: place for place, value in enumerate(self.function.inputs)}
 
     @cached_property
     def _makers(self) -> dict[Value, int]:
