@@ -251,7 +251,7 @@ class Step:
         function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
         near = {value.name for value in function.values}.union(
             kept, (own[value.name] or value.name for value in inputs))
-        given = {name: known for name in near if (known := self._layouts.get(name)) is not None} | {
+        given = {name: laid for name in near if (laid := self._layouts.get(name)) is not None} | {
             name: layouts[name] for name in names if layouts and name in layouts}
         for value in inputs:
             of = own[value.name] or value.name
