@@ -29,7 +29,8 @@ class Costed(NamedTuple):
     """Of a step in which nothing shares links, or fewer (`PlanTable.is_exact`); infinite for plans that need too much
     memory."""
     peaks: npt.NDArray[np.int64]
-    """The bytes of the fullest device."""
+    """The bytes of the fullest device; of a plan that needs too much memory at least those that it holds all the time,
+    unless no plan fits."""
     timed: int
     setup_seconds: float
     """CPU seconds before the first plan was timed."""
@@ -48,9 +49,9 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     except Unpriceable:
         table = None
     if table is not None:
-        groups, left = _prepared(table, possible, told)
-        for shape, rows in groups.items():
-            peaks[rows] = table.peaks(shape, rows)
+        groups, left = _prepared(table, possible, limit, peaks, told)
+        if not any((peaks[rows] <= limit).any() for rows in groups.values()):
+            groups, left = _prepared(table, possible, np.inf, peaks, told)
         for shape in list(groups):
             groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
         left += table.price(groups)
@@ -80,17 +81,26 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     return Costed(possible, seconds, peaks, timed + len(left), setup, timing)
 
 
-def _prepared(table: PlanTable, possible: Choices, told: Told) -> tuple[dict[Shape, list[int]], list[int]]:
-    """The rows whose pieces are known, by the shape of their pipeline, and the others."""
+def _prepared(
+    table: PlanTable, possible: Choices, limit: float, peaks: npt.NDArray[np.int64], told: Told
+) -> tuple[dict[Shape, list[int]], list[int]]:
+    """The rows whose pieces are known, by the shape of their pipeline, and the others; and their ``peaks``.
+
+    A row that holds more than ``limit`` during the whole step is in neither, since it cannot fit: then its peak is what
+    it holds, and its actions are not laid out.
+    """
     groups: dict[Shape, list[int]] = defaultdict(list)
     left = []
     for row in range(len(possible)):
         if row % 256 == 0:
             told("prepared", row, len(possible))
         try:
-            table.prepare(row)
+            peaks[row] = table.held(row)
+            if peaks[row] <= limit:
+                table.prepare(row)
+                groups[table.shape(row)].append(row)
         except Unpriceable:
             left.append(row)
-        else:
-            groups[table.shape(row)].append(row)
+    for shape, rows in groups.items():
+        peaks[rows] = table.peaks(shape, rows)
     return groups, left

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-from parallelism.execution.chains import DeclaredCost, declared_cost
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held, communicates
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
-from parallelism.ir import Function, Op, TensorType, Value
-from parallelism.ir.core import Attributes, Extent, meaning, symbol
+from parallelism.ir import Function, TensorType, Value
+from parallelism.ir.core import Extent, symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
@@ -27,7 +26,19 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
-from parallelism.planning.sheets import COLLECTIVE, LEFT, MEMORY, MESSAGE, SIZE, Kind, Row, Unpriceable, program_rows
+from parallelism.planning.sheets import (
+    COLLECTIVE,
+    LEFT,
+    MEMORY,
+    MESSAGE,
+    SIZE,
+    Kind,
+    Row,
+    SymbolicProgram,
+    Unpriceable,
+    nbytes_of_one,
+    program_rows,
+)
 from parallelism.transforms import Step, carried, categories
 from parallelism.transforms.parts import NEXT
 
@@ -41,41 +52,6 @@ ANY: Part = 0, 0
 """Stands for every part of the batch."""
 BEFORE = {"R": "F", "B": "F", "I": "F", "W": "I"}
 """For each kind of action the one before it, of the same microbatch, if nothing is computed again."""
-
-
-class SymbolicProgram(DeviceProgram):
-    """A `DeviceProgram` that may have symbols, so it cannot run: its steps say what they cost.
-
-    Ops of one kind on arrays of equal types cost the same, which is computed once.
-    """
-
-    def __post_init__(self) -> None:
-        pass
-
-    def _cost(self, op: Op) -> DeclaredCost | None:
-        return None if communicates(op) or op.operator.view else _cost_of(op.kind, op.types, op.attributes)
-
-    def _held(self, values: Sequence[Value]) -> Held:
-        held: dict[str, Any] = {}
-        for value in values:
-            category = self._category.get(value.name, ACTIVATIONS)
-            held[category] = held.get(category, 0) + nbytes_of_one(value.type)
-        return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
-
-
-@lru_cache(maxsize=16384)
-def _cost_of(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> DeclaredCost | None:
-    """What an op of this kind declares on inputs of these types."""
-    made = meaning(kind, types, attributes).outputs
-    inputs, outputs = (tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
-                       for name, side in (("x", types), ("y", made)))
-    return declared_cost(Op(kind, inputs, attributes, outputs))
-
-
-@lru_cache(maxsize=16384)
-def nbytes_of_one(type: TensorType) -> Any:
-    """The bytes of an array of this type."""
-    return type.nbytes
 
 
 class SymbolicStage(StagePrograms):
@@ -130,7 +106,7 @@ class SymbolicStage(StagePrograms):
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
         received = nbytes_of(self.message(kind, ANY, last=last))
         held = [(Kind(MEMORY, ACTIVATIONS), [received])] if received else []
-        rows: list[Row] = [*held, *program_rows(self.program(kind, ANY), self.devices)]
+        rows: list[Row] = [*held, *program_rows(self.program(kind, ANY).steps, self.devices)]
         rows += [(Kind(LEFT, category), [-nbytes]) for category, nbytes in self.left(kind, ANY)]
         return [*rows, (Kind(MEMORY, ACTIVATIONS), [-received])] if received else rows
 
@@ -239,45 +215,44 @@ class Updates:
         return Function(local.name, tuple(first[value] for value in local.inputs), tuple(ops),
                         tuple(first[value] for value in local.outputs))
 
-    @memoized
-    def program(self, names: frozenset[str]) -> DeviceProgram:
-        """The update of the parameters of these names."""
-        whole, local, own = self.laid_out.function, self.local, self.step.owners
-        kept = [place for place, value in enumerate(whole.outputs) if own[value.name] in (None, *names)]
-        outputs = [local.outputs[place] for place in kept]
-        needed, ops = {*outputs}, list[Op]()
-        for op in reversed(local.ops):
-            if not needed.isdisjoint(op.outputs):
-                ops.append(op)
-                needed.update(op.inputs)
-        returned = {whole.outputs[place].name.removeprefix(NEXT) for place in kept}
-        inputs = [place for place, value in enumerate(whole.inputs)
-                  if local.inputs[place] in needed or value.name in returned]
-        kinds = Kinds(*([(side[place].type, side[place].layout) for place in places]
-                        for side, places in ((whole.inputs, inputs), (whole.outputs, kept))))
-        function, calls, chains = arranged(
-            Function(local.name, tuple(local.inputs[place] for place in inputs), tuple(reversed(ops)), tuple(outputs)),
-            None, fused=self.fused)
-        known = {value.name for value in function.values}
-        names_of_inputs = {value.name for value in function.inputs}
-        return SymbolicProgram(
-            function, {name: kind for name, kind in self._categories.items() if name in known},
-            donated=donations(function, [name for name in carried(whole) if name in names_of_inputs], kinds),
-            calls=calls, chains=chains)
-
     @cached_property
-    def _categories(self) -> Mapping[str, str]:
-        return categories(self.step.function)
+    def program(self) -> SymbolicProgram:
+        """The update of all parameters on the first device."""
+        whole = self.laid_out.function
+        function, calls, chains = arranged(self.local, None, fused=self.fused)
+        known = {value.name for value in function.values}
+        kinds = Kinds(*([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs)))
+        return SymbolicProgram(
+            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
+            donated=donations(function, carried(whole), kinds), calls=calls, chains=chains)
+
+    @memoized
+    def needed(self, names: frozenset[str]) -> tuple[list[bool], set[Value]]:
+        """Which ops of the program the update of the parameters of these names needs, and which values."""
+        outputs, own = self.laid_out.function.outputs, self.step.owners
+        returned = {value.name for value in outputs if own[value.name] in (None, *names)}
+        function = self.program.function
+        values = {at_device for at_device, value in zip(function.outputs, outputs, strict=True)
+                  if value.name in returned}
+        ops = []
+        for op in reversed(function.ops):
+            ops.append(not values.isdisjoint(op.outputs))
+            if ops[-1]:
+                values.update(op.inputs)
+        kept = {name.removeprefix(NEXT) for name in returned}
+        values.update(at_device for at_device, value in zip(
+            function.inputs, self.laid_out.function.inputs, strict=True) if value.name in kept)
+        return ops[::-1], values
 
     def rows(self, names: frozenset[str]) -> list[Row]:
         """The events of the update of these parameters."""
-        devices = Devices.of(self.devices)
-        return list(program_rows(self.program(names), devices))
+        return list(self.program.rows_of(self.needed(names)[0], Devices.of(self.devices)))
 
     def state(self, names: frozenset[str]) -> Any:
         """The bytes of the state of these parameters."""
-        state = {value.name for value in self.step.parts.state}
-        return nbytes_of(value.type for value in self.program(names).function.inputs if value.name in state)
+        state, needed = {value.name for value in self.step.parts.state}, self.needed(names)[1]
+        return nbytes_of(
+            value.type for value in self.program.function.inputs if value.name in state and value in needed)
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.execution.device_program import DeviceProgram, ProgramStep, StartStep, WaitStep, communicates
-from parallelism.ir import Expression, Op
-from parallelism.ir.core import Extent, specialized
+from parallelism.execution.chains import DeclaredCost, declared_cost
+from parallelism.execution.device_program import (
+    ACTIVATIONS,
+    DeviceProgram,
+    Held,
+    ProgramStep,
+    StartStep,
+    WaitStep,
+    communicates,
+)
+from parallelism.ir import Expression, Op, TensorType, Value
+from parallelism.ir.core import Attributes, Extent, meaning, specialized
+from parallelism.ir.passes import freed_after
+from parallelism.ir.passes.donation import owners
 from parallelism.layouts import Devices
+from parallelism.memoized import memoized
 
 Floats = npt.NDArray[np.float64]
 Exact = npt.NDArray[np.longdouble]
@@ -134,11 +148,88 @@ class Formulas:
 # -- the rows of programs ----------------------------------------------------------------------------------------------
 
 
-def program_rows(program: DeviceProgram, devices: Devices | None) -> Iterator[Row]:
-    """The events of a program.  `Unpriceable` for events that have no price of their own."""
+class SymbolicProgram(DeviceProgram):
+    """A `DeviceProgram` that may have symbols, so it cannot run: its steps say what they cost.
+
+    Ops of one kind on arrays of equal types cost the same, which is computed once.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+    def _cost(self, op: Op) -> DeclaredCost | None:
+        return None if communicates(op) or op.operator.view else _cost_of(op.kind, op.types, op.attributes)
+
+    def _held(self, values: Sequence[Value]) -> Held:
+        held: dict[str, Any] = {}
+        for value in values:
+            category = self._category.get(value.name, ACTIVATIONS)
+            held[category] = held.get(category, 0) + nbytes_of_one(value.type)
+        return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
+
+    def rows_of(self, wanted: Sequence[bool], devices: Devices | None) -> Iterator[Row]:
+        """The events of some of the ops, by their numbers: those of a program that has no others."""
+        later = self._freed_early(wanted)
+        for rows, ops in zip(self._rows(devices), self._numbers, strict=True):
+            if wanted[ops[-1]]:
+                yield from rows
+                for op in ops:
+                    yield from later.get(op, ())
+
+    @memoized
+    def _rows(self, devices: Devices | None) -> list[list[Row]]:
+        """The events of each step."""
+        return [list(program_rows([step], devices)) for step in self.steps]
+
+    @cached_property
+    def _numbers(self) -> list[range]:
+        """The numbers of the ops of each step."""
+        ends = list(accumulate(len(step.before) + 1 for step in self.steps if isinstance(step, ProgramStep)))
+        return [range(start, end) for start, end in pairwise([0, *ends])]
+
+    def _freed_early(self, wanted: Sequence[bool]) -> dict[int, list[Row]]:
+        """By the last op of those that are wanted, the memory of values that others use after it."""
+        found: dict[int, list[Row]] = {}
+        for value, users in self._shared:
+            used = [op for op in users if wanted[op]]
+            if used and not wanted[users[-1]]:
+                found.setdefault(used[-1], []).extend(
+                    (Kind(MEMORY, category), [-nbytes]) for category, nbytes in self._held([value]))
+        return found
+
+    @cached_property
+    def _shared(self) -> list[tuple[Value, list[int]]]:
+        """The values that are freed after an op, with the ops that use them, if there are several."""
+        owner, users = owners(self.function), dict[Value, list[int]]()
+        for number, op in enumerate(self.function.ops):
+            for value in dict.fromkeys(owner[value] for value in (*op.inputs, *op.outputs)):
+                users.setdefault(value, []).append(number)
+        return [(value, users[value]) for freed in freed_after(self.function) for value in freed
+                if len(users[value]) > 1]
+
+
+@lru_cache(maxsize=16384)
+def _cost_of(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> DeclaredCost | None:
+    """What an op of this kind declares on inputs of these types."""
+    made = meaning(kind, types, attributes).outputs
+    inputs, outputs = (tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
+                       for name, side in (("x", types), ("y", made)))
+    return declared_cost(Op(kind, inputs, attributes, outputs))
+
+
+@lru_cache(maxsize=16384)
+def nbytes_of_one(type: TensorType) -> Any:
+    """The bytes of an array of this type."""
+    return type.nbytes
+
+
+def program_rows(
+    steps: Iterable[ProgramStep | StartStep | WaitStep], devices: Devices | None
+) -> Iterator[Row]:
+    """The events of the steps of a program.  `Unpriceable` for events that have no price of their own."""
     started: list[int] = []
     """The numbers of the collectives that are waited for later."""
-    for step in program.steps:
+    for step in steps:
         for category, nbytes in step.held:
             yield Kind(MEMORY, category), [nbytes]
         if isinstance(step, StartStep):

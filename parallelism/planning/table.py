@@ -68,6 +68,7 @@ class PlanTable:
         self._layouts: dict[Any, Layout] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
         self._ends: dict[Any, _Ends] = {}
+        self._most_held: dict[Any, int] = {}
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -99,9 +100,6 @@ class PlanTable:
 
     def _actions_of(self, row: int, *, split: bool) -> SheetCosts:
         s, shape = self.settings(row), self.shape(row)
-        uneven = self.task.model.blocks % shape.stages
-        if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
-            raise Unpriceable("a plan of another form")
         pattern = Pattern(shape.stages > 1, split, s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
                           self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         key = "actions", pattern, s["microbatch"], s["tp"]
@@ -147,8 +145,24 @@ class PlanTable:
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
+    def held(self, row: int) -> int:
+        """The most bytes that a device of a plan holds during the whole step.  `Unpriceable` as from `prepare`.
+
+        It needs the end of the step alone: neither actions nor their order.
+        """
+        s, shape = self.settings(row), self.shape(row)
+        uneven = self.task.model.blocks % shape.stages
+        if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
+            raise Unpriceable("a plan of another form")
+        key = (shape.schedule in V_SHAPED, shape.ranks, shape.chunks, *(s[name] for name in (
+            "dp", "cp", "tp", "sp", "zero")))
+        if key not in self._most_held:
+            self._most_held[key] = max(self._held(row, *each) for each in self._devices(row))
+        return self._most_held[key]
+
     def prepare(self, row: int) -> None:
         """Measures the pieces of a plan.  `Unpriceable` if it cannot be put together from pieces."""
+        self.held(row)
         order = self._order(self.shape(row))
         for place, kind in order.works:
             self.actions(row, kind).memory(place, kind, self.blocks(self.shape(row)))

@@ -10,6 +10,7 @@ from parallelism import Hardware, Pipeline, models
 from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
 from parallelism.planning import find_plan
+from parallelism.planning.costing import costed
 from parallelism.planning.growth import Growth, segments_between, spliced
 from parallelism.planning.orders import KINDS, Order, order_of, place_of
 from parallelism.planning.pieces import EndPieces, inside_of, numbered
@@ -179,6 +180,21 @@ def test_plans_of_random_spaces(seed: int) -> None:
         assert plans.gap == 0
 
 
+def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_are_laid_out() -> None:
+    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+    task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
+    possible = choices(task.model, 4, 8, {"tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1]})
+    every = costed(task, possible, np.inf, lambda *_: None)
+    limit = float(np.quantile(every.peaks, 0.4))
+    some = costed(task, possible, limit, lambda *_: None)
+    none = costed(task, possible, 0, lambda *_: None)
+    assert ((every.peaks <= limit) == (some.peaks <= limit)).all()
+    assert (some.peaks <= every.peaks).all()
+    assert (some.peaks < every.peaks).any()
+    assert np.array_equal(some.seconds, np.where(every.peaks <= limit, every.seconds, np.inf))
+    assert np.array_equal(none.peaks, every.peaks)
+
+
 # -- the pieces of it --------------------------------------------------------------------------------------------------
 
 
@@ -267,9 +283,10 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
         names = stage.functions.trained
         layouts = {value.name: value.layout for value in stage.functions.forward.inputs if value.layout}
         own = localize(step.update(names, layouts, replicas=("dp",)), updates.devices)
-        part = updates.program(frozenset(numbered(name, -first) for name in names)).function
+        wanted, _ = updates.needed(frozenset(numbered(name, -first) for name in names))
+        part = [op for op, is_wanted in zip(updates.program.function.ops, wanted, strict=True) if is_wanted]
         rows, expected = ([(op.kind, [value.type.specialize({"tp": 2, "dp": 2}) for value in op.inputs])
-                           for op in function.ops] for function in (part, own.program()))
+                           for op in ops] for ops in (part, own.program().ops))
         assert rows == expected
         assert rows
 
