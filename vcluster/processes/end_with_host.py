@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
-
-if sys.platform != "win32":
-    import fcntl
 
 
 def end_with(life: int) -> None:
     """Make sure that this process is killed, whatever it is doing, when the other end of the pipe closes."""
+    import fcntl  # Windows has none, and threads need none
+
     if hasattr(fcntl, "F_SETSIG"):  # the kernel does it
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
