@@ -1,3 +1,4 @@
+from .explanation import Alternative as Alternative, Why as Why
 from .integer_program import NoLayoutFits as NoLayoutFits
 from .op_sharding import WAITS as WAITS, OpSharding as OpSharding, op_shardings as op_shardings
 from .prices import Connection as Connection, connect as connect

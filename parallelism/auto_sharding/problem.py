@@ -11,7 +11,7 @@ those of the whole program, because all devices do the same at the same time.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -86,7 +86,15 @@ class Problem:
 
     def seconds(self, ways: Sequence[int], lies: Sequence[int]) -> float:
         """The seconds of a choice: for each class of ops a sharding, for each class of values a layout."""
-        total = sum(len(each.ops) * float(each.seconds[way]) for each, way in zip(self.ops, ways, strict=True))
+        return self.op_seconds(ways) + self.move_seconds(ways, lies)
+
+    def op_seconds(self, ways: Sequence[int]) -> float:
+        """The part of the ops."""
+        return sum((len(each.ops) * float(each.seconds[way]) for each, way in zip(self.ops, ways, strict=True)), 0.0)
+
+    def move_seconds(self, ways: Sequence[int], lies: Sequence[int]) -> float:
+        """The part of the changes of layout."""
+        total = 0.0
         for each, at in zip(self.values, lies, strict=True):
             one = 0.0
             if each.made_by is not None:
@@ -96,6 +104,20 @@ class Problem:
                 one += float(each.second[at, layout])
             total += len(each.names) * one
         return total
+
+    def number(self, name: str) -> int:
+        """The class of a value; ``KeyError`` if the program has none of this name."""
+        for number, each in enumerate(self.values):
+            if name in each.names:
+                return number
+        raise KeyError(f"@{self.function.name} has no value %{name}")
+
+    def holding(self, number: int, layout: int) -> "Problem":
+        """The same choices, but one class of values lies in one of its layouts."""
+        value = self.values[number]
+        held = replace(value, layouts=(value.layouts[layout],), first=value.first[:, [layout]],
+                       second=value.second[[layout], :])
+        return replace(self, values=(*self.values[:number], held, *self.values[number + 1:]))
 
 
 def problem_of(

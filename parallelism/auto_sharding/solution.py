@@ -14,6 +14,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
+from parallelism.auto_sharding.explanation import Why, why
 from parallelism.auto_sharding.integer_program import Choice, solve
 from parallelism.auto_sharding.op_sharding import OpSharding
 from parallelism.auto_sharding.prices import Prices
@@ -68,10 +69,16 @@ class AutoSharding:
 
     def layout(self, name: str) -> TensorSharding:
         """The layout of a value of the program that was given; ``KeyError`` if there is none."""
-        for each, at in zip(self.problem.values, self.choice.lies, strict=True):
-            if name in each.names:
-                return each.layouts[at]
-        raise KeyError(name)
+        number = self.problem.number(name)
+        return self.problem.values[number].layouts[self.choice.lies[number]]
+
+    def why(self, name: str, *, time_limit: float | None = None) -> Why:
+        """Why a value lies as it does: what the program would take at best if it lay in another layout.
+
+        One integer program is solved for each other layout, each within ``time_limit`` seconds.  ``KeyError`` if there
+        is no such value.
+        """
+        return why(self.problem, self.choice, name, time_limit=time_limit)
 
     def __str__(self) -> str:
         gap = f", at most {self.choice.gap:.1%} above the least" if self.choice.gap else ", the least"

@@ -1,0 +1,115 @@
+"""Why a value lies as it does: the least seconds of the program for each other layout of the value.
+
+    print(solution.why("p.w0"))
+
+For each other layout the value is held there and the integer program is solved again.  So the difference is what that
+layout costs after all else has been chosen anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallelism.auto_sharding.integer_program import Choice, NoLayoutFits, solve
+from parallelism.auto_sharding.problem import Problem
+from parallelism.display import quantities
+from parallelism.sharding import TensorSharding
+
+ROUNDING = 1e-15
+"""Differences below this many seconds are errors of rounding."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another layout of a value, with the best choice that has it."""
+
+    layout: TensorSharding
+    more_seconds: float
+    """What the program takes more than with the layout that was chosen; infinite if no choice has this one."""
+    more_op_seconds: float
+    """The part of the ops."""
+    more_move_seconds: float
+    """The part of the changes of layout."""
+    is_proved: bool
+    """Whether no choice with this layout takes less.  False if the solver ran out of time."""
+    moved: tuple[str, ...]
+    """The other values that would lie in another layout, one of each class of values that are alike."""
+
+    def __str__(self) -> str:
+        if self.more_seconds == float("inf"):
+            return f"{self.layout.short()}: no choice of layouts has it"
+        more = f"{_signed(self.more_seconds)}{'' if self.is_proved else ' at most'}"
+        others = f"; other layouts that change: {len(self.moved)}" if self.moved else ""
+        return (f"{self.layout.short()}: {more} (ops {_signed(self.more_op_seconds)}, changes of layout "
+                f"{_signed(self.more_move_seconds)}{others})")
+
+
+@dataclass(frozen=True)
+class Why:
+    """The layout of a value, and what each other one would cost."""
+
+    name: str
+    layout: TensorSharding
+    seconds: float
+    """Of the program, with this layout."""
+    made_by: str | None
+    """The op that makes the value, split as it is.  None for inputs."""
+    used_by: tuple[str, ...]
+    """The ops that use the value, one of each class, split as they are."""
+    alternatives: tuple[Alternative, ...]
+    """The cheapest first.  Empty if the layout was given."""
+
+    def __str__(self) -> str:
+        made = [] if self.made_by is None else [f"  made by {self.made_by}"]
+        return "\n".join([
+            f"%{self.name} lies as {self.layout.short()}: the program takes {quantities.seconds(self.seconds)}", *made,
+            *(f"  used by {each}" for each in self.used_by), *(f"  as {each}" for each in self.alternatives),
+            *([] if self.alternatives else ["  there is no other layout to choose"])])
+
+
+def why(problem: Problem, choice: Choice, name: str, *, time_limit: float | None = None) -> Why:
+    """What other layouts of a value would cost.  ``KeyError`` if the program has no such value."""
+    number = problem.number(name)
+    value = problem.values[number]
+    alternatives = [_alternative(problem, choice, number, layout, time_limit)
+                    for layout in range(len(value.layouts)) if layout != choice.lies[number]]
+    return Why(
+        name, value.layouts[choice.lies[number]], choice.seconds,
+        None if value.made_by is None else _split(problem, choice, value.made_by[0]),
+        tuple(_split(problem, choice, op) for op in dict.fromkeys(use.op for use in value.uses)),
+        tuple(sorted(alternatives, key=lambda each: each.more_seconds)))
+
+
+def _alternative(problem: Problem, choice: Choice, number: int, layout: int, time_limit: float | None) -> Alternative:
+    there = problem.values[number].layouts[layout]
+    try:
+        other = solve(problem.holding(number, layout), time_limit=time_limit)
+    except NoLayoutFits:
+        return Alternative(there, float("inf"), float("inf"), float("inf"), True, ())
+    lies = [*other.lies[:number], layout, *other.lies[number + 1:]]
+    return Alternative(
+        there, problem.seconds(other.ways, lies) - problem.seconds(choice.ways, choice.lies),
+        problem.op_seconds(other.ways) - problem.op_seconds(choice.ways),
+        problem.move_seconds(other.ways, lies) - problem.move_seconds(choice.ways, choice.lies),
+        not other.gap, tuple(_moved(problem, choice.lies, lies, number)))
+
+
+def _moved(problem: Problem, before: tuple[int, ...], after: list[int], but: int) -> Iterator[str]:
+    for at, (value, one, other) in enumerate(zip(problem.values, before, after, strict=True)):
+        if one != other and at != but:
+            yield value.names[0]
+
+
+def _split(problem: Problem, choice: Choice, number: int) -> str:
+    """An op of a class with the layouts that it takes and leaves."""
+    each = problem.ops[number]
+    way = each.shardings[choice.ways[number]]
+    taken, left = (", ".join(layout.short() for layout in layouts) for layouts in (way.inputs, way.outputs))
+    return f"{way.op.kind}: {taken} -> {left}"
+
+
+def _signed(seconds: float) -> str:
+    if abs(seconds) < ROUNDING:
+        return "+0 s"
+    return f"{'-' if seconds < 0 else '+'}{quantities.seconds(abs(seconds))}"
