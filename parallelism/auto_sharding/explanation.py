@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallelism.auto_sharding.integer_program import Choice, NoLayoutFits, solve
+from parallelism.auto_sharding.memory import Memory
 from parallelism.auto_sharding.problem import Problem
 from parallelism.display import quantities
 from parallelism.sharding import TensorSharding
@@ -68,11 +69,13 @@ class Why:
             *([] if self.alternatives else ["  there is no other layout to choose"])])
 
 
-def why(problem: Problem, choice: Choice, name: str, *, time_limit: float | None = None) -> Why:
-    """What other layouts of a value would cost.  ``KeyError`` if the program has no such value."""
+def why(
+    problem: Problem, choice: Choice, name: str, *, time_limit: float | None = None, donate: tuple[str, ...] = ()
+) -> Why:
+    """What other layouts of a value would cost, within the same memory.  ``KeyError`` if there is no such value."""
     number = problem.number(name)
     value = problem.values[number]
-    alternatives = [_alternative(problem, choice, number, layout, time_limit)
+    alternatives = [_alternative(problem, choice, number, layout, time_limit, donate)
                     for layout in range(len(value.layouts)) if layout != choice.lies[number]]
     return Why(
         name, value.layouts[choice.lies[number]], choice.seconds,
@@ -81,17 +84,21 @@ def why(problem: Problem, choice: Choice, name: str, *, time_limit: float | None
         tuple(sorted(alternatives, key=lambda each: each.more_seconds)))
 
 
-def _alternative(problem: Problem, choice: Choice, number: int, layout: int, time_limit: float | None) -> Alternative:
-    there = problem.values[number].layouts[layout]
+def _alternative(
+    problem: Problem, choice: Choice, number: int, layout: int, time_limit: float | None, donate: tuple[str, ...]
+) -> Alternative:
+    there, held = problem.values[number].layouts[layout], problem.holding(number, layout)
+    memory = None if choice.limit_bytes is None else Memory(held, donate)
     try:
-        other = solve(problem.holding(number, layout), time_limit=time_limit)
+        other = solve(held, time_limit=time_limit, memory=memory, limit_bytes=choice.limit_bytes)
     except NoLayoutFits:
         return Alternative(there, float("inf"), float("inf"), float("inf"), True, ())
     lies = [*other.lies[:number], layout, *other.lies[number + 1:]]
     return Alternative(
-        there, problem.seconds(other.ways, lies) - problem.seconds(choice.ways, choice.lies),
+        there, other.seconds - choice.seconds,
         problem.op_seconds(other.ways) - problem.op_seconds(choice.ways),
-        problem.move_seconds(other.ways, lies) - problem.move_seconds(choice.ways, choice.lies),
+        problem.move_seconds(other.ways, lies, other.kept)
+        - problem.move_seconds(choice.ways, choice.lies, choice.kept),
         not other.gap, tuple(_moved(problem, choice.lies, lies, number)))
 
 

@@ -8,6 +8,8 @@ them, which are integral where the binaries are:
                         summed over what was made  = the layout in which it lies
     flow(lies -> needed) of each use, likewise     = that layout, and the shardings that need it so
     moved(lies -> needed) >= each flow that needs it, if several uses may share the copy
+    kept(lies -> needed) <= moved of the forward, and of the backward: what one copy for both saves
+    held while an op runs  <= the bytes of a device, of the ops where a solution without the row holds more
 
 as in Zheng et al., *Alpa*, 2022, arXiv:2201.12023, section 4, with the layouts of values as variables of their own, so
 that a copy is made once for all ops that need it.  This is the only module that imports SciPy.
@@ -17,15 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from parallelism.auto_sharding.memory import Memory
 from parallelism.auto_sharding.problem import IMPOSSIBLE, Problem, ValueChoices
+from parallelism.display.quantities import decimal_bytes
 
 
 class NoLayoutFits(ValueError):
-    """No choice of layouts satisfies all rows."""
+    """No choice of layouts satisfies all rows.
+
+    ``least_bytes``: what a device must hold at least; None if memory is not what lacks.
+    """
+
+    def __init__(self, message: str, least_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,13 @@ class Choice:
     variables: int
     binaries: int
     rows: int
+    kept: frozenset[tuple[int, int]] | None = None
+    """The copies, as class of values and number of the layout, that are kept from the forward to the backward; all
+    others are made again there.  None: every copy is made once, because memory has no limit."""
+    moments: tuple[int, ...] = ()
+    """The ops during which memory was limited."""
+    limit_bytes: int | None = None
+    """What a device might hold, without the buffers inside of changes of layout."""
 
     @property
     def gap(self) -> float:
@@ -49,37 +68,150 @@ class Choice:
         return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
 
 
-def solve(problem: Problem, *, time_limit: float | None = None) -> Choice:
+def solve(
+    problem: Problem, *, time_limit: float | None = None, memory: Memory | None = None, limit_bytes: int | None = None
+) -> Choice:
     """The best choice, or the best that was found within ``time_limit`` seconds.
 
+    With ``memory``, a device holds at most ``limit_bytes`` at any time, and copies may be made again in the backward.
     ``ModuleNotFoundError`` without SciPy.  `NoLayoutFits` if there is none; ``TimeoutError`` if none was found in time.
     """
+    model = _Model()
+    ways = [model.binaries(len(each.ops) * each.seconds * _SCALE) for each in problem.ops]
+    for each in ways:
+        model.row([(at, 1.0) for at in each], 1.0)
+    added = [_add_value(model, problem, number, ways, phased=memory is not None)
+             for number in range(len(problem.values))]
+    lies = [each.lies for each in added]
+    for a, b in problem.tied:
+        _tie(model, problem.values[a], problem.values[b], lies[a], lies[b])
+    end = None if time_limit is None else perf_counter() + time_limit
+    moments: list[int] = []
+    while True:
+        result = _solved(model, end and max(0.0, end - perf_counter()))
+        if result.x is None:
+            if result.status == 1:
+                raise TimeoutError(f"no layouts of @{problem.function.name} were found within {time_limit:g} s")
+            raise _no_layout(problem, model, memory, added, moments, limit_bytes, result)
+        chosen, lying = ([int(np.argmax(result.x[list(each)])) for each in side] for side in (ways, lies))
+        kept = None if memory is None else _kept(problem, added, result.x, chosen, lying)
+        if memory is None or limit_bytes is None or not problem.function.ops:
+            break
+        held = memory.total(chosen, lying, kept or ())
+        most = int(np.argmax(held))
+        if held[most] <= limit_bytes:
+            break
+        _limit(model, memory, added, most, limit_bytes, slack=2e-6 * 4**moments.count(most))
+        moments.append(most)
+    seconds = problem.seconds(chosen, lying, kept)
+    bound = min(seconds, float(result.mip_dual_bound) / _SCALE) if result.status == 1 else seconds
+    return Choice(tuple(chosen), tuple(lying), seconds, bound, len(model.costs), sum(model.integral), len(model.low),
+                  kept, tuple(moments), limit_bytes)
+
+
+def _solved(model: _Model, time_limit: float | None) -> Any:
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("an integer program is solved by SciPy: pip install 'vcluster[plan]'") from error
-    model = _Model()
-    ways = [model.binaries(len(each.ops) * each.seconds * _SCALE) for each in problem.ops]
-    for each in ways:
-        model.row([(at, 1.0) for at in each], 1.0)
-    lies = [_add_value(model, each, ways) for each in problem.values]
-    for a, b in problem.tied:
-        _tie(model, problem.values[a], problem.values[b], lies[a], lies[b])
     rows, columns, numbers = (np.array(each) for each in zip(*model.entries, strict=True))
     matrix = coo_array((numbers, (rows, columns)), shape=(len(model.low), len(model.costs))).tocsr()
     options: dict[str, Any] = {"mip_rel_gap": 0.0} | ({} if time_limit is None else {"time_limit": time_limit})
-    result = milp(
+    return milp(
         np.array(model.costs), constraints=LinearConstraint(matrix, np.array(model.low), np.array(model.high)),
-        integrality=np.array(model.integral), bounds=Bounds(0, 1), options=options)
-    if result.x is None:
-        if result.status == 1:
-            raise TimeoutError(f"no layouts of @{problem.function.name} were found within {time_limit:g} s")
-        raise NoLayoutFits(f"no layouts of @{problem.function.name} on {problem.mesh!r} fit: {result.message}")
-    chosen, lying = ([int(np.argmax(result.x[list(each)])) for each in side] for side in (ways, lies))
-    seconds = problem.seconds(chosen, lying)
-    bound = min(seconds, float(result.mip_dual_bound) / _SCALE) if result.status == 1 else seconds
-    return Choice(tuple(chosen), tuple(lying), seconds, bound, len(model.costs), sum(model.integral), len(model.low))
+        integrality=np.array(model.integral), bounds=Bounds(0, np.array(model.most)), options=options)
+
+
+def _kept(
+    problem: Problem, added: Sequence[_Added], x: Any, ways: Sequence[int], lies: Sequence[int]
+) -> frozenset[tuple[int, int]]:
+    found = set()
+    for number, each in enumerate(added):
+        copies = problem.copies(number, ways, lies[number])
+        for phase, layout in copies:
+            if phase == 0 and (1, layout) in copies and x[each.kept[lies[number], layout]] > 0.5:
+                found.add((number, layout))
+    return frozenset(found)
+
+
+def _limit(
+    model: _Model, memory: Memory, added: Sequence[_Added], moment: int, limit_bytes: int, slack: float
+) -> None:
+    """The row: while op ``moment`` runs, a device holds at most ``limit_bytes``.
+
+    The solver keeps it to a millionth: of many bytes ``slack`` is left, of few ones half a byte is allowed.
+    """
+    high = (limit_bytes + 0.5) / limit_bytes if 0 < limit_bytes < 1e5 else 1 - slack
+    terms = [(at, nbytes / max(limit_bytes, 1)) for at, nbytes in _held(memory, added, moment).items()]
+    model.row(terms, -np.inf, high)
+
+
+def _held(memory: Memory, added: Sequence[_Added], moment: int) -> dict[int, int]:
+    """What is held while an op runs, as bytes of variables."""
+    terms: dict[int, int] = {}
+
+    def add(variable: int, count: int, nbytes: int) -> None:
+        if count:
+            terms[variable] = terms.get(variable, 0) + count * nbytes
+
+    for value, lives, each in zip(memory.problem.values, memory.lives, added, strict=True):
+        for at, variable in enumerate(each.lies):
+            add(variable, int(lives.lies[moment]), memory.bytes_of(value, value.layouts[at]))
+        for (made, at), variable in each.first.items():
+            if value.made[made] != value.layouts[at]:
+                add(variable, int(lives.viewed[moment]), memory.bytes_of(value, value.layouts[at]))
+                add(variable, int(lives.made[moment]), memory.bytes_of(value, value.made[made]))
+        for (phase, _, needed), variable in each.copies.items():
+            add(variable, int(lives.spans[phase][moment]), memory.bytes_of(value, value.needed[needed]))
+        for (_, needed), variable in each.kept.items():
+            add(variable, int(lives.between[moment]), memory.bytes_of(value, value.needed[needed]))
+    return terms
+
+
+def _no_layout(
+    problem: Problem, model: _Model, memory: Memory | None, added: Sequence[_Added], moments: Sequence[int],
+    limit_bytes: int | None, result: Any,
+) -> NoLayoutFits:
+    """The error: with a limit of memory, how little a device can hold at least, and while which op."""
+    name = f"no layouts of @{problem.function.name} on {problem.mesh!r} fit"
+    if memory is None or limit_bytes is None or not moments:
+        return NoLayoutFits(f"{name}: {result.message}")
+    free = _Model()
+    free.costs, free.integral, free.most = [0.0] * len(model.costs), list(model.integral), list(model.most)
+    count = len(model.low) - len(moments)
+    free.entries = [each for each in model.entries if each[0] < count]
+    free.low, free.high = model.low[:count], model.high[:count]
+    peak, = free.flows([1.0])
+    free.most[peak] = np.inf
+    scale = max(limit_bytes, 1)
+    for moment in moments:
+        terms = [(at, nbytes / scale) for at, nbytes in _held(memory, added, moment).items()]
+        free.row([*terms, (peak, -1.0)], -np.inf, 0.0)
+    found = _solved(free, None)
+    if found.x is None:
+        return NoLayoutFits(f"{name}: {found.message}")
+    ways = [int(np.argmax(found.x[list(each)])) for each in _ways(problem)]
+    lies = [int(np.argmax(found.x[list(each.lies)])) for each in added]
+    held = list(memory.held(ways, lies, _kept(problem, added, found.x, ways, lies)))
+    at = max(moments, key=lambda moment: sum(int(each.nbytes[moment]) for each in held))
+    parts = {what: sum(int(each.nbytes[at]) for each in held if each.what == what)
+             for what in ("inputs", "values", "copies")}
+    op = problem.function.ops[at]
+    least = sum(parts.values())
+    shown = ", ".join(f"{what} {decimal_bytes(nbytes)}" for what, nbytes in parts.items() if nbytes)
+    return NoLayoutFits(
+        f"{name} in {decimal_bytes(limit_bytes)} a device: at least {decimal_bytes(least)} are held while {op.kind} "
+        f"makes %{op.outputs[0].name}: {shown}", least)
+
+
+def _ways(problem: Problem) -> list[range]:
+    """The binaries of the shardings of each class of ops: the first of all variables."""
+    found, first = [], 0
+    for each in problem.ops:
+        found.append(range(first, first + len(each.shardings)))
+        first += len(each.shardings)
+    return found
 
 
 _SCALE = 1e6
@@ -90,6 +222,7 @@ class _Model:
     def __init__(self) -> None:
         self.costs: list[float] = []
         self.integral: list[int] = []
+        self.most: list[float] = []
         self.entries: list[tuple[int, int, float]] = []
         self.low: list[float] = []
         self.high: list[float] = []
@@ -104,6 +237,7 @@ class _Model:
         first = len(self.costs)
         self.costs.extend(map(float, costs))
         self.integral += [integral] * (len(self.costs) - first)
+        self.most += [1.0] * (len(self.costs) - first)
         return range(first, len(self.costs))
 
     def row(self, terms: Iterable[tuple[int, float]], low: float, high: float | None = None) -> None:
@@ -112,36 +246,60 @@ class _Model:
         self.high.append(low if high is None else high)
 
 
-def _add_value(model: _Model, value: ValueChoices, ways: Sequence[range]) -> range:
-    """Adds the variables and rows of a class of values; the binaries of its layouts."""
+@dataclass(frozen=True)
+class _Added:
+    """The variables of a class of values."""
+
+    lies: range
+    first: dict[tuple[int, int], int]
+    """Of what flows from a layout that is made to one in which it lies."""
+    copies: dict[tuple[int, int, int], int]
+    """By phase, layout in which it lies, and layout that is needed; only where these differ."""
+    kept: dict[tuple[int, int], int]
+
+
+def _add_value(model: _Model, problem: Problem, number: int, ways: Sequence[range], *, phased: bool) -> _Added:
+    """Adds the variables and rows of a class of values.  ``phased``: copies are made anew in each phase, or kept."""
+    value = problem.values[number]
     count = len(value.names)
     lies = model.binaries([0.0] * len(value.layouts))
+    first: dict[tuple[int, int], int] = {}
     if value.made_by is None:
         model.row([(at, 1.0) for at in lies], 1.0)
     else:
         op, made = value.made_by
         pairs = np.argwhere(value.first < IMPOSSIBLE)
         flows = model.flows(count * value.first[a, b] * _SCALE for a, b in pairs)
+        first = {(a, b): flow for flow, (a, b) in zip(flows, pairs.tolist(), strict=True)}
         _balance(model, flows, pairs, [(ways[op], made)], lies)
-    needing: dict[tuple[int, int], list[int]] = {}
+    needing: dict[tuple[int, int, int], list[int]] = {}
     for use in value.uses:
         pairs = np.argwhere(value.second < IMPOSSIBLE)
         pairs = pairs[np.isin(pairs[:, 1], use.needed)]
         flows = model.flows([0.0] * len(pairs))
         _balance(model, flows, pairs[:, ::-1], [(ways[use.op], use.needed)], lies)
         for flow, (a, b) in zip(flows, pairs.tolist(), strict=True):
-            needing.setdefault((a, b), []).append(flow)
-    for (a, b), flowing in needing.items():
+            needing.setdefault((problem.phases[use.op] if phased else 0, a, b), []).append(flow)
+    copies: dict[tuple[int, int, int], int] = {}
+    for (phase, a, b), flowing in needing.items():
         cost = count * float(value.second[a, b]) * _SCALE
-        if not cost:
+        if value.layouts[a] == value.needed[b] or not (cost or phased):
             continue
         if len(flowing) == 1:
+            copies[phase, a, b] = flowing[0]
             model.costs[flowing[0]] = cost
             continue
         moved, = model.flows([cost])
+        copies[phase, a, b] = moved
         for flow in flowing:
             model.row([(moved, 1.0), (flow, -1.0)], 0.0, np.inf)
-    return lies
+    kept: dict[tuple[int, int], int] = {}
+    for phase, a, b in list(copies):
+        if phase == 0 and (1, a, b) in copies:
+            kept[a, b], = model.binaries([-count * float(value.second[a, b]) * _SCALE])
+            for of in (0, 1):
+                model.row([(copies[of, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
+    return _Added(lies, first, copies, kept)
 
 
 def _balance(

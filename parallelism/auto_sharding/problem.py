@@ -10,7 +10,7 @@ those of the whole program, because all devices do the same at the same time.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from parallelism.auto_sharding.alike import alike
 from parallelism.auto_sharding.op_sharding import OpSharding, op_shardings
 from parallelism.auto_sharding.prices import Prices
 from parallelism.ir import Function, Op, TensorType
+from parallelism.ir.passes import MARK
 from parallelism.layouts import Devices
 from parallelism.layouts.propagation import finite_constants
 from parallelism.mesh import Mesh
@@ -83,26 +84,38 @@ class Problem:
     values: tuple[ValueChoices, ...]
     tied: tuple[tuple[int, int], ...]
     """Classes of values that lie in the same layout."""
+    class_of_op: tuple[int, ...]
+    """For each op of the program the number of its class."""
+    phases: tuple[int, ...]
+    """For each class of ops: 0 in the forward, 1 in the backward, 2 after it."""
 
-    def seconds(self, ways: Sequence[int], lies: Sequence[int]) -> float:
-        """The seconds of a choice: for each class of ops a sharding, for each class of values a layout."""
-        return self.op_seconds(ways) + self.move_seconds(ways, lies)
+    def seconds(
+        self, ways: Sequence[int], lies: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+    ) -> float:
+        """The seconds of a choice: for each class of ops a sharding, for each class of values a layout.
+
+        ``kept`` has the copies (class of values, number of the layout) that are kept from the forward to the backward;
+        the others are made again in each phase.  None: every copy is made once.
+        """
+        return self.op_seconds(ways) + self.move_seconds(ways, lies, kept)
 
     def op_seconds(self, ways: Sequence[int]) -> float:
         """The part of the ops."""
         return sum((len(each.ops) * float(each.seconds[way]) for each, way in zip(self.ops, ways, strict=True)), 0.0)
 
-    def move_seconds(self, ways: Sequence[int], lies: Sequence[int]) -> float:
+    def move_seconds(
+        self, ways: Sequence[int], lies: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+    ) -> float:
         """The part of the changes of layout."""
         total = 0.0
-        for each, at in zip(self.values, lies, strict=True):
+        for number, (each, at) in enumerate(zip(self.values, lies, strict=True)):
             one = 0.0
             if each.made_by is not None:
                 op, made = each.made_by
                 one += float(each.first[made[ways[op]], at])
-            for layout in dict.fromkeys(int(use.needed[ways[use.op]]) for use in each.uses):
-                one += float(each.second[at, layout])
-            total += len(each.names) * one
+            copies = dict.fromkeys((made_in(phase, number, layout, kept), layout)
+                                   for phase, layout in self.copies(number, ways, at))
+            total += len(each.names) * (one + sum(float(each.second[at, layout]) for _, layout in copies))
         return total
 
     def number(self, name: str) -> int:
@@ -118,6 +131,18 @@ class Problem:
         held = replace(value, layouts=(value.layouts[layout],), first=value.first[:, [layout]],
                        second=value.second[[layout], :])
         return replace(self, values=(*self.values[:number], held, *self.values[number + 1:]))
+
+    def copies(self, value: int, ways: Sequence[int], lies: int) -> tuple[tuple[int, int], ...]:
+        """The copies of a value of a class that lies so: the phase that needs one, and the number of its layout."""
+        each = self.values[value]
+        needed = ((self.phases[use.op], int(use.needed[ways[use.op]])) for use in each.uses)
+        return tuple(dict.fromkeys(
+            (phase, layout) for phase, layout in needed if each.needed[layout] != each.layouts[lies]))
+
+
+def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int]] | None) -> int:
+    """The phase in which the copy that a phase needs is made."""
+    return 0 if kept is None or (phase == 1 and (value, layout) in kept) else phase
 
 
 def problem_of(
@@ -137,9 +162,7 @@ def problem_of(
     firsts: dict[int, Op] = {}
     for op, number in zip(function.ops, of_op, strict=True):
         firsts.setdefault(number, op)
-    known: dict[object, tuple[OpSharding, ...]] = {}
     shardings = [ways_of(op, mesh, constants) for op in firsts.values()]
-    del known
     flat = iter(prices.ops([each for ways in shardings for each in ways]))
     ops = tuple(
         OpChoices(tuple(at for at, each in enumerate(of_op) if each == number), ways,
@@ -154,7 +177,17 @@ def problem_of(
                 raise ValueError(f"@{function.name} has no value %{name} to tie")
         if place[pair[0]] != place[pair[1]]:
             tied.append((place[pair[0]], place[pair[1]]))
-    return Problem(function, mesh, ops, values, tuple(dict.fromkeys(tied)))
+    return Problem(function, mesh, ops, values, tuple(dict.fromkeys(tied)), tuple(of_op), _phases(function, of_op))
+
+
+def _phases(function: Function, of_op: Sequence[int]) -> tuple[int, ...]:
+    marked = [op.region is not None and f"{op.region}.".startswith(f"{MARK}.") for op in function.ops]
+    first = marked.index(True) if True in marked else len(marked)
+    last = len(marked) - marked[::-1].index(True) if True in marked else len(marked)
+    found: dict[int, int] = {}
+    for at, number in enumerate(of_op):
+        found.setdefault(number, (at >= first) + (at >= last))
+    return tuple(found[number] for number in range(len(found)))
 
 
 def ways_of(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpSharding, ...]:

@@ -16,13 +16,16 @@ from typing import Any
 
 from parallelism.auto_sharding.explanation import Why, why
 from parallelism.auto_sharding.integer_program import Choice, solve
+from parallelism.auto_sharding.memory import Memory
 from parallelism.auto_sharding.op_sharding import OpSharding
 from parallelism.auto_sharding.prices import Prices
-from parallelism.auto_sharding.problem import Problem, problem_of
+from parallelism.auto_sharding.problem import Problem, made_in, problem_of
 from parallelism.execution import Executable
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators import layout_text
+from parallelism.ir.passes import donations, freed_after, taken_by
+from parallelism.ir.passes.donation import Kinds
 from parallelism.layouts import Devices, Localized
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.mesh import Mesh
@@ -30,6 +33,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.transforms.parts import NEXT
+from parallelism.transforms.training import carried, categories
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class AutoSharding:
     priced_dtype: str | None
     build_seconds: float
     solve_seconds: float
+    limit_bytes: int | None = None
+    """What a device may hold; None: anything."""
 
     @property
     def mesh(self) -> Mesh:
@@ -60,8 +66,16 @@ class AutoSharding:
 
     @cached_property
     def executable(self) -> Executable:
-        """The program as an operation of a cluster."""
-        return Executable(Localized(self.function, Devices.of(self.mesh)))
+        """The program as an operation of a cluster.  A training step makes its new state in the memory of the old."""
+        function = self.function
+        is_step = any(value.name.startswith(NEXT) for value in function.outputs)
+        return Executable(Localized(function, Devices.of(self.mesh)), donate=replaced_by(function),
+                          categories=categories(function) if is_step else None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds at any time, as its trace says."""
+        return peak_bytes(self.function, self.mesh)
 
     def simulate(self, **options: Any) -> Trace:
         """The trace that a run would leave; ``options`` are those of `simulate`."""
@@ -78,7 +92,7 @@ class AutoSharding:
         One integer program is solved for each other layout, each within ``time_limit`` seconds.  ``KeyError`` if there
         is no such value.
         """
-        return why(self.problem, self.choice, name, time_limit=time_limit)
+        return why(self.problem, self.choice, name, time_limit=time_limit, donate=replaced_by(self.problem.function))
 
     def __str__(self) -> str:
         gap = f", at most {self.choice.gap:.1%} above the least" if self.choice.gap else ", the least"
@@ -88,6 +102,7 @@ class AutoSharding:
 def auto_shard(
     function: Function, mesh: Mesh, hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
     blocks: str | None = "block.*", ties: Iterable[tuple[str, str]] = (), time_limit: float | None = None,
+    limit_bytes: int | None = None,
 ) -> AutoSharding:
     """The layouts of all values of a program that take the least time, proved by an integer program.
 
@@ -95,18 +110,46 @@ def auto_shard(
     alike.  ``ties`` are pairs of names of values that lie alike; what a training step replaces always lies as before.
     After ``time_limit`` seconds of the solver the best choice found is returned, with its gap.
 
+    With ``limit_bytes`` no device holds more at any time: weights, gradients, state and what the forward leaves to the
+    backward are split where they lie, and gathered before use, where that costs least time.  A copy that forward and
+    backward need is kept, or made twice.  `NoLayoutFits` says how little a device can hold.
+
     ``ValueError`` for a program with symbols or collectives; ``ModuleNotFoundError`` without SciPy.
     """
     machine = Hardware.of(hardware)
     start = perf_counter()
-    names = {value.name for value in function.inputs}
     replaced = [(value.name.removeprefix(NEXT), value.name) for value in function.outputs
-                if value.name.startswith(NEXT) and value.name.removeprefix(NEXT) in names]
+                if value.name.removeprefix(NEXT) in replaced_by(function)]
     problem = problem_of(
         function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=[*replaced, *ties])
     built = perf_counter()
-    choice = solve(problem, time_limit=time_limit)
-    return AutoSharding(problem, choice, machine, priced_dtype, built - start, perf_counter() - built)
+    memory = None if limit_bytes is None else Memory(problem, replaced_by(function))
+    limit = limit_bytes
+    while True:
+        choice = solve(problem, time_limit=time_limit, memory=memory, limit_bytes=limit)
+        found = AutoSharding(
+            problem, choice, machine, priced_dtype, built - start, perf_counter() - built, limit_bytes)
+        if limit is None or limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
+            return found
+        limit -= over       # for the buffers inside of changes of layout, which have no variables
+
+
+def replaced_by(function: Function) -> tuple[str, ...]:
+    """The names of the inputs that a training step replaces; none of another program."""
+    names = {value.name for value in function.inputs}
+    return tuple(name for name in carried(function) if name in names)
+
+
+def peak_bytes(function: Function, mesh: Mesh) -> int:
+    """The most that the first device holds in a program that is laid out."""
+    local = Localized(function, Devices.of(mesh)).program(0)
+    donated = donations(local, replaced_by(function), Kinds.of(function))
+    held = most = sum(int(value.type.nbytes) for value in local.inputs)
+    for taken, freed in zip(taken_by(local, donated), freed_after(local), strict=True):
+        held += sum(int(value.type.nbytes) for value in taken)
+        most = max(most, held)
+        held -= sum(int(value.type.nbytes) for value in freed)
+    return most
 
 
 def laid_out_by(problem: Problem, choice: Choice) -> Function:
@@ -117,24 +160,28 @@ def laid_out_by(problem: Problem, choice: Choice) -> Function:
     lies = {name: each.layouts[at] for each, at in zip(problem.values, choice.lies, strict=True) for name in each.names}
     taken = {value.name for value in function.values}
     whole = {value.name: Value(value.name, value.type, lies[value.name]) for value in function.values}
-    copies: dict[tuple[str, TensorSharding], Value] = {(name, each.layout): each for name, each in whole.items()
-                                                       if each.layout is not None}
+    class_of = {name: number for number, each in enumerate(problem.values) for name in each.names}
+    copies: dict[tuple[str, TensorSharding, int], Value] = {}
     ops: list[Op] = []
 
     def resharded(before: Value, after: Value, region: str | None) -> None:
         assert after.layout is not None
         ops.append(Op("reshard", (before,), (("layout", layout_text(after.layout)),), (after,), region))
 
-    def laid(value: Value, layout: TensorSharding, region: str | None) -> Value:
-        if (value.name, layout) not in copies:
-            copy = Value(free_name(f"{value.name}.laid", taken), value.type, layout)
-            resharded(whole[value.name], copy, region)
-            copies[value.name, layout] = copy
-        return copies[value.name, layout]
+    def laid(value: Value, layout: TensorSharding, phase: int, region: str | None) -> Value:
+        if layout == whole[value.name].layout:
+            return whole[value.name]
+        number = class_of[value.name]
+        key = value.name, layout, made_in(phase, number, problem.values[number].needed.index(layout), choice.kept)
+        if key not in copies:
+            copies[key] = Value(free_name(f"{value.name}.laid", taken), value.type, layout)
+            resharded(whole[value.name], copies[key], region)
+        return copies[key]
 
     for at, op in enumerate(function.ops):
-        way = ways[at]
-        inputs = tuple(laid(value, layout, op.region) for value, layout in zip(op.inputs, way.inputs, strict=True))
+        way, phase = ways[at], problem.phases[problem.class_of_op[at]]
+        inputs = tuple(laid(value, layout, phase, op.region)
+                       for value, layout in zip(op.inputs, way.inputs, strict=True))
         made = tuple(
             whole[value.name] if lies[value.name] == layout
             else Value(free_name(f"{value.name}.made", taken), value.type, layout)
