@@ -101,7 +101,7 @@ def solve(
         most = int(np.argmax(held))
         if held[most] <= limit_bytes:
             break
-        _limit(model, memory, added, most, limit_bytes, slack=2e-6 * 4**moments.count(most))
+        _limit(model, memory, added, most, limit_bytes, slack=2e-6 * moments.count(most))
         moments.append(most)
     seconds = problem.seconds(chosen, lying, kept)
     bound = min(seconds, float(result.mip_dual_bound) / _SCALE) if result.status == 1 else seconds
@@ -140,11 +140,10 @@ def _limit(
 ) -> None:
     """The row: while op ``moment`` runs, a device holds at most ``limit_bytes``.
 
-    The solver keeps it to a millionth: of many bytes ``slack`` is left, of few ones half a byte is allowed.
+    The solver keeps it to a millionth, so ``slack`` is the part that is left free once it was missed by that.
     """
-    high = (limit_bytes + 0.5) / limit_bytes if 0 < limit_bytes < 1e5 else 1 - slack
     terms = [(at, nbytes / max(limit_bytes, 1)) for at, nbytes in _held(memory, added, moment).items()]
-    model.row(terms, -np.inf, high)
+    model.row(terms, -np.inf, 1 - slack)
 
 
 def _held(memory: Memory, added: Sequence[_Added], moment: int) -> dict[int, int]:

@@ -116,6 +116,8 @@ def auto_shard(
 
     ``ValueError`` for a program with symbols or collectives; ``ModuleNotFoundError`` without SciPy.
     """
+    if limit_bytes is not None and (not isinstance(limit_bytes, int) or limit_bytes < 1):
+        raise ValueError(f"limit_bytes must be an integer of at least 1, got {limit_bytes!r}")
     machine = Hardware.of(hardware)
     start = perf_counter()
     replaced = [(value.name.removeprefix(NEXT), value.name) for value in function.outputs
@@ -131,7 +133,7 @@ def auto_shard(
             problem, choice, machine, priced_dtype, built - start, perf_counter() - built, limit_bytes)
         if limit is None or limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
             return found
-        limit -= over       # for the buffers inside of changes of layout, which have no variables
+        limit = max(1, limit - over)        # for the buffers inside of changes of layout, which have no variables
 
 
 def replaced_by(function: Function) -> tuple[str, ...]:
