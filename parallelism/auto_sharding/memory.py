@@ -102,8 +102,8 @@ def _lives(problem: Problem, donate: Sequence[str]) -> Iterator[Lives]:
     first, last, owns = _spans_of_values(function, donate)
     positions: dict[str, dict[int, list[int]]] = {}
     for at, (op, number) in enumerate(zip(function.ops, problem.class_of_op, strict=True)):
-        for value in op.inputs:
-            positions.setdefault(value.name, {}).setdefault(problem.phases[number], []).append(at)
+        for read in op.inputs:
+            positions.setdefault(read.name, {}).setdefault(problem.phases[number], []).append(at)
     for value in problem.values:
         lies, viewed, made, between = (np.zeros(count + 1, np.int64) for _ in range(4))
         spans = {phase: np.zeros(count + 1, np.int64) for phase in range(PHASES)}

@@ -131,3 +131,16 @@ def test_the_error_names_what_is_held():
     assert "inputs" in str(caught.value)
     with pytest.raises(ValueError, match=r"limit_bytes must be an integer of at least 1, got 0"):
         auto_shard(step, PAIR, "dgx-h100", limit_bytes=0)
+
+
+def test_why_within_the_limit():
+    """What another layout costs counts only choices that fit: with the weights whole, none does."""
+    step = train_step(models.mlp((64, 64), 16, "f8"), SGD(0.1, momentum=0.9))
+    with pytest.raises(NoLayoutFits) as caught:
+        auto_shard(step, PAIR, "dgx-h100", limit_bytes=1000)
+    tight = auto_shard(step, PAIR, "dgx-h100", limit_bytes=caught.value.least_bytes + 200)
+    why = tight.why("p.w0")
+    assert tight.layout("p.w0").axes
+    whole, = (each for each in why.alternatives if not each.layout.axes)
+    assert whole.more_seconds == np.inf
+    assert all(each.more_seconds >= 0 for each in why.alternatives)
