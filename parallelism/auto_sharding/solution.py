@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.auto_sharding.explanation import Why, why
 from parallelism.auto_sharding.integer_program import Choice, solve
-from parallelism.auto_sharding.memory import Memory
+from parallelism.auto_sharding.memory import Memory, shard_bytes
 from parallelism.auto_sharding.op_sharding import OpSharding
 from parallelism.auto_sharding.prices import Prices
 from parallelism.auto_sharding.problem import Problem, made_in, problem_of
 from parallelism.execution import Executable
+from parallelism.execution.device_program import communicates
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators import layout_text
@@ -34,6 +35,16 @@ from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.transforms.parts import NEXT
 from parallelism.transforms.training import carried, categories
+
+
+class Traffic(NamedTuple):
+    """Collectives of one kind over the same axes, in the program of a device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    calls: int
+    nbytes: int
+    """That the device receives in all of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,22 @@ class AutoSharding:
     def peak_bytes(self) -> int:
         """The most that a device holds at any time, as its trace says."""
         return peak_bytes(self.function, self.mesh)
+
+    @cached_property
+    def collectives(self) -> tuple[Traffic, ...]:
+        """The collectives of the first device, those that receive most first."""
+        found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for op in self.executable.programs.program(0).ops:
+            if communicates(op):
+                each = found.setdefault((op.kind, tuple(op["axes"])), [0, 0])
+                each[0] += 1
+                each[1] += int(op.bytes_received)
+        return tuple(sorted((Traffic(*key, *each) for key, each in found.items()), key=lambda each: -each.nbytes))
+
+    def bytes_of(self, name: str) -> int:
+        """The bytes that a device holds of a value, in the layout in which it lies.  ``KeyError`` if there is none."""
+        value = self.problem.values[self.problem.number(name)]
+        return shard_bytes(value.type, self.layout(name), self.problem)
 
     def simulate(self, **options: Any) -> Trace:
         """The trace that a run would leave; ``options`` are those of `simulate`."""

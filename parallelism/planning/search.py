@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.auto_sharding import AutoPlans, auto_plans
 from parallelism.display.quantities import bytes_in
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
@@ -19,7 +20,7 @@ from parallelism.planning.costing import costed
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
-from parallelism.planning.trained import TrainedModel
+from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
@@ -27,11 +28,27 @@ Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told now and then while plans are searched."""
 
 
+@overload
+def find_plan(
+    model: Function, *, hardware: Hardware | str | PathLike[str], batch: int, devices: int | None = ...,
+    memory: float | str | None = ..., optimizer: SGD | Adam | None = ..., strategies: Literal["auto"],
+    progress: Progress | None = ...,
+) -> AutoPlans: ...
+
+
+@overload
+def find_plan(
+    model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
+    devices: int | None = ..., memory: float | str | None = ..., optimizer: SGD | Adam | None = ...,
+    simulations: int | None = ..., progress: Progress | None = ..., strategies: None = ..., **fixed: Any,
+) -> Plans: ...
+
+
 def find_plan(
     model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
     devices: int | None = None, memory: float | str | None = None, optimizer: SGD | Adam | None = None,
-    simulations: int | None = 8, progress: Progress | None = None, **fixed: Any,
-) -> Plans:
+    simulations: int | None = 8, progress: Progress | None = None, strategies: str | None = None, **fixed: Any,
+) -> Plans | AutoPlans:
     """The plans for training steps of ``model`` on batches of ``batch`` rows, the best first.
 
     ``model`` is a `TransformerSpec`, the name of a published one, or the program of a loss with the symbol ``B`` for
@@ -45,6 +62,9 @@ def find_plan(
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
     simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.
 
+    ``strategies="auto"``, for the program of a loss: not a strategy is chosen but the layout of each value, by an
+    integer program (`parallelism.auto_sharding.auto_plans`); the result is its `AutoPlans`.
+
     ``TypeError``, ``ValueError`` for a model, a batch, a hardware or a setting that cannot be.  If no plan fits the
     memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
     """
@@ -56,6 +76,15 @@ def find_plan(
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
     optimizer = ADAM_W if optimizer is None else optimizer
+    if strategies is not None:
+        if strategies != "auto" or fixed:
+            raise ValueError(f'strategies is "auto", and then there are no settings to fix; got {strategies!r}'
+                             f"{''.join(f', {name}={value!r}' for name, value in fixed.items())}")
+        if not isinstance(model, Function):
+            raise TypeError('strategies="auto" takes the program of a loss, such as TransformerSpec(...).function(B); '
+                            f"got {model!r}")
+        step = TrainedModel.of(model, optimizer).step.specialize(**{BATCH: batch})
+        return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or _silent
@@ -77,8 +106,8 @@ def find_plan(
         sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
         perf_counter() - start, setup, timing, gap,
         {name: value for name, value in fixed.items() if value is not None},
-        partial(find_plan, model, hardware=found, devices=count, batch=batch, memory=limit, optimizer=optimizer,
-                progress=progress))
+        partial(cast("Callable[..., Plans]", find_plan), model, hardware=found, devices=count, batch=batch,
+                memory=limit, optimizer=optimizer, progress=progress))
     if least is not None:
         smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
                         is_simulated=False, plans=plans)

@@ -1,6 +1,7 @@
 """`plan`: the best split of a training step over described hardware, and why it is the best."""
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from parallelism.planning.space import SWITCHES
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
+from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
 from vcluster.cli.placed import loss_of_rows, program_in, size
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
@@ -51,6 +53,8 @@ OWN: Arguments = {
                           "recompute-granularity=full"},
     "--simulations": {"type": whole(0), "default": 8, "metavar": "N",
                       "help": "the most full simulations, to prove which plan is best (default: 8)"},
+    "--auto": {"action": "store_true",
+               "help": "of a program in a file: find the layout of each value, not a strategy"},
     "--verify": {"action": "store_true",
                  "help": "run a small model under the first plan on processes, and compare with its simulation"},
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
@@ -72,10 +76,13 @@ def planned(program: str, words: Sequence[str]) -> int:
          "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
          "      --memory 72GB --why-not tp=8 --save plans.json",
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
+         "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
          "--load plans.json --json"), OWN, optional=loads).parse(words)
     for option in ("save", "html"):
         if (path := getattr(arguments, option)) is not None:
             writable(path, option)
+    if arguments.auto:
+        return _automatic(program, arguments)
     document, trace = (loaded(arguments.load), None) if loads else _searched(program, arguments)
     if arguments.save is not None:
         saved(document, arguments.save)
@@ -90,6 +97,34 @@ def planned(program: str, words: Sequence[str]) -> int:
         return int(bool((document.get("verified") or {}).get("differences")))
     print(needs_text(document), file=sys.stderr)
     return 1
+
+
+def _automatic(program: str, arguments: argparse.Namespace) -> int:
+    """Find and tell the layouts of a program.  Returns 1 if none fit."""
+    for name in ("fix", "why_not", "save", "load", "verify"):
+        if getattr(arguments, name):
+            raise WrongWords(f"--{name.replace('_', '-')} is for plans of strategies; leave it out with --auto")
+    flags = flags_of(arguments)
+    try:
+        model, batch = _model_and_batch(arguments, flags)
+        if not isinstance(model, ir.Function):
+            raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
+        if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
+            raise ValueError(f"--auto finds the layouts itself; leave out {given[0]}")
+        with progress("finding layouts") as told:
+            plans = find_plan(model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
+                              memory=arguments.memory, optimizer=ADAM_W, strategies="auto", progress=told)
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        raise WrongWords(str(error)) from None
+    if arguments.html is not None:
+        with accessing(arguments.html, option="html"):
+            write_layouts(plans, arguments.html)
+    print(json.dumps(layouts_document(plans), indent=1) if arguments.json else plans)
+    if arguments.html is not None and not arguments.json:
+        print(f"\nThe page is {arguments.html}")
+    if not plans:
+        print(f"nothing fits: {plans.refused[0].reason}", file=sys.stderr)
+    return int(not plans)
 
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
