@@ -1,22 +1,31 @@
-"""Docstrings as Markdown: an example becomes a block of code."""
+"""Docstrings as Markdown: an example becomes a block of code, a term with an explanation below it an item, and a list of numbers in brackets no link."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import griffe
 
-_EXAMPLE = re.compile(r"^([ ]*)>>> .*(?:\n(?![ ]*\n|[ ]*$).+)*", re.MULTILINE)
+_EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).+)*", re.MULTILINE)
+_TERM = re.compile(r"^(``.*)\n(?= {4}\S)((?: {4}.*\n?)+)", re.MULTILINE)
+_CODE = re.compile(r"(^ *```.*?^ *```$|``.+?``|`[^`]+`)", re.MULTILINE | re.DOTALL)
+_BRACKET = re.compile(r"\[(?![^\[\]]*\]\()")
 
 
 def as_markdown(text: str) -> str:
-    """Fence the examples, which end at an empty line."""
-    return _EXAMPLE.sub(lambda found: f"\n{found[1]}```pycon\n{found[0]}\n{found[1]}```\n", text)
+    """Fence the examples, which end at an empty line, and escape brackets that begin no link."""
+    listed = _TERM.sub(lambda found: f"\n{found[1]}\n:   {found[2][4:]}", text)
+    fenced = _EXAMPLE.sub(lambda found: f"\n{found[1]}```pycon\n{found[0]}\n{found[1]}```\n", listed)
+    parts = _CODE.split(fenced)
+    parts[::2] = [_BRACKET.sub(r"\\[", part) for part in parts[::2]]
+    return "".join(parts)
 
 
 class Examples(griffe.Extension):
-    """Fences the examples of every docstring that is read."""
+    """Turns every docstring that is read into Markdown."""
 
-    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called once for each class, function, attribute and module."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)

@@ -67,7 +67,8 @@ def on_files(files: Files, config: Any) -> Files:
         add("playground.html", config.extra["playground"])
         add("playground-page.md", "# Playground\n\nCollectives, layouts, schedules and plans to try, in one page that needs "
             "nothing else.\n\n[Open the playground](playground.html){ .md-button .md-button--primary }\n")
-    add("site.css", (Path(__file__).parent / "site.css").read_text(encoding="utf-8"))
+    for kept in ("site.css", "worker.js"):
+        add(kept, (Path(__file__).parent / kept).read_text(encoding="utf-8"))
     for path in origins:
         for target in linked(path):
             if target not in origins and files.get_file_from_path(target.removeprefix("docs/")) is None:
@@ -76,7 +77,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:  # noqa: ARG001
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links to files of the repository to their pages here."""
     origin = next((path for path, uri in PAGES.items() if uri == page.file.src_uri), f"docs/{page.file.src_uri}")
     made = page.file.src_uri.startswith(("reference/", "files/", "workshop/", "playground"))
@@ -91,6 +92,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return found[1] + posixpath.relpath(target, here or ".") + found[3]
 
     return outside_code(markdown, lambda text: _LINK.sub(turned, text))
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Take the stand-in for a worker from the site, not from the network."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", posixpath.relpath(
+        "worker.js", posixpath.dirname(page.file.dest_uri) or "."))
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Write no page for a server to show where there is none: its links are those of a site at ``/``."""
+    return "" if template_name == "404.html" else output_content
 
 
 def outside_code(markdown: str, change: Any) -> str:
@@ -171,12 +183,12 @@ def package_page(package: str) -> str:
     module = importlib.import_module(package)
     parts = [f"# {package}", inspect.getdoc(module) or ""]
     for room, names in names_by_room(package).items():
-        parts.append(f"## {room}" if room else "## the package")
+        parts += [f"## {package}.{room}"] if room else []
         parts += [_entry(package, name) for name in names]
     if package == "vcluster":
-        parts += ["## of this module", _entry(package, "HOST")]
+        parts += ["## Constants", _entry(package, "HOST")]
         passed_on = importlib.import_module("parallelism").__all__
-        parts.append("## passed on from parallelism\n\n" + ", ".join(
+        parts.append("## From parallelism\n\nThese are names of this package, too: " + ", ".join(
             f"[`{name}`](parallelism.md#parallelism.{name})" for name in passed_on))
     return "\n\n".join(parts) + "\n"
 
