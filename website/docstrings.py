@@ -1,4 +1,7 @@
-"""Docstrings as Markdown: an example becomes a block of code, a term with an explanation below it an item, and a list of numbers in brackets no link."""
+"""Docstrings as Markdown.
+
+An example becomes a block of code, a term with its explanation below it an item of a list, a bracket no link.
+"""
 
 from __future__ import annotations
 

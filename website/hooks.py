@@ -1,4 +1,4 @@
-"""Adds to docs/*.md what lies elsewhere: the README, the workshop, the reference, the playground, and every file that is linked.
+"""Adds to docs/*.md what lies elsewhere: README, workshop, reference, playground, and every file that is linked.
 
 Links stay as they are on GitHub (``../examples/x.py``); here each is turned to the page that shows the file.
 """
@@ -34,7 +34,8 @@ _STUB_LINE = re.compile(r"^from \.(\w*)(?:\.\w+)* import (\([^)]*\)|[^\n]*)", re
 
 def on_config(config: Any) -> Any:
     """Complete the navigation with what is made: lessons, reference, playground."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "workshop")]    # not before: MkDocs takes the first path away after it has read this
+    # Not at the top: MkDocs takes the first path away after it has read this module.
+    sys.path[:0] = [str(ROOT), str(ROOT / "workshop")]
     nav = {title: pages for section in config.nav for title, pages in section.items()}
     workshop = next(entry for entry in nav["Tutorial"] if isinstance(entry, dict))["Workshop"]
     workshop[:0] = [f"workshop/{source.name}.md" for source in _workshop().lessons()]
@@ -65,8 +66,8 @@ def on_files(files: Files, config: Any) -> Files:
     add("reference/rooms.md", rooms_page())
     if config.extra["playground"] is not None:
         add("playground.html", config.extra["playground"])
-        add("playground-page.md", "# Playground\n\nCollectives, layouts, schedules and plans to try, in one page that needs "
-            "nothing else.\n\n[Open the playground](playground.html){ .md-button .md-button--primary }\n")
+        add("playground-page.md", "# Playground\n\nCollectives, layouts, schedules and plans to try, in one page "
+            "that needs nothing else.\n\n[Open the playground](playground.html){ .md-button .md-button--primary }\n")
     for kept in ("site.css", "worker.js"):
         add(kept, (Path(__file__).parent / kept).read_text(encoding="utf-8"))
     for path in origins:

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, its links lead somewhere, it needs no network, it has every public name."""
+"""The documentation site builds without a warning, has no dead link, needs no network and names all that is public."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_the_search_works_in_a_page_that_is_read_from_a_file(site):
     try:
         browser.open(site / "workshop" / "3-deadlocks.html", width=1300)
         found = browser.value("""new Promise(done => {
-            const field = document.querySelector(".md-search__input"), list = document.querySelector(".md-search-result__list")
+            const field = document.querySelector(".md-search__input")
+            const list = document.querySelector(".md-search-result__list")
             new MutationObserver(() => {
                 const link = list.querySelector("a")
                 if (link) done(link.getAttribute("href"))
