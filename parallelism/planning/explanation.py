@@ -83,7 +83,8 @@ def why_not(asked: str, other: Account, first: Account) -> str:
     for axis, crossed in other.links.items():
         if exposed[axis] >= LEAST_EXPOSED * other.seconds:
             speed = rate(crossed["bytes"] / crossed["seconds"])
-            text += f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed}"
+            text += (f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed} in "
+                     "calls of such sizes")
     return text
 
 

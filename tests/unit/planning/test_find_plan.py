@@ -76,7 +76,8 @@ def test_why_not(plans: Plans) -> None:
         f"tp +{seconds(exposed - again)}, ")
     links = other.figures.links["tp"]
     assert best.why_not(tp=2).endswith(
-        f". Its collectives over tp cross nvlink, where a device receives {rate(links['bytes'] / links['seconds'])}")
+        f". Its collectives over tp cross nvlink, where a device receives {rate(links['bytes'] / links['seconds'])} in "
+        "calls of such sizes")
     assert best.why_not(tp=4) == "no plan has tp=4: tp does not divide the devices (1)"
     with pytest.raises(ValueError, match="no setting 'zeros'; did you mean 'zero'"):
         best.why_not(zeros=2)
