@@ -16,6 +16,7 @@ Each moment counts once, for the first part that fits; so communication behind c
 `step_split` has finer parts of a training step, by the kind of op and by the axis that communicates (`StepSplit`).
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +121,19 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     """The split of each rank's time, in seconds.  ``moved`` is ``moving(trace)``, if it was computed before."""
     seconds = _seconds(trace, part_of(trace.columns), len(PARTS) - 2, moved)
     return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
+
+
+MOST_RANKS = 16
+"""A table of more ranks is folded on a page and in a notebook; `extremes` stay outside."""
+
+
+def extremes(by_rank: Mapping[int, Split], held: Mapping[int, int]) -> dict[str, int]:
+    """The slowest rank, which computes longest, and the fullest, which holds most bytes at its peak: the ranks by a word.
+
+    The first of equals.  ``held`` has the peaks, see `Trace.peaks`; if it is empty, no rank is the fullest.
+    """
+    found = {"slowest": max(by_rank, key=lambda rank: sum(by_rank[rank][:_COMMUNICATION]))} if by_rank else {}
+    return found | ({"fullest": max(held, key=lambda rank: held[rank])} if held else {})
 
 
 def step_split(trace: Trace, moved: Moving | None = None) -> dict[int, StepSplit]:

@@ -3,21 +3,21 @@
 Virtual time and wall time stand on lines of their own and are never added or divided by each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.markup import figure, note, table
+from parallelism.display.markup import figure, folded_away, note, table
 from parallelism.display.quantities import count, fit, nbytes, plural, rate, seconds
-from parallelism.trace.breakdown import PARTS, split
+from parallelism.trace.breakdown import MOST_RANKS, PARTS, Split, extremes, split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.timeline_picture import timelines
 from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving
 
-_MOST_ROWS, _MOST_SHOWN = 64, 18
-"""The largest number of rows of a table as text, and in a notebook."""
+_MOST_ROWS, _MOST_SHOWN, _MOST_FOLDED = 64, 18, 1024
+"""The largest number of rows of a table as text, in a notebook, and in a folded table of a notebook."""
 
 
 class _Table(NamedTuple):
@@ -25,12 +25,14 @@ class _Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     left: int
     """How many columns, from the first, hold words and are aligned to the left."""
+    ranks: int = 0
+    """How many of the rows, the last ones, are of one rank each."""
 
 
 def as_text(trace: Trace) -> str:
     """The summary in lines of at most 80 columns."""
-    lines = _headline(trace)
-    for each in _tables(trace, moving(trace)):
+    lines, moved = _headline(trace), moving(trace)
+    for each in _tables(trace, moved, _split(trace, moved)):
         lines += ["", *(fit(line, WIDTH) for line in _lines(each))]
         if len(each.rows) > _MOST_ROWS:
             lines.append(f"... and {len(each.rows) - _MOST_ROWS} more")
@@ -40,16 +42,29 @@ def as_text(trace: Trace) -> str:
 def as_html(trace: Trace) -> str:
     """The timeline and the tables, for a notebook."""
     moved = moving(trace)
+    by_rank = _split(trace, moved)
+    outside = extremes(by_rank, trace.peaks())
     head, *lines = _headline(trace)
     return figure(
-        *map(note, lines), timelines([("", trace)], [moved]), *(_html_table(each) for each in _tables(trace, moved)),
-        title=head)
+        *map(note, lines), timelines([("", trace)], [moved]),
+        *(_html_table(each, outside) for each in _tables(trace, moved, by_rank)), title=head)
 
 
-def _html_table(one: _Table) -> str:
-    """A table for a notebook."""
-    more = note(f"... and {len(one.rows) - _MOST_SHOWN} more") if len(one.rows) > _MOST_SHOWN else ""
-    return table(one.rows[:_MOST_SHOWN], one.columns, left=one.left) + more
+def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
+    """A table for a notebook.  That of many ranks is folded, and the ranks of ``outside`` stay outside."""
+    if one.ranks > MOST_RANKS:
+        first = len(one.rows) - one.ranks
+        by_rank = {row[0]: row for row in one.rows[first:]}
+        shown = [[f"{word}: {rank}", *by_rank[str(rank)][1:]] for word, rank in outside.items()]
+        folded = _rows(one, one.rows[first:], _MOST_FOLDED)
+        return (table([*one.rows[:first], *shown], one.columns, left=one.left)
+                + folded_away(plural(one.ranks, "rank"), folded))
+    return _rows(one, one.rows, _MOST_SHOWN)
+
+
+def _rows(one: _Table, rows: Sequence[Sequence[str]], most: int) -> str:
+    more = note(f"... and {len(rows) - most} more") if len(rows) > most else ""
+    return table(rows[:most], one.columns, left=one.left) + more
 
 
 def _headline(trace: Trace) -> list[str]:
@@ -67,14 +82,15 @@ def _headline(trace: Trace) -> list[str]:
     ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
 
 
-def _tables(trace: Trace, moved: Moving) -> list[_Table]:
-    tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
+def _tables(trace: Trace, moved: Moving, by_rank: Mapping[int, Split]) -> list[_Table]:
+    tables = [_split_table(trace, by_rank)] if by_rank else []
     held = trace.peaks()
     ranks = [[str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
               count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])]
              for rank, totals in sorted(trace.totals.items())]
     tables.append(_Table(
-        ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])], ranks, 0))
+        ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])], ranks, 0,
+        len(ranks)))
 
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
@@ -87,14 +103,18 @@ def _tables(trace: Trace, moved: Moving) -> list[_Table]:
     return [*tables, last] if rows else tables
 
 
-def _split_table(trace: Trace, moved: Moving) -> _Table:
+def _split(trace: Trace, moved: Moving) -> dict[int, Split]:
+    """The split of each rank, of a trace that takes time."""
+    return split(trace, moved) if 0 < trace.makespan_seconds < inf else {}
+
+
+def _split_table(trace: Trace, by_rank: Mapping[int, Split]) -> _Table:
     """Where the time went, by rank, in all, and as shares of makespan x devices."""
-    by_rank = split(trace, moved)
     shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
     total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
     shares = ["", *(f"{part / (trace.makespan_seconds * len(by_rank)):.1%}" for part in total)]
     return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
-                  [["all", *map(seconds, total)], shares, *shown], 0)
+                  [["all", *map(seconds, total)], shares, *shown], 0, len(shown))
 
 
 def _lines(one: _Table) -> list[str]:

@@ -45,7 +45,7 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
         lines = [line for place, rank in enumerate(ranks) for line in _row(bars.get(rank, []), place * _ROW, span)]
         height = _ROW * len(ranks)
         parts.append(
-            (f'<div class="quiet">{escape(title)}</div>' if title else "")
+            (f'<div class="title" style="margin-top:12px">{escape(title)}</div>' if title else "")
             + f'<div style="display:flex;gap:8px"><div style="flex:none">{labels}</div>'
             f'<svg style="flex:1;min-width:0" width="100%" height="{height + 22}" role="img" font-size="12" '
             f'fill="var(--quiet)" aria-label="timeline of {plural(len(shown), "device")}">{"".join(lines)}'

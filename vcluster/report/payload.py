@@ -15,7 +15,7 @@ from parallelism.display.quantities import fit, given, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Trace, part_of
-from parallelism.trace.breakdown import split
+from parallelism.trace.breakdown import MOST_RANKS, extremes, split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
 from parallelism.trace.transfers import asynchronous, moving, rounded
@@ -61,7 +61,9 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
     if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
         data["split"] = {
-            "rows": [by_rank[rank] for rank in shown], "whole": makespan * len(by_rank),
+            "rows": [by_rank[rank] for rank in shown], "folds": len(shown) > MOST_RANKS,
+            "outside": [(word, shown.index(rank)) for word, rank in extremes(by_rank, trace.peaks()).items()
+                        if rank in shown], "whole": makespan * len(by_rank),
             "total": [sum(column) for column in zip(*by_rank.values(), strict=True)]}
         data["measured"] = measured(trace)
         data["roofline"] = roofline(trace, hardware)

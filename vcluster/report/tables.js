@@ -1,16 +1,20 @@
 // Where the time goes, the collectives, who sends to whom.
 
 function split(given) {
-  const into = $("split"), head = element("tr"), occurring = PARTS.filter((part, p) => given.total[p] > 0);
-  head.append(element("th", "device"), element("th", "share of the makespan"));
-  occurring.forEach(part => {
-    const cell = element("th", undefined, "number");
-    cell.append(element("span", undefined, "swatch p-" + part), part === "communication" ? "exposed" : part);
-    head.append(cell);
-  });
-  const top = element("thead"), body = element("tbody");
-  top.append(head);
-  function add(label, parts, whole, className) {
+  const occurring = PARTS.filter((part, p) => given.total[p] > 0);
+  function start(table) {             // with its heads; its body
+    const head = element("tr"), top = element("thead"), body = element("tbody");
+    head.append(element("th", "device"), element("th", "share of the makespan"));
+    occurring.forEach(part => {
+      const cell = element("th", undefined, "number");
+      cell.append(element("span", undefined, "swatch p-" + part), part === "communication" ? "exposed" : part);
+      head.append(cell);
+    });
+    top.append(head);
+    table.replaceChildren(top, body);
+    return body;
+  }
+  function add(body, label, parts, whole, className) {
     const row = element("tr", undefined, className), cell = element("td", undefined, "stack"), bar = element("div");
     PARTS.forEach((part, p) => {
       if (!(parts[p] > 0)) return;
@@ -26,17 +30,27 @@ function split(given) {
     occurring.forEach(part => row.append(element("td", seconds(parts[PARTS.indexOf(part)]), "number")));
     body.append(row);
   }
-  add("all", given.total, given.whole, "all");
+  const top = start($("split"));
+  add(top, "all", given.total, given.whole, "all");
   const shares = element("tr", undefined, "quiet");
   shares.append(element("th", ""), element("td", ""));
   occurring.forEach(part => shares.append(
     element("td", (100 * given.total[PARTS.indexOf(part)] / given.whole).toFixed(1) + "%", "number")));
-  body.append(shares);
-  given.rows.forEach((parts, r) => {
+  top.append(shares);
+  function device(body, r, word) {
     const {rank, place} = data.ranks[r];
-    add("rank " + rank + (place ? " \u00b7 " + place : ""), parts, data.makespan);
-  });
-  into.replaceChildren(top, body);
+    add(body, (word ? word + ": " : "") + "rank " + rank + (place ? " \u00b7 " + place : ""), given.rows[r],
+        data.makespan);
+  }
+  if (!given.folds) {
+    given.rows.forEach((parts, r) => device(top, r));
+    return;
+  }
+  given.outside.forEach(([word, r]) => device(top, r, word));
+  const inside = start($("split-ranks"));
+  given.rows.forEach((parts, r) => device(inside, r));
+  $("split-folded").hidden = false;
+  $("split-folded").firstElementChild.textContent = given.rows.length + " ranks";
 }
 
 function collectives(rows) {

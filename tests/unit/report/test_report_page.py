@@ -72,7 +72,8 @@ def test_the_timeline_has_a_bar_for_each_event_that_takes_time_by_row_and_start(
 
 def test_the_figures_beside_it_are_those_of_the_trace():
     data = payload(PIPELINE)
-    assert data["split"] == {"rows": [(2, 0, 0, 0, 3, 5, 0), (4, 0, 0, 0, 4, 2, 0)], "whole": 20,
+    assert data["split"] == {"rows": [(2, 0, 0, 0, 3, 5, 0), (4, 0, 0, 0, 4, 2, 0)], "folds": False,
+                             "outside": [("slowest", 1), ("fullest", 0)], "whole": 20,
                              "total": [6, 0, 0, 0, 7, 7, 0]}
     assert data["verdict"][:2] == [
         "2 devices for 10 s: 30.0% of it compute, exposed communication 35.0%, bubble 35.0%, idle 0.0%.",
@@ -84,6 +85,16 @@ def test_the_figures_beside_it_are_those_of_the_trace():
     assert data["memory"]["categories"] == ["weights"] and data["left_out"] == []
     assert [row[:4] for row in data["collectives"]] == [
         ["all_reduce", "direct", "pp", "1"], ["all_gather", "direct", "-", "1"]]
+
+
+def test_the_split_of_more_than_16_devices_folds_and_names_the_slowest_and_the_fullest():
+    def given(count):
+        return payload(Trace([
+            *(Event(r, "compute", "c", 0, 5.0 if r == 7 else 1.0) for r in range(count)),
+            Event(9, "memory", "x", nbytes=8.0)]))["split"]
+
+    assert not given(16)["folds"] and given(17)["folds"]
+    assert given(17)["outside"] == [("slowest", 7), ("fullest", 9)] and len(given(17)["rows"]) == 17
 
 
 def test_an_empty_trace_says_so_and_has_no_other_section():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -179,7 +180,20 @@ def test_summary_fits_80_columns_and_says_hostile_names_harmlessly():
     text = trace.summary()
     assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text and "... and 36 more" in text
     html = trace._repr_html_()
-    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<table>") == 3
+    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<table>") == 3 + 2
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_in_a_notebook_tables_of_more_than_16_ranks_fold_and_the_slowest_and_the_fullest_stay_outside(count):
+    events = [Event(r, "compute", "c", 0, 5.0 if r == 3 else 1.0) for r in range(count)]
+    trace = Trace([*events, *(Event(r, "memory", "x", nbytes=9.0 if r == 11 else 8.0) for r in range(count))])
+    html = trace._repr_html_()
+    assert html.count("<details><summary>17 ranks</summary>") == (2 if count > 16 else 0)
+    assert html.count('<td>3</td>') == html.count('<td>11</td>') == 2       # a row in both tables, folded or not
+    outside = re.sub("<details>.*?</details>", "", html)
+    assert (outside.count("<td>slowest: 3</td>"), outside.count("<td>fullest: 11</td>")) == (
+        (2, 2) if count > 16 else (0, 0))
+    assert ("<td>4</td>" in outside) == (count == 16)
 
 
 def test_by_rank_keeps_the_order_of_record():
