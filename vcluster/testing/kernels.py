@@ -72,7 +72,8 @@ def check_kernel(
         try:
             assert_sharded_allclose(run, case.layout, case.expected, rtol=rtol, atol=atol)
         except AssertionError as error:
-            raise AssertionError(f"on {case.text}, {error}") from None
+            told = str(error).replace(f" on {case.cluster.mesh!r}\n", "\n", 1)       # the text of the case has the mesh
+            raise AssertionError(f"on {case.text}, {told}") from None
         count += 1
     return count
 

@@ -173,6 +173,8 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
             return f"the outputs are shards in layout {other.short()}: a wrong axis or dim"
     if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
         return "each output is transposed"
+    if mesh.size == 1:
+        return "the arithmetic of the kernel: it differs on one device already, where nothing is communicated"
     swapped = [rank for rank in ranks if not near(outputs[rank], shards[rank])]
     if 0 < len(swapped) < mesh.size:
         return f"only {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last rank?"

@@ -53,8 +53,16 @@ def failing(kernel, reference, layouts, **options):
 def test_a_missing_reduce_is_named_with_the_smallest_case():
     told = failing(without_reduce, np.matmul, PRODUCT, sizes=[{"M": 2, "K": 6, "N": 5}], seed=1)
     assert told.startswith("on Mesh(tp=2) with M=2, K=6, N=5, the outputs are not the shards of the 2x5 array")
+    assert told.count("Mesh(tp=2)") == 1
     assert "probably: a reduction is missing: the sum of the outputs over 'tp' is what was expected" in told
     assert re.search(r"rank 1, which holds \[0:2, 0:5\]: \d+ of 10 differ, most at \[\d, \d\] of the whole: got", told)
+
+
+def test_a_kernel_that_is_wrong_on_one_device_already_hears_so():
+    told = failing(lambda device, x: x + 1, np.copy, "M_tp -> M_tp")
+    assert told.startswith("on Mesh(tp=1) with M=1, ") and told.count("Mesh(") == 1
+    assert told.endswith("probably: the arithmetic of the kernel: it differs on one device already, where nothing is "
+                         "communicated")
 
 
 @pytest.mark.parametrize(("kernel", "layouts", "cause"), [
