@@ -152,7 +152,8 @@ def needs_text(document: Mapping[str, Any]) -> str:
 def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> None:
     """Writes the page of a document, with the timeline and the memory of the first plan if there is a ``trace``."""
     plans, found = document["plans"], document["all"]
-    search = " ".join(_search(document)[:1])
+    told = _search(document)
+    search = " ".join(told[:told.index("")])
     verdict = [search] if plans else [search, needs_text(document)]
     if plans:
         first = plans[0]
