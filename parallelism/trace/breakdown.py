@@ -128,7 +128,7 @@ MOST_RANKS = 16
 
 
 def extremes(by_rank: Mapping[int, Split], held: Mapping[int, int]) -> dict[str, int]:
-    """The slowest rank, which computes longest, and the fullest, which holds most bytes at its peak: the ranks by a word.
+    """The slowest rank, which computes longest, and the fullest, which holds most bytes at its peak, by these words.
 
     The first of equals.  ``held`` has the peaks, see `Trace.peaks`; if it is empty, no rank is the fullest.
     """
