@@ -31,6 +31,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} convert A B       a program as StableHLO, ONNX or our text
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why
+  {PROGRAM} playground        a page to try collectives and schedules
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   list described clusters, or print one
   {PROGRAM} calibrate         measure this machine, for hardware "host"
@@ -158,6 +159,25 @@ def compare(words: Sequence[str]) -> int:
         with accessing(page, option="html"):
             comparison_html(found, page, titles=(arguments.a.name, arguments.b.name))
         print(f"\nThe page is {page}")
+    return 0
+
+
+def playground(words: Sequence[str]) -> int:
+    """Write the page on which collectives and schedules are tried out."""
+    path: Path = Parser({
+        "--html": {"type": Path, "default": Path("playground.html"), "metavar": "FILE.html",
+                   "help": "the page to write (default: playground.html)"},
+    }, prog=f"{PROGRAM} playground", description="""\
+Writes one page that needs no other file, no network and no Python. In it you
+choose a collective and go through its messages step by step, or let two
+schedules of a pipeline race on one time axis, with costs of your own.""",
+        epilog=f"  {PROGRAM} playground --html lesson.html").parse(words).html
+    from vcluster.report.playground import playground as written
+
+    writable(path, "html")
+    with accessing(path, option="html"):
+        written(path)
+    print(f"The page is {path}")
     return 0
 
 
@@ -304,7 +324,8 @@ def command() -> None:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
-    "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
+    "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "playground": playground,
+    "doctor": doctor,
     "hardware": hardware, "calibrate": calibrate, "plan": plan,
     "convert": convert, "shardings": shardings, "demo": demo, "completion": completion,
 }

@@ -76,11 +76,11 @@ def show(
 
 def page(
     data: dict[str, Any], template: str = "page.html", sections: Mapping[str, str] = SCRIPTS,
-    styles: Sequence[str] = ("page.css",),
+    styles: Sequence[str] = ("page.css",), shared: Sequence[str] = (),
 ) -> str:
-    """The page of a payload, in ASCII: a template, and the scripts of its sections, which run as one script."""
+    """The page of a payload, in ASCII: a template, and ``shared`` scripts and those of its sections, which run as one."""
     style = "".join(map(_text, styles))
-    scripts = ("drawing.js", *dict.fromkeys(sections.values()))
+    scripts = ("drawing.js", *shared, *dict.fromkeys(sections.values()))
     listed = f"const SECTIONS = {{{', '.join(sections)}}};"
     script = "\n".join(['"use strict";\n(() => {', *map(_text, scripts), listed, _text("page.js")]) + "})();\n"
     parts = {
