@@ -73,8 +73,8 @@ def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) ->
     found = in_node(cases, "[received(c[0], c[1], c[0][1].length, c[2]), collectiveSeconds(c[0], c[2], c[3], c[4])]")
     for (kind, name, size, nbytes, latency, rate), (received, seconds) in zip(settings, found, strict=True):
         assert received == pytest.approx(closed_form(kind, name, size).bytes_received(nbytes), rel=1e-12), (kind, name)
-        hardware = Hardware("one level", {"float32": 1e12}, 1e9, 1e12, (Link("all", size, rate, latency),),
-                            HostLink(1e9, 0.0))
+        hardware = Hardware("one level", {"float32": 1e12}, 1e9, 1e12, (Link("all", (size,), latency, rate),),
+                            HostLink(0.0, 1e9))
         expected = Costs(hardware).collective(kind, nbytes, range(size), algorithm=name).seconds
         assert seconds == pytest.approx(expected, rel=1e-11), (kind, name, size)
 
