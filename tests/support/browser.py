@@ -104,13 +104,13 @@ class Browser:
                 found.append(values["entry"]["text"])
         return found
 
-    def open(self, path, width=1400, height=900, dark=False):
+    def open(self, path, width=1400, height=900, dark=False, fragment=""):
         """Loads a file, and waits until it has drawn."""
         self._events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
         self._until(lambda told: told.get("method") == "Page.loadEventFired")
         self.frame()
 

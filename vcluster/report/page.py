@@ -78,7 +78,7 @@ def page(
     data: dict[str, Any], template: str = "page.html", sections: Mapping[str, str] = SCRIPTS,
     styles: Sequence[str] = ("page.css",), shared: Sequence[str] = (),
 ) -> str:
-    """The page of a payload, in ASCII: a template, and ``shared`` scripts and those of its sections, which run as one."""
+    """The page of a payload, in ASCII: a template, ``shared`` scripts and those of its sections, which run as one."""
     style = "".join(map(_text, styles))
     scripts = ("drawing.js", *shared, *dict.fromkeys(sections.values()))
     listed = f"const SECTIONS = {{{', '.join(sections)}}};"

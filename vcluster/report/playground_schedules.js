@@ -48,7 +48,9 @@ function schedules(tables) {
         drawn.push(shape("text", {x: 0, y: y + 15}, "rank " + rank));
         for (const [kind, stage, k, start, end] of row) {
           const x = 60 + start / longest * 1000, width = (end - start) / longest * 1000;
-          drawn.push(shape("rect", {x, y, width, height: 20, class: "p-" + fills[kind]}));
+          const box = shape("rect", {x, y, width, height: 20, class: "p-" + fills[kind]});
+          box.append(shape("title", {}, `${letters[kind]}${k} from ${digits(start)} to ${digits(end)}`));
+          drawn.push(box);
           if (width > 22) drawn.push(shape("text", {x: x + width / 2, y: y + 15, "text-anchor": "middle",
             class: "on"}, letters[kind] + k));
         }

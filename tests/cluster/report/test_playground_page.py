@@ -1,0 +1,58 @@
+"""The playground in headless Chromium: nothing is said on its console, the address keeps a choice, nothing is cut."""
+
+import pytest
+from browser import CHROMIUM, Browser
+
+from vcluster.__main__ import main
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH, as Debian's package has it"),
+]
+CHOOSE = """((id, value) => {
+  const control = document.getElementById(id);
+  control.value = value;
+  control.dispatchEvent(new Event("input"));
+})"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("playground") / "playground.html"
+    assert main(["playground", "--html", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
+    browser.open(page, width=1300)
+    for control, value in [("kind", "all_gather"), ("ranks", "8"), ("step", "3"), ("first", "gpipe")]:
+        browser.value(f"{CHOOSE}('{control}', '{value}')")
+    assert browser.text("#ring-said").startswith("Step 3 of ")
+    assert browser.value("document.querySelectorAll('#ring circle').length") == 8
+    assert browser.value("document.querySelectorAll('#messages tbody tr').length") == 8
+    assert browser.text("#race-said").startswith("gpipe: makespan ")
+    kept = browser.value("location.hash")
+    said = browser.text("#ring-said"), browser.text("#race-said")
+    assert "kind=all_gather" in kept and "first=gpipe" in kept
+    again = page.with_name("again.html")        # the same address with another fragment is not loaded again
+    again.write_bytes(page.read_bytes())
+    browser.open(again, fragment=kept)
+    assert (browser.text("#ring-said"), browser.text("#race-said")) == said
+    assert not browser.problems
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("width", [1300, 400])
+def test_nothing_is_wider_than_the_screen(browser, page, width):
+    browser.open(page, width=width)
+    assert browser.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.value("document.querySelectorAll('#bars rect').length") > 0
+    assert not browser.problems
