@@ -92,7 +92,7 @@ def solve(
         if result.x is None:
             if result.status == 1:
                 raise TimeoutError(f"no layouts of @{problem.function.name} were found within {time_limit:g} s")
-            raise _no_layout(problem, model, memory, added, moments, limit_bytes, result)
+            raise _no_layout(problem, model, ways, added, memory, moments, limit_bytes, result)
         chosen, lying = ([int(np.argmax(result.x[list(each)])) for each in side] for side in (ways, lies))
         kept = None if memory is None else _kept(problem, added, result.x, chosen, lying)
         if memory is None or limit_bytes is None or not problem.function.ops:
@@ -169,8 +169,8 @@ def _held(memory: Memory, added: Sequence[_Added], moment: int) -> dict[int, int
 
 
 def _no_layout(
-    problem: Problem, model: _Model, memory: Memory | None, added: Sequence[_Added], moments: Sequence[int],
-    limit_bytes: int | None, result: Any,
+    problem: Problem, model: _Model, ways: Sequence[range], added: Sequence[_Added], memory: Memory | None,
+    moments: Sequence[int], limit_bytes: int | None, result: Any,
 ) -> NoLayoutFits:
     """The error: with a limit of memory, how little a device can hold at least, and while which op."""
     name = f"no layouts of @{problem.function.name} on {problem.mesh!r} fit"
@@ -190,9 +190,9 @@ def _no_layout(
     found = _solved(free, None)
     if found.x is None:
         return NoLayoutFits(f"{name}: {found.message}")
-    ways = [int(np.argmax(found.x[list(each)])) for each in _ways(problem)]
+    chosen = [int(np.argmax(found.x[list(each)])) for each in ways]
     lies = [int(np.argmax(found.x[list(each.lies)])) for each in added]
-    held = list(memory.held(ways, lies, _kept(problem, added, found.x, ways, lies)))
+    held = list(memory.held(chosen, lies, _kept(problem, added, found.x, chosen, lies)))
     at = max(moments, key=lambda moment: sum(int(each.nbytes[moment]) for each in held))
     parts = {what: sum(int(each.nbytes[at]) for each in held if each.what == what)
              for what in ("inputs", "values", "copies")}
@@ -202,15 +202,6 @@ def _no_layout(
     return NoLayoutFits(
         f"{name} in {decimal_bytes(limit_bytes)} a device: at least {decimal_bytes(least)} are held while {op.kind} "
         f"makes %{op.outputs[0].name}: {shown}", least)
-
-
-def _ways(problem: Problem) -> list[range]:
-    """The binaries of the shardings of each class of ops: the first of all variables."""
-    found, first = [], 0
-    for each in problem.ops:
-        found.append(range(first, first + len(each.shardings)))
-        first += len(each.shardings)
-    return found
 
 
 _SCALE = 1e6

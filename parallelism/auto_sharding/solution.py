@@ -15,11 +15,12 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from parallelism.auto_sharding.explanation import Why, why
-from parallelism.auto_sharding.integer_program import Choice, solve
+from parallelism.auto_sharding.integer_program import Choice, NoLayoutFits, solve
 from parallelism.auto_sharding.memory import Memory, shard_bytes
 from parallelism.auto_sharding.op_sharding import OpSharding
 from parallelism.auto_sharding.prices import Prices
 from parallelism.auto_sharding.problem import Problem, made_in, problem_of
+from parallelism.display.quantities import decimal_bytes
 from parallelism.execution import Executable
 from parallelism.execution.device_program import communicates
 from parallelism.hardware import Hardware
@@ -153,14 +154,23 @@ def auto_shard(
         function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=[*replaced, *ties])
     built = perf_counter()
     memory = None if limit_bytes is None else Memory(problem, replaced_by(function))
-    limit = limit_bytes
+    choice = solve(problem, time_limit=time_limit, memory=memory, limit_bytes=limit_bytes)
+    bound, left = choice.bound_seconds, 0
     while True:
-        choice = solve(problem, time_limit=time_limit, memory=memory, limit_bytes=limit)
-        found = AutoSharding(
-            problem, choice, machine, priced_dtype, built - start, perf_counter() - built, limit_bytes)
-        if limit is None or limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
+        # A smaller limit may exclude what is faster and has no such buffers: only the first bound is one for all.
+        found = AutoSharding(problem, replace(choice, bound_seconds=min(bound, choice.seconds)), machine, priced_dtype,
+                             built - start, perf_counter() - built, limit_bytes)
+        if limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
             return found
-        limit = max(1, limit - over)        # for the buffers inside of changes of layout, which have no variables
+        left += over        # for buffers inside of changes of layout: they have no variables
+        try:
+            if left >= limit_bytes:
+                raise NoLayoutFits(f"no layouts of @{function.name} on {mesh!r} fit")
+            choice = solve(problem, time_limit=time_limit, memory=memory, limit_bytes=limit_bytes - left)
+        except NoLayoutFits as error:
+            raise NoLayoutFits(
+                f"{error}; {decimal_bytes(left)} of the {decimal_bytes(limit_bytes)} a device are left for the buffers "
+                "inside of changes of layout", (error.least_bytes or 0) + left) from None
 
 
 def replaced_by(function: Function) -> tuple[str, ...]:

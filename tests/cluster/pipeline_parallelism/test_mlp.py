@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from emptied import emptied
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
@@ -20,15 +21,7 @@ HALVES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cluster_of(cluster_of):
-    """As for all tests, with empty devices."""
-    def get(mesh, backend="process"):
-        cluster = cluster_of(mesh, backend)
-        cluster.run(lambda device: device.state.clear())
-        return cluster
-
-    return get
+cluster_of = emptied("process")
 
 
 def mlp_of(stages, microbatches, schedule="1f1b", chunks=1, **options):

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from emptied import emptied
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, Pipeline
@@ -69,15 +70,7 @@ def loss(parameters, tokens, targets):
 # -- clusters, and what they are held against -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster_of(cluster_of):
-    """As for all tests, with empty devices."""
-    def get(mesh, backend="thread"):
-        cluster = cluster_of(mesh, backend)
-        cluster.run(lambda device: device.state.clear())
-        return cluster
-
-    return get
+cluster_of = emptied("thread")
 
 
 @cache

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from emptied import emptied
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
@@ -30,15 +31,7 @@ def sizes_of(name):
 CASES = [(name, *sizes) for name in FLUSHED for sizes in sizes_of(name)]
 
 
-@pytest.fixture(scope="module")
-def cluster_of(cluster_of):
-    """As for all tests, with empty devices."""
-    def get(mesh, backend="thread"):
-        cluster = cluster_of(mesh, backend)
-        cluster.run(lambda device: device.state.clear())
-        return cluster
-
-    return get
+cluster_of = emptied("thread")
 
 
 def mlp_of(name, ranks, microbatches, chunks, **options):

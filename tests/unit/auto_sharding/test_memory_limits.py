@@ -15,8 +15,10 @@ from parallelism.auto_sharding.integer_program import solve
 from parallelism.auto_sharding.memory import Memory
 from parallelism.auto_sharding.prices import Prices
 from parallelism.auto_sharding.problem import problem_of
-from parallelism.auto_sharding.solution import laid_out_by, peak_bytes
+from parallelism.auto_sharding.solution import laid_out_by, peak_bytes, replaced_by
 from parallelism.hardware import Hardware
+from parallelism.ir.passes import live_bytes
+from parallelism.layouts import Devices, Localized
 from parallelism.transforms import SGD, Adam
 from parallelism.transforms.training import train_step
 
@@ -99,6 +101,38 @@ def test_a_step_holds_no_more_than_it_may(optimizer):
         np.testing.assert_allclose(mine, whole, rtol=1e-10, atol=1e-10)
 
 
+def check_what_is_counted(solution):
+    """While each op runs: what the device holds, and no less while what it makes is laid out anew or replaces an input.
+
+    Returns the names of the values that are laid out anew.
+    """
+    step, choice = solution.problem.function, solution.choice
+    counted = Memory(solution.problem, replaced_by(step)).total(choice.ways, choice.lies, choice.kept)
+    local = Localized(solution.function, Devices.of(solution.mesh)).program(0)
+    live = live_bytes(local, replaced_by(step))
+    place = {value.name: at for at, op in enumerate(local.ops) for value in op.outputs}
+    first, equal = 0, 0
+    for at, op in enumerate(step.ops):
+        name = op.outputs[0].name
+        end = max(place[name], place.get(f"{name}.made", 0)) + 1        # with the changes of layout before and after it
+        held = max(map(int, live[first:end]))
+        assert held <= counted[at], (op, held, counted[at])
+        equal += held == counted[at]
+        first = end
+    assert equal >= len(step.ops) - 8
+    return [op.inputs[0].name for op in solution.function.ops if op.kind == "reshard"]
+
+
+def test_copies_are_counted_where_they_are_held():
+    """Weights that are gathered in the forward are kept for the backward, and counted all that time."""
+    step = train_step(models.mlp((512,) * 4, 4096, "f4"), SGD(0.1, momentum=0.9))
+    mesh = Mesh(x=4)
+    free = auto_shard(step, mesh, "dgx-h100")
+    solution = auto_shard(step, mesh, "dgx-h100", limit_bytes=int(0.9 * free.peak_bytes))
+    assert solution.choice.kept
+    assert {"p.w1", "p.w2"} <= set(check_what_is_counted(solution))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 def test_weights_that_do_not_fit_lie_split_and_are_gathered_once_or_twice():
@@ -120,6 +154,7 @@ def test_weights_that_do_not_fit_lie_split_and_are_gathered_once_or_twice():
         trace = solution.simulate(link_sharing=False, fold=True)
         assert trace.makespan_seconds == pytest.approx(solution.seconds, rel=1e-9)
         assert max(trace.peaks().values()) == solution.peak_bytes <= solution.limit_bytes
+        check_what_is_counted(solution)
 
 
 def test_the_error_names_what_is_held():
