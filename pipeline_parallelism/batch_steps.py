@@ -30,6 +30,16 @@ Recompute = str | Iterable[int]
 class Training:
     """The result of a training step: the loss before the update, the gradients, and the parameters after it.
 
+    >>> import numpy as np
+    >>> from parallelism import Pipeline
+    >>> from pipeline_parallelism import MLP
+    >>> from vcluster import VirtualCluster
+    >>> mlp = MLP((3, 4, 2), Pipeline(stages=2, microbatches=2))
+    >>> with VirtualCluster(pp=2, backend="thread") as cluster:
+    ...     training = cluster.run(mlp.train_step(), np.ones((4, 3)), np.ones((4, 2))).result
+    >>> training.step, [weights.shape for weights, bias in training.gradients]
+    (1, [(3, 4), (4, 2)])
+
     ``parameters`` and ``gradients`` have the arrays of each layer, ``(weights, bias)`` for a dense one; they are None
     if the step does not return them.  ``optimizer_state`` exists only after a step in one process, because devices keep
     theirs.  ``step`` is the number of steps so far, including this one.

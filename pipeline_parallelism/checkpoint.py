@@ -44,12 +44,34 @@ _KEYS = {"step", "dtype", "layer_sizes", "optimizer", "moments", "updates"}
 
 
 class CheckpointError(ValueError):
-    """A file is not a checkpoint, or it is damaged.  The message is one line that begins with the file's name."""
+    """A file is not a checkpoint, or it is damaged.  The message is one line that begins with the file's name.
+
+    >>> import tempfile
+    >>> from pipeline_parallelism import Checkpoint, CheckpointError
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     try:
+    ...         Checkpoint.load(file.name)
+    ...     except CheckpointError as error:
+    ...         print(str(error).replace(file.name, "weights.npz"))
+    weights.npz: expected a file that begins with 'vcluster checkpoint, version ', got b''
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A training after ``step`` steps.  ``mlp.checkpoint_step()`` returns it, ``mlp.restore_step()`` takes it.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from parallelism import Pipeline
+    >>> from pipeline_parallelism import MLP, Checkpoint
+    >>> from vcluster import VirtualCluster
+    >>> mlp = MLP((3, 4, 2), Pipeline(stages=2, microbatches=2))
+    >>> with VirtualCluster(pp=2, backend="thread") as cluster, tempfile.NamedTemporaryFile() as file:
+    ...     loss = cluster.run(mlp.train_step(), np.ones((4, 3)), np.ones((4, 2))).result.loss
+    ...     cluster.run(mlp.checkpoint_step()).result.save(file.name)
+    ...     Checkpoint.load(file.name).layer_sizes
+    (3, 4, 2)
 
     ``parameters`` has a pair ``(weights, bias)`` for each layer.  ``optimizer`` is that of the last step, None before
     the first.  ``optimizer_state`` is its state for all arrays of the model in the order of the layers.

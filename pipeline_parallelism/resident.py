@@ -20,6 +20,10 @@ from pipeline_parallelism.trained_stage import Layer, TrainedStage
 class MixedStepsError(RuntimeError):
     """The stages of a model are at different steps, so that together they are not a model.
 
+    >>> from pipeline_parallelism import MixedStepsError
+    >>> print(str(MixedStepsError([3, 3, 2])).split(".")[0])
+    the devices hold the model at different steps: after 2 on rank 2; after 3 on rank 0, 1
+
     This happens when a step fails after some devices have done their update, and when a device is replaced, because
     its stage starts again.  ``steps`` has the number of steps of each rank.
     """

@@ -40,6 +40,12 @@ PIECES, ARRAYS, BLOCKS, BLOCKS_OF_ALL, NOTHING = "pieces", "arrays", "blocks", "
 class CollectiveKind:
     """A collective over a group of g members, at positions 0 to g-1.  It is checked when it is registered.
 
+    >>> from parallelism import CollectiveKind
+    >>> scan = CollectiveKind(
+    ...     "scan", "rank j gets the {op} of ranks 0 to j", "reduced", lambda position, size: range(position + 1))
+    >>> list(scan.sources_of(position=2, size=4))
+    [0, 1, 2]
+
     ``name``
         The name that calls and events carry.
     ``title``

@@ -87,6 +87,17 @@ def alike(g: int, steps: int, part: int, messages: int, whole: int = 1) -> Cost:
 class CollectiveAlgorithm:
     """One algorithm.  ``steps``, ``closed_form`` and ``phases`` are functions of (size, root, pairs), size at least 2.
 
+    >>> from parallelism import CollectiveAlgorithm
+    >>> from parallelism.algorithms import Cost
+    >>> from parallelism.algorithms.patterns import Listed
+    >>> swap = CollectiveAlgorithm(
+    ...     "swap", ("all_gather",), "S/2, for two members",
+    ...     closed_form=lambda size, root, pairs: Cost(1, (1, 1), (1, 1), (1, 1), 2),
+    ...     steps=lambda size, root, pairs: [Listed(((0, 1, (0,)), (1, 0, (1,))))],
+    ...     chunks=lambda size: 2, applies=lambda size: size == 2, needs="two members")
+    >>> swap.closed_form(2, 0, ()).steps
+    1
+
     ``name``, ``kinds``
         What calls name it by, and the names of the kinds that it serves in this way.
     ``formula``

@@ -12,7 +12,15 @@ Record = TypeVar("Record")
 
 
 class RegistrationError(ValueError):
-    """A record is incomplete, contradicts itself, or has the name of another."""
+    """A record is incomplete, contradicts itself, or has the name of another.
+
+    >>> from parallelism import CollectiveKind, register_kind
+    >>> try:
+    ...     register_kind(CollectiveKind("all_reduce", "another one", "reduced"))
+    ... except ValueError as error:
+    ...     print(type(error).__name__, error)
+    RegistrationError kind 'all_reduce' is part of the package
+    """
 
 
 def refuse(what: str, *checks: tuple[object, str]) -> None:

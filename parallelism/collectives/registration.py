@@ -50,6 +50,12 @@ def _check_with_direct(kind: CollectiveKind) -> None:
 def register_kind(kind: CollectiveKind, *, replace: bool = False) -> None:
     """Add a kind of collective, with its ``direct`` algorithm.
 
+    >>> from parallelism import CollectiveKind, explain, register_kind
+    >>> register_kind(CollectiveKind(
+    ...     "scan", "rank j gets the {op} of ranks 0 to j", "reduced", lambda position, size: range(position + 1)))
+    >>> [int(result[0]) for result in explain("scan", inputs=[[1], [2], [3]]).results]
+    [1, 3, 6]
+
     Registering the same record again changes nothing.  Raises `RegistrationError` for a record that is incomplete or
     contradicts itself, and for a name that is taken; ``replace`` puts it in the place of one that was registered.
     """
@@ -58,6 +64,17 @@ def register_kind(kind: CollectiveKind, *, replace: bool = False) -> None:
 
 def register_algorithm(algorithm: CollectiveAlgorithm, *, replace: bool = False) -> None:
     """Add an algorithm for kinds that there are.
+
+    >>> from parallelism import CollectiveAlgorithm, Costs, Hardware, register_algorithm
+    >>> from parallelism.algorithms import Cost
+    >>> from parallelism.algorithms.patterns import Listed
+    >>> register_algorithm(CollectiveAlgorithm(
+    ...     "swap", ("all_gather",), "S/2, for two members",
+    ...     closed_form=lambda size, root, pairs: Cost(1, (1, 1), (1, 1), (1, 1), 2),
+    ...     steps=lambda size, root, pairs: [Listed(((0, 1, (0,)), (1, 0, (1,))))],
+    ...     chunks=lambda size: 2, applies=lambda size: size == 2, needs="two members"))
+    >>> "swap" in Costs(Hardware.preset("dgx-h100")).algorithms("all_gather", range(2))
+    True
 
     Its steps, closed form and phases are played through for some sizes and compared.  Registering the same record
     again changes nothing.  Raises `RegistrationError` for a record that is incomplete or contradicts itself, and for a

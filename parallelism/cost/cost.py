@@ -49,7 +49,13 @@ MOST_IN_TURN = 1024
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """The seconds of a collective over ``size`` ranks by an algorithm; ``nbytes`` is the S of `closed_forms`."""
+    """The seconds of a collective over ``size`` ranks by an algorithm; ``nbytes`` is the S of `closed_forms`.
+
+    >>> from parallelism import Costs, Hardware
+    >>> price = Costs(Hardware.preset("dgx-h100")).collective("all_reduce", 2**30, range(8))
+    >>> print(price)
+    all_reduce of 1 GiB over 8 ranks, halving_doubling: 4.05 ms, bus bandwidth 463 GB/s
+    """
 
     collective: str
     algorithm: str

@@ -14,6 +14,13 @@ KINDS = ("compute", "collective", "send", "recv", "wait", "h2d", "d2h", "memory"
 class Event:
     """One thing that one rank did.
 
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     run = cluster.run(lambda device: device.all_reduce(1.0))
+    >>> event = next(event for event in run.trace.events if event.kind == "collective")
+    >>> event.rank, event.name, event.group, event.bytes_received
+    (0, 'all_reduce', (0, 1), 8)
+
     ``start_seconds`` and ``duration_seconds`` are virtual time, filled in by `parallelism.timeline`;
     ``wall_*`` is measured by the machine's clock, from the start of the run.  The two are never mixed.
     """

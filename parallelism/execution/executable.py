@@ -25,6 +25,17 @@ from parallelism.transforms import Fused, Overlap
 class Executable(Operation):
     """A program for all devices of a mesh.
 
+    >>> import numpy as np
+    >>> from parallelism import Executable, Mesh, models
+    >>> from parallelism.layouts import annotate
+    >>> from vcluster import VirtualCluster
+    >>> program = annotate(models.mlp((6, 4), 8, "f8"), {"x": "[dp, None]"})
+    >>> inputs = [np.ones(value.type.shape) for value in program.inputs]
+    >>> with VirtualCluster(dp=2, backend="thread") as cluster:
+    ...     run = cluster.run(Executable(program, Mesh(dp=2)), inputs)
+    >>> float(run.result[0]), run.trace.count("all_reduce")
+    (36.0, 1)
+
     ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
     ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
     counted, by their names, or by the beginnings of names of inputs before a dot.  Other inputs are ``inputs``, outputs

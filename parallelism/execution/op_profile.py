@@ -50,6 +50,12 @@ def measured(op: Op) -> float:
 class Profile:
     """The seconds of ops: ``profile(op)``.
 
+    >>> from parallelism import Profile, models
+    >>> profile = Profile(measure=lambda op: 1e-6 * len(op.inputs))
+    >>> product = models.mlp((4, 3), 2).ops[0]
+    >>> profile(product), profile.seconds
+    (2e-06, {'%y0 = "matmul"(%x0, %x1) : (tensor<2x4xf64>, tensor<4x3xf64>) -> tensor<2x3xf64>': 2e-06})
+
     ``path`` is the file of the profile; it is created if it does not exist.  None: the profile is only in memory.
     ``measure(op)`` measures an op that is not in the profile yet.  ``ValueError`` with the path for a file that is not
     a profile.

@@ -61,13 +61,22 @@ MakeStage = Callable[..., ProgramStage]
 class PipelinedProgram(PipelinedOperation):
     """The loss of a batch and its gradients, computed by stages that run a schedule; equal to `gradient` of the whole.
 
-    ``cluster.run(PipelinedProgram(stages, pipeline), inputs)``, with the inputs of ``stages.function`` by name or in
-    their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to ``replicas``, which
-    lie on these axes, then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the
-    axes inside a stage: over these its functions are localized, by the layouts that the program has.  ``sums`` has
-    dtypes in which the gradients of weights are added up, by name, in place of the dtype of the weight.
-    ``fused``: chains of elementwise ops run as one.  ``overlapping``: collectives of a backward run beside products
-    (`parallelism.execution.overlapping.beside_products`).
+    >>> import numpy as np
+    >>> from parallelism import Pipeline, PipelinedProgram, ir, models
+    >>> from parallelism.layouts import partition
+    >>> from vcluster import VirtualCluster
+    >>> loss = models.mlp((6, 8, 4), ir.symbol("B"), "f8")
+    >>> program = PipelinedProgram(partition(loss, 2, batch="B"), Pipeline(stages=2, microbatches=3))
+    >>> with VirtualCluster(pp=2, backend="thread") as cluster:
+    ...     run = cluster.run(program, [np.ones(value.type.shape) for value in loss.specialize(B=5).inputs])
+    >>> float(run.result.loss), sorted(run.result.gradients)
+    (3136.0, ['p.b0', 'p.b1', 'p.w0', 'p.w1'])
+
+    The inputs are those of ``stages.function``, by name or in their order; the result is a `LossAndGradients`.  Stages
+    lie on ``pipeline.axis``; the rows are dealt to the axes ``replicas``, then to microbatches, as even as can be, the
+    longer parts first.  ``inside`` is the mesh of the axes inside a stage: over these its functions are localized, by
+    the program's layouts.  ``sums`` has dtypes in which the gradients of weights are added up, by name.  ``fused``:
+    elementwise ops run as one.  ``overlapping``: collectives run beside products (`parallelism.execution.overlapping`).
 
     **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
     ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,

@@ -7,7 +7,14 @@ from parallelism.hardware import fields as checked
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank whose computing takes ``factor`` times as long, at least 1."""
+    """A rank whose computing takes ``factor`` times as long, at least 1.
+
+    >>> from dataclasses import replace
+    >>> from parallelism import Hardware, Straggler
+    >>> slowed = replace(Hardware.preset("dgx-h100"), stragglers=(Straggler(rank=3, factor=1.2),))
+    >>> slowed.slowdown(3), slowed.slowdown(4)
+    (1.2, 1.0)
+    """
 
     rank: int
     factor: float
@@ -20,6 +27,14 @@ class Straggler:
 @dataclass(frozen=True)
 class LinkFault:
     """A fault of the link from rank ``source`` to rank ``target`` (None: from any rank, or to any).
+
+    >>> from dataclasses import replace
+    >>> from parallelism import Costs, Hardware, LinkFault
+    >>> whole = Hardware.preset("dgx-h100")
+    >>> late = replace(whole, faults=(LinkFault(source=0, target=1, delay_seconds=1e-3),))
+    >>> seconds = [Costs(hardware).message_seconds(2**20, 0, 1) for hardware in (whole, late)]
+    >>> round(seconds[1] - seconds[0], 6)
+    0.001
 
     Each message arrives ``delay_seconds`` later.  All messages together have ``bandwidth_factor`` of the bandwidth that
     one of their links has without the fault.  At least one end is given.

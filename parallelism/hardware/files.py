@@ -24,7 +24,15 @@ Parts = Mapping[str, type[Any] | list[type[Any]]]
 
 
 class HardwareFileError(ValueError):
-    """A hardware file that cannot be read; the text names the file, the field, what was expected and what came."""
+    """A hardware file that cannot be read; the text names the file, the field, what was expected and what came.
+
+    >>> from parallelism import Hardware, HardwareFileError
+    >>> try:
+    ...     Hardware.of("nowhere.json")
+    ... except HardwareFileError as error:
+    ...     print(error)
+    nowhere.json: cannot be read: No such file or directory
+    """
 
 
 def presets() -> tuple[str, ...]:

@@ -214,7 +214,12 @@ def _striped(striped: bool, shape: str) -> bool:
 
 @dataclass(frozen=True)
 class HostLink:
-    """The link between a device and its host."""
+    """The link between a device and its host.
+
+    >>> from parallelism import Hardware
+    >>> Hardware.preset("dgx-h100").host
+    HostLink(latency_seconds=1e-05, bytes_per_second=51000000000.0)
+    """
 
     latency_seconds: float
     bytes_per_second: float

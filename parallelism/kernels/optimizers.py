@@ -26,6 +26,12 @@ class Optimizer(Protocol):
 class SGD:
     """Gradient descent with heavy-ball momentum: ``v = momentum * v + g``, ``p = p - lr * v``; ``v`` starts at zero.
 
+    >>> import numpy as np
+    >>> from pipeline_parallelism import SGD
+    >>> parameters, state = SGD(lr=0.5).update([np.array([1.0, 2.0])], [np.array([1.0, -1.0])], None)
+    >>> parameters[0].tolist()
+    [0.5, 2.5]
+
     The state is the list of ``v``, or None without momentum.
     """
 
@@ -58,7 +64,14 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam: Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, arXiv:1412.6980, algorithm 1."""
+    """Adam: Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, arXiv:1412.6980, algorithm 1.
+
+    >>> import numpy as np
+    >>> from pipeline_parallelism import Adam
+    >>> parameters, state = Adam(lr=0.5).update([np.array([1.0, 2.0])], [np.array([1.0, -1.0])], None)
+    >>> parameters[0].round(6).tolist()
+    [0.5, 2.5]
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9

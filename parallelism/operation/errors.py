@@ -16,6 +16,14 @@ Value = TypeVar("Value")
 class ClusterError(RuntimeError):
     """Something went wrong in a cluster.
 
+    >>> from vcluster import ClusterError, VirtualCluster
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     try:
+    ...         cluster.run(lambda device: device.recv(1 - device.rank))
+    ...     except ClusterError as error:
+    ...         print(type(error).__name__, error.ranks, error.operation)
+    DeadlockError (0, 1) recv
+
     ``ranks`` are those it is about, ``operation`` what they were doing (None if not known), ``locations``
     their lines as ``file:line``, in the order of ``ranks`` where known.
     """
@@ -30,11 +38,30 @@ class ClusterError(RuntimeError):
 
 
 class DeadlockError(ClusterError):
-    """Ranks wait for each other, or for a rank that has returned, and can never continue."""
+    """Ranks wait for each other, or for a rank that has returned, and can never continue.
+
+    >>> from vcluster import DeadlockError, VirtualCluster
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     try:
+    ...         cluster.run(lambda device: device.recv(1 - device.rank))
+    ...     except DeadlockError as error:
+    ...         print(error.ranks, error.operation)
+    (0, 1) recv
+    """
 
 
 class CollectiveMismatchError(ClusterError):
     """The members of a group called different collectives, or with arguments that must agree and do not.
+
+    >>> from vcluster import CollectiveMismatchError, VirtualCluster
+    >>> def kernel(device):
+    ...     device.barrier() if device.rank == 1 else device.all_reduce(1.0)
+    >>> with VirtualCluster(3, backend="thread") as cluster:
+    ...     try:
+    ...         cluster.run(kernel)
+    ...     except CollectiveMismatchError as error:
+    ...         print(error.ranks, error.calls)
+    (1,) {0: "all_reduce(float64[], op='sum')", 1: 'barrier()', 2: "all_reduce(float64[], op='sum')"}
 
     ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
     """
@@ -69,7 +96,16 @@ class CollectiveMismatchError(ClusterError):
 
 
 class UndeliveredMessageError(ClusterError):
-    """A run ended with messages that no rank received."""
+    """A run ended with messages that no rank received.
+
+    >>> from vcluster import UndeliveredMessageError, VirtualCluster
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     try:
+    ...         cluster.run(lambda device: device.send(1, 1) if device.rank == 0 else None)
+    ...     except UndeliveredMessageError as error:
+    ...         print(error.operation, error.ranks)
+    send (0, 1)
+    """
 
 
 def located(error: ClusterError, locations: Mapping[int, str]) -> ClusterError:

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 class Device(ArrayCalls, Protocol):
     """The methods that a strategy may call.  `vcluster.VirtualDevice` documents each of them.
 
+    >>> from parallelism import Device
+    >>> from vcluster import VirtualCluster
+    >>> def doubled(device: Device, x: int) -> int:
+    ...     return int(device.all_reduce(2 * x, "tp"))
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     cluster.run(doubled, 5).outputs
+    [20, 20]
+
     ``axes`` is a mesh axis, a tuple of axes (the first varies slowest) or None for the whole mesh.
     ``options`` are ``groups=None, out=None, algorithm=None, async_op=False``.  With ``async_op=True`` the
     result is a `Work`.
@@ -80,6 +88,19 @@ class Device(ArrayCalls, Protocol):
 class Operation:
     """A program for the whole cluster: the inputs of each device, its work, and the result on the host.
 
+    >>> from parallelism import Operation
+    >>> from vcluster import VirtualCluster
+    >>> class Largest(Operation):
+    ...     def inputs(self, mesh, numbers):
+    ...         return [(number,) for number in numbers]
+    ...     def __call__(self, device, number):
+    ...         return device.all_reduce(number, op="max")
+    ...     def result(self, mesh, outputs):
+    ...         return int(outputs[0])
+    >>> with VirtualCluster(3, backend="thread") as cluster:
+    ...     cluster.run(Largest(), [4, 9, 2]).result
+    9
+
     Subclasses override `__call__`.  They override `inputs` to split arguments over devices, and `result` to combine
     the outputs of devices.
     """
@@ -117,6 +138,11 @@ class Operation:
 
 class ShardedOperation(Operation):
     """An operation on sharded tensors with a forward and a backward.
+
+    >>> from parallelism import Mesh, ShardedOperation, TensorSharding
+    >>> from tensor_parallelism import Dropout
+    >>> isinstance(Dropout(TensorSharding("dp", None), 0.1), ShardedOperation)
+    True
 
     ``forward(device, *shards) -> (out, saved)``; ``backward(device, saved, grad) -> grads``.  The gradients
     have the order and the layouts of the inputs.

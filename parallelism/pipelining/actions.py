@@ -32,7 +32,13 @@ _OF_PARAMETERS = re.compile(r"\s*[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD)\s*")
 
 
 class Action(NamedTuple):
-    """One piece of work: ``str(Action(2, "F", 0)) == "2F0"``, and `parse` reads that back."""
+    """One piece of work: ``str(Action(2, "F", 0)) == "2F0"``, and `parse` reads that back.
+
+    >>> from parallelism import Action
+    >>> action = Action.parse("2F0")
+    >>> action.stage, action.kind, action.microbatch
+    (2, 'F', 0)
+    """
 
     stage: int
     kind: str
@@ -73,6 +79,10 @@ _SOURCE = {"F": "F", "RECV_F": "SEND_F", "SEND_F": "F", "SEND_B": "I", "W": "I"}
 
 class Overlapped(NamedTuple):
     """A forward and a backward of two stages of a rank that run as one entry of the schedule.
+
+    >>> from parallelism import Action, Overlapped
+    >>> str(Overlapped(Action(0, "F", 5), Action(3, "B", 1)))
+    '(0F5;3B1)OVERLAP_F_B'
 
     The computation of one hides the messages of the other.  Each starts when its inputs are there.  The replay and a
     device run the forward first.

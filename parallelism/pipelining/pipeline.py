@@ -22,7 +22,12 @@ Given = str | Schedule | Callable[..., Iterable[Written]] | Iterable[Iterable[Wr
 
 
 class Status(Enum):
-    """The work of a stage in a cycle.  The backwards for input and for weights are both BACKWARD."""
+    """The work of a stage in a cycle.  The backwards for input and for weights are both BACKWARD.
+
+    >>> from parallelism import Pipeline, PipelineStage
+    >>> PipelineStage(Pipeline(stages=2, microbatches=3), 1).status(0)
+    (<Status.IDLE: 'idle'>, None)
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -93,7 +98,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of a pipeline, and its work in each cycle."""
+    """One stage of a pipeline, and its work in each cycle.
+
+    >>> from parallelism import Pipeline, PipelineStage
+    >>> stage = PipelineStage(Pipeline(stages=2, microbatches=3), 1)
+    >>> stage.rank, [stage.status(cycle) for cycle in (0, 1, 2)]
+    (1, [(<Status.IDLE: 'idle'>, None), (<Status.FORWARD: 'forward'>, 0), (<Status.BACKWARD: 'backward'>, 0)])
+    """
 
     pipeline: Pipeline
     stage: int

@@ -11,6 +11,11 @@ from parallelism.pipelining.pipeline import Pipeline
 class PipelinedOperation(Operation):
     """What has a stage on each rank of a pipeline, or several; subclasses make the stages and call `run_stages`.
 
+    >>> from parallelism import Mesh, Pipeline, PipelinedOperation
+    >>> operation = PipelinedOperation(Pipeline(stages=2, microbatches=4))
+    >>> operation.places(Mesh(dp=2, pp=2))
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+
     Stages lie on ``pipeline.axis``, replicas of the pipeline on the axes ``replicas``, outermost first; mesh axes that
     are ``inside`` belong to the stages, which may use them as they like.  A `Stage` has a forward and a backward in two
     halves; it sees its own microbatches only, and nothing of the schedule.

@@ -45,6 +45,12 @@ MOST_LAYOUTS = 16000
 class ReshardingStep:
     """One move of a plan.
 
+    >>> import numpy as np
+    >>> from parallelism import Mesh, TensorSharding, plan_resharding
+    >>> plan = plan_resharding(TensorSharding("x", None), TensorSharding(None, None), (8, 6), np.float32, Mesh(x=2))
+    >>> [(step.kind, step.axes, step.bytes_received) for step in plan.steps]
+    [('all_gather', ('x',), (96, 96))]
+
     ``slice``
         local: each rank keeps a part of its block; if the layout becomes partial, its block or the identity
     ``all_gather, all_to_all, reduce_scatter, all_reduce``
@@ -144,7 +150,14 @@ Cost = Callable[[ReshardingStep], float]
 
 @dataclass(frozen=True)
 class ReshardingPlan:
-    """The steps that bring a tensor of ``shape`` and ``dtype`` from ``source`` to ``target``; ``print`` it."""
+    """The steps that bring a tensor of ``shape`` and ``dtype`` from ``source`` to ``target``; ``print`` it.
+
+    >>> import numpy as np
+    >>> from parallelism import Mesh, TensorSharding, plan_resharding
+    >>> print(plan_resharding(TensorSharding("x", None), TensorSharding(None, "x"), (8, 6), np.float32, Mesh(x=2)))
+    [x, None] -> [None, x] of float32 8x6 on Mesh(x=2): 96 bytes in 1 communication
+      all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  96 bytes
+    """
 
     source: TensorSharding
     target: TensorSharding

@@ -75,6 +75,14 @@ def _events(executable: Executable, number: int, rank: int) -> DeviceEvents:
 class PipelinedStep:
     """One step of ``program`` on ``mesh``, for a batch of ``rows``; ``numbers`` are the values of the other symbols.
 
+    >>> from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
+    >>> from parallelism.layouts import partition
+    >>> stages = partition(models.mlp((4096,) * 5, ir.symbol("B")), 2, batch="B")
+    >>> program = PipelinedProgram(stages, Pipeline(stages=2, microbatches=4))
+    >>> trace = simulate(PipelinedStep(program, Mesh(pp=2), rows=8192), "dgx-h100")
+    >>> f"{trace.makespan_seconds * 1e3:.2f} ms", trace.count("send")
+    ('45.49 ms', 8)
+
     ``simulate(PipelinedStep(...), hardware)`` is the trace that ``cluster.run(program, inputs)`` would leave.  With
     ``fold=True`` one device stands for all equal ones.  Unless ``op_by_op`` is set, an action of a stage is then one
     compute event where possible, with the flops and bytes of its ops.  The seconds of this event contain those of its

@@ -34,7 +34,13 @@ from parallelism.trace.transfers import moving
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of the time of each simulated device.  Each device stands for all its equals."""
+    """The parts of the time of each simulated device.  Each device stands for all its equals.
+
+    >>> from parallelism import Mesh, models, step_parts
+    >>> parts = step_parts(models.mlp((1024, 4096, 1024), 8192), "dgx-h100", mesh=Mesh(dp=8))
+    >>> parts.devices, parts.slowest
+    ({0: 8}, 0)
+    """
 
     trace: Trace
     """The step, folded; repeated work may be one compute event."""

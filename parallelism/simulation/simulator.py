@@ -49,6 +49,11 @@ def simulate(
 ) -> Trace:
     """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
+    >>> from parallelism import Mesh, models, simulate
+    >>> trace = simulate(models.mlp((1024, 4096, 1024), 8192), "dgx-h100", mesh=Mesh(dp=8))
+    >>> f"{trace.makespan_seconds * 1e6:.0f} us", trace.count("all_reduce")
+    ('3396 us', 0)
+
     A `PipelinedProgram` needs a ``mesh`` and a ``batch``, the number of its rows.  ``numbers`` are the values of its
     other symbols.  An `Executable` already has all three.  A program and a `parallelism.transforms.Step` are simulated
     as `parallelism.execution.operation_on` places them on ``mesh``; a step needs a ``batch``, too.
@@ -81,6 +86,13 @@ def step_parts(
 ) -> StepParts:
     """The parts of the time of a step, told op by op, without an event for each op.
 
+    >>> from parallelism import Mesh, models, step_parts
+    >>> from parallelism.transforms import SGD, train_step
+    >>> step = train_step(models.mlp((1024, 4096, 1024), 8192), SGD(0.1))
+    >>> parts = step_parts(step, "dgx-h100", mesh=Mesh(dp=8))
+    >>> {name: f"{seconds * 1e3:.2f} ms" for name, seconds in parts.split[0]._asdict().items() if seconds}
+    {'other': '9.08 ms'}
+
     They are those of ``simulate(..., fold=True, op_by_op=True)``: counts, bytes and flops are equal, seconds differ by
     rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted as often
     as it is repeated.  The arguments and errors are those of `simulate`.
@@ -96,7 +108,13 @@ def equal_devices(
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Lanes:
-    """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments."""
+    """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments.
+
+    >>> from parallelism import Mesh, equal_devices, models
+    >>> lanes = equal_devices(models.mlp((16, 32, 8), 64), "dgx-h100", mesh=Mesh(dp=4))
+    >>> lanes.sizes.tolist()
+    [4]
+    """
     simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
 

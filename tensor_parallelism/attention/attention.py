@@ -36,6 +36,14 @@ Saved = tuple[Array, Sequence[Array], RingKept | UlyssesKept, AttentionPlan]
 class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     """``cluster.run(Attention(sharding), x, wq, wk, wv, wo).result`` is softmax(q k^T / sqrt(d)) v Wo, head by head.
 
+    >>> import numpy as np
+    >>> from tensor_parallelism import Attention, AttentionSharding
+    >>> from vcluster import VirtualCluster
+    >>> x, wq, wo = np.ones((2, 3, 8)), np.ones((8, 4, 2)), np.ones((4, 2, 8))
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     cluster.run(Attention(AttentionSharding.megatron("tp")), x, wq, wq, wq, wo).result.shape
+    (2, 3, 8)
+
     q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
     (model, kv_heads, head_dim), Wo is (heads, head_dim, model).  With fewer key-value heads than query heads, each of
     them serves ``heads / kv_heads`` consecutive query heads (grouped queries).  With ``causal`` a row attends to no

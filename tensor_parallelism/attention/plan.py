@@ -70,6 +70,13 @@ class AttentionShapes:
 class AttentionPlan(Plan):
     """The plan of one attention; ``print`` it.  `bytes_received` and `backward_bytes_received` are indexed by rank.
 
+    >>> from parallelism import Mesh
+    >>> from tensor_parallelism import Attention, AttentionSharding
+    >>> operation = Attention(AttentionSharding.megatron("tp"))
+    >>> plan = operation.plan([(2, 3, 8), (8, 4, 2), (8, 4, 2), (8, 4, 2), (4, 2, 8)], Mesh(tp=2))
+    >>> plan.bytes_received
+    (384, 384)
+
     ``ValueError`` where a device's query heads attend with a key-value head of another.
     """
 

@@ -11,6 +11,10 @@ from tensor_parallelism.products import Axes, Sharding
 class AttentionShardingPolicy(Enum):
     """The layouts of x[b, s, m], Wq[m, h, d], Wk[m, k, d], Wv[m, k, d], Wo[h, d, n] and y[b, s, n], and their moves.
 
+    >>> from tensor_parallelism import AttentionSharding
+    >>> AttentionSharding.megatron("tp").policy
+    <AttentionShardingPolicy.MEGATRON: 'megatron'>
+
     h are the query heads, k the key-value heads.  T, C and D are mesh axes, or several together, and also their numbers
     of devices; D splits the batch (D = 1 if none does).  The mesh has no other axes.  |x| is the number of bytes of x,
     |q| that of all queries, |k| that of all keys (and of all values), |W| that of all weights.  The given bytes are

@@ -95,6 +95,17 @@ class Saved(NamedTuple):
 class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
     """``cluster.run(MixtureOfExperts(sharding, top_k=2), x, router, w1, b1, w2, b2).result``.
 
+    >>> import numpy as np
+    >>> from tensor_parallelism import MixtureOfExperts, MixtureOfExpertsSharding
+    >>> from vcluster import VirtualCluster
+    >>> rng = np.random.default_rng(0)
+    >>> shapes = (1, 4, 6), (6, 2), (2, 6, 8), (2, 8), (2, 8, 6), (2, 6)
+    >>> with VirtualCluster(ep=2, backend="thread") as cluster:
+    ...     operation = MixtureOfExperts(MixtureOfExpertsSharding.expert_parallel("ep"), top_k=1)
+    ...     run = cluster.run(operation, *(rng.normal(size=shape) for shape in shapes))
+    >>> run.result.shape, run.trace.count("all_to_all")
+    ((1, 4, 6), 2)
+
     Of token t with experts e and gates g: ``sum(g * (act(x[t] W1[e] + b1[e]) W2[e] + b2[e]))`` over its ``top_k``
     experts, those of largest ``softmax(x router)``; see `parallelism.kernels.routing` for gates and ties.  x is (batch,
     sequence, model), or has fewer or more leading dims.

@@ -51,6 +51,12 @@ TITLES = {
 class FeedForwardPlan(Plan):
     """The products and moves of a feed-forward block; ``print`` it.
 
+    >>> from parallelism import Mesh
+    >>> from tensor_parallelism import FeedForward, FeedForwardSharding
+    >>> plan = FeedForward(FeedForwardSharding.megatron("tp")).plan([(1, 2, 3), (3, 4), (4, 3)], Mesh(tp=2))
+    >>> plan.bytes_received, plan.backward_bytes_received
+    ((48, 48), (48, 48))
+
     `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
     backward.
     """
@@ -92,6 +98,15 @@ function, and the plan."""
 
 class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
     """``cluster.run(FeedForward(sharding), x, w1, b1, w2, b2).result`` is ``act(x @ w1 + b1) @ w2 + b2``.
+
+    >>> import numpy as np
+    >>> from tensor_parallelism import FeedForward, FeedForwardSharding
+    >>> from vcluster import VirtualCluster
+    >>> x, w1, b1, w2, b2 = np.ones((1, 2, 3)), np.ones((3, 4)), np.zeros(4), np.ones((4, 3)), np.zeros(3)
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     operation = FeedForward(FeedForwardSharding.megatron("tp"), activation="relu")
+    ...     cluster.run(operation, x, w1, b1, w2, b2).result.tolist()
+    [[[12.0, 12.0, 12.0], [12.0, 12.0, 12.0]]]
 
     x is (batch, sequence, model), or has fewer or more leading dims; W1 is (model, hidden), W2 (hidden, model).
     ``activation`` is ``gelu``, ``relu`` or another of `parallelism.kernels.ACTIVATIONS`.  The default ``policy`` is

@@ -11,6 +11,10 @@ from tensor_parallelism.products import Axes, Sharding
 class FeedForwardShardingPolicy(Enum):
     """The layouts of x[b, s, m], W1[m, f], b1[f], W2[f, n], b2[n] and y[b, s, n], and their communication.
 
+    >>> from tensor_parallelism import FeedForwardSharding
+    >>> FeedForwardSharding.megatron("tp").policy
+    <FeedForwardShardingPolicy.MEGATRON: 'megatron'>
+
     C, D, T, X and Y are mesh axes, or several together, and also their numbers of devices; D splits the batch (D = 1 if
     none does).  The mesh has no other axes.  |x| is the number of bytes of x.  The given bytes are received by all
     devices together, for extents that divide evenly.

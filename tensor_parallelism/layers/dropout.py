@@ -23,6 +23,14 @@ Saved = npt.NDArray[np.bool_] | None
 class Dropout(ShardedOperation):
     """``cluster.run(Dropout(layout, rate, seed), x, step).result``: x / (1 - rate) for kept elements, 0 elsewhere.
 
+    >>> import numpy as np
+    >>> from parallelism import TensorSharding
+    >>> from tensor_parallelism import Dropout
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     cluster.run(Dropout(TensorSharding("tp"), 0.5, seed=1), np.ones(8)).result
+    array([0., 2., 0., 2., 0., 2., 2., 0.])
+
     Whether an element is kept depends only on ``seed``, ``step`` (default 0) and its position in the whole x: see
     `parallelism.kernels.dropout_mask`.  Give the layers of a network different seeds.  The layout may have a pending
     sum: its terms lose the same elements.  `backward` returns ``(gradient of x,)``.

@@ -50,6 +50,14 @@ Saved = tuple[Array, LayerPlan]
 class Embedding(Layer[EmbeddingSharding]):
     """``cluster.run(Embedding(sharding), tokens, table).result`` is ``table[tokens]``.
 
+    >>> import numpy as np
+    >>> from tensor_parallelism import Embedding, EmbeddingSharding
+    >>> from vcluster import VirtualCluster
+    >>> table = np.arange(12.0).reshape(6, 2)
+    >>> with VirtualCluster(tp=3, backend="thread") as cluster:
+    ...     cluster.run(Embedding(EmbeddingSharding.vocabulary("tp")), np.array([[5, 0]]), table).result.tolist()
+    [[[10.0, 11.0], [0.0, 1.0]]]
+
     The table stays in place.  Every device looks up the tokens whose rows it has, and uses zeros for the others.  The
     sum over the axes of the vocabulary is pending until the output is resharded to its layout.  `backward` returns
     ``(None, gradient of the table)``, because tokens have no gradient.

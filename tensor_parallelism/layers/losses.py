@@ -99,6 +99,14 @@ class CrossEntropySharding(Sharding, ndims=(2, 1), waits=()):
 class CrossEntropy(_Loss[CrossEntropySharding]):
     """``cluster.run(CrossEntropy(sharding), logits, targets).result`` is the mean loss, of all tokens on all devices.
 
+    >>> import numpy as np
+    >>> from tensor_parallelism import CrossEntropy, CrossEntropySharding
+    >>> from vcluster import VirtualCluster
+    >>> logits, targets = np.zeros((2, 3, 8)), np.zeros((2, 3), int)
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     float(cluster.run(CrossEntropy(CrossEntropySharding.vocabulary("tp")), logits, targets).result)
+    2.0794415416798357
+
     No device ever holds more of the logits than its shard.  `backward` returns ``(gradient of the logits in their
     layout, None)``; its ``grad`` is that of the loss, a number: 1.0.
 
@@ -182,6 +190,14 @@ class VocabularyLossSharding(Sharding, ndims=(2, 2, 1), waits=()):
 
 class VocabularyLoss(_Loss[VocabularyLossSharding]):
     """``cluster.run(VocabularyLoss(sharding), x, table, targets).result``: the mean loss of logits ``x @ table.T``.
+
+    >>> import numpy as np
+    >>> from tensor_parallelism import VocabularyLoss, VocabularyLossSharding
+    >>> from vcluster import VirtualCluster
+    >>> x, table, targets = np.zeros((2, 3, 4)), np.ones((8, 4)), np.zeros((2, 3), int)
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     float(cluster.run(VocabularyLoss(VocabularyLossSharding.vocabulary("tp")), x, table, targets).result)
+    2.0794415416798357
 
     The table may be that of the `Embedding`.  It stays in place, so the logits are split by vocabulary as the table is,
     and no device ever holds more than its slice.  `backward` returns the gradients of x and table in their layouts, and

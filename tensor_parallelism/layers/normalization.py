@@ -27,6 +27,11 @@ WHOLE = TensorSharding(None)
 class NormalizationSharding(Sharding, ndims=(1, 1), waits=()):
     """The layouts of ``x`` [..., model] and of ``weight`` and bias [model].  The output has the layout of x.
 
+    >>> from parallelism import TensorSharding
+    >>> from tensor_parallelism import NormalizationSharding
+    >>> NormalizationSharding(TensorSharding("dp", "tp"), TensorSharding("tp")).weight
+    TensorSharding('tp')
+
     ``TypeError`` if one is not a layout; ``ValueError`` for a layout with too few dims or a partial one.
     """
 
@@ -128,6 +133,15 @@ class _Normalization(Layer[NormalizationSharding]):
 class LayerNorm(_Normalization):
     """``LayerNorm(sharding)`` of x, weight and bias: rows with mean 0 and variance 1, times the weight, plus the bias.
 
+    >>> import numpy as np
+    >>> from parallelism import TensorSharding
+    >>> from tensor_parallelism import LayerNorm
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     y = cluster.run(LayerNorm(TensorSharding(None, "tp")), [[1.0, 3.0]], np.ones(2), np.zeros(2)).result
+    >>> y.round(3).tolist()
+    [[-1.0, 1.0]]
+
     ``sharding`` is a `NormalizationSharding`, or the layout of x; then the parameters are replicated.
 
     **Communication** over axes M that split the model dim: forward two all_reduces of one number for each of the n
@@ -148,6 +162,14 @@ class LayerNorm(_Normalization):
 
 class RMSNorm(_Normalization):
     """``RMSNorm(sharding)`` of x and weight: rows with mean square 1, times the weight.
+
+    >>> import numpy as np
+    >>> from parallelism import TensorSharding
+    >>> from tensor_parallelism import RMSNorm
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     cluster.run(RMSNorm(TensorSharding(None, "tp")), np.full((1, 4), 3.0), np.ones(4)).result.round(5).tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
 
     It is a `LayerNorm` without mean and bias, with half the all_reduces forward and half the bytes backward.
     """

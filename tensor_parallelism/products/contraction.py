@@ -37,7 +37,13 @@ class _Arrangements(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """``out[...] = sum of lhs[...] rhs[...]``, with a letter for each dim.  Every letter is in at least two of them."""
+    """``out[...] = sum of lhs[...] rhs[...]``, with a letter for each dim.  Every letter is in at least two of them.
+
+    >>> from tensor_parallelism import Contraction
+    >>> product = Contraction("bsm", "mf", "bsf")
+    >>> product.summed, product.flops(product.extents((2, 5, 3), (3, 4)))
+    ('m', 240)
+    """
 
     lhs: str
     rhs: str

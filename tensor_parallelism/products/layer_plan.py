@@ -84,6 +84,12 @@ class Plan:
 class LayerPlan(Plan):
     """The moves of a layer; ``print`` it.
 
+    >>> from parallelism import Mesh, TensorSharding
+    >>> from tensor_parallelism import LayerNorm
+    >>> plan = LayerNorm(TensorSharding(None, "tp")).plan([(4, 4), (4,), (4,)], Mesh(tp=2))
+    >>> plan.bytes_received, plan.kinds
+    ((64, 64), ('all_reduce', 'all_reduce'))
+
     `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
     backward.  A sum or a maximum over devices is a move, too: it goes from a partial layout to one without a pending
     reduction.  ``plan["x"]`` is the move of that name.

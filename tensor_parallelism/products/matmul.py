@@ -23,6 +23,17 @@ class MatMul(PlannedOperation[MatMulSharding, ProductPlan]):
     """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``.  Leading batch dims are as in `numpy.matmul`,
     except that an extent of 1 is not broadcast.
 
+    >>> import numpy as np
+    >>> from parallelism import TensorSharding
+    >>> from tensor_parallelism import MatMul, MatMulSharding
+    >>> from vcluster import VirtualCluster
+    >>> rows, columns = TensorSharding("tp", None), TensorSharding(None, "tp")
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     operation = MatMul(MatMulSharding(columns, rows, TensorSharding(None, None)))
+    ...     run = cluster.run(operation, np.ones((3, 4)), np.ones((4, 2)))
+    >>> run.result.tolist(), run.trace.count("all_reduce")
+    ([[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]], 1)
+
     A, B and C may have any layouts on any mesh, including uneven ones.  Operands are resharded so that shards can be
     multiplied, and the product is resharded to the layout of C.  ``policy=None`` chooses the cheapest way: the fewest
     bytes received by all devices together, then the fewest flops; with ``cost``, the smallest cost of both (see

@@ -11,6 +11,10 @@ from tensor_parallelism.products.product import Axes
 class MatMulShardingPolicy(Enum):
     """The layouts of A[m, k] and B[k, n], and the communication that they need.
 
+    >>> from tensor_parallelism import MatMulShardingPolicy
+    >>> [policy.name for policy in MatMulShardingPolicy]
+    ['UNSHARDED', 'MATCHED_INNER', 'UNMATCHED_INNER', 'OUTER', 'FULL', 'GENERAL']
+
     X and Y are mesh axes, or several together, and also their numbers of devices; |A| is the number of bytes of A, p
     the number of devices of the mesh.  The given bytes are received by all devices together, for extents that divide
     evenly.  Then C is resharded from the layout named here to that of `out`; nothing moves if they are equal.

@@ -66,7 +66,15 @@ class Task:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """The reshardings before and after the local products; ``print`` it.  `run_product` runs it."""
+    """The reshardings before and after the local products; ``print`` it.  `run_product` runs it.
+
+    >>> from parallelism import Mesh, TensorSharding
+    >>> from tensor_parallelism import MatMul, MatMulSharding
+    >>> rows, columns = TensorSharding("tp", None), TensorSharding(None, "tp")
+    >>> plan = MatMul(MatMulSharding(columns, rows, TensorSharding(None, None))).plan([(3, 4), (4, 2)], Mesh(tp=2))
+    >>> plan.bytes_received
+    (48, 48)
+    """
 
     task: Task
     split: tuple[tuple[str, Axes], ...]

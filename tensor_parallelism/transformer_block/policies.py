@@ -16,6 +16,10 @@ NORMS = ("norm1", "norm1_bias", "norm2", "norm2_bias")
 class TransformerBlockPolicy(Enum):
     """The layouts of a block, equal for x[b, s, m] and y[b, s, m], and the communication.
 
+    >>> from tensor_parallelism import TransformerBlockSharding
+    >>> TransformerBlockSharding.megatron("tp").policy
+    <TransformerBlockPolicy.MEGATRON: 'megatron'>
+
     T, C and D are mesh axes, or several together, and also their numbers of devices; D splits the batch (D = 1 if none
     does).  The mesh has no other axes.  |x| is the number of bytes of x, |k| that of all keys (and of all values), |q|
     that of all queries, |W| that of all weights.  The given bytes are received by all devices together, for extents

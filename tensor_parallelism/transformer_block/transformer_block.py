@@ -29,6 +29,13 @@ Saved = tuple[list[tuple[Any, Any, Any]], "TransformerBlockPlan"]
 class TransformerBlockPlan(Plan):
     """The plans of a block's parts; ``print`` it.
 
+    >>> from parallelism import Mesh
+    >>> from tensor_parallelism import TransformerBlock, TransformerBlockSharding
+    >>> operation = TransformerBlock(TransformerBlockSharding.megatron("tp"))
+    >>> plan = operation.plan(operation.shapes((1, 5, 8), heads=2).values(), Mesh(tp=2))
+    >>> plan.bytes_received, plan.attention.bytes_received
+    ((640, 640), (320, 320))
+
     `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
     backward.
     """
@@ -90,6 +97,16 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
     ``ValueError`` at construction for a policy that the layouts do not have, and for the errors of its parts.  The host
     raises it before anything is sent for arrays whose shapes do not fit each other, their layouts or the mesh, and for
     heads that cannot be split.
+
+    >>> import numpy as np
+    >>> from tensor_parallelism import TransformerBlock, TransformerBlockSharding
+    >>> from vcluster import VirtualCluster
+    >>> operation = TransformerBlock(TransformerBlockSharding.megatron("tp"), causal=True)
+    >>> inputs = [np.ones(shape) for shape in operation.shapes((1, 5, 8), heads=2).values()]
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     run = cluster.run(operation, *inputs)
+    >>> run.result.shape, run.trace.count("all_reduce")
+    ((1, 5, 8), 2)
     """
 
     KIND = TransformerBlockSharding

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 class VirtualDevice:
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
 
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(tp=3, backend="thread") as cluster:
+    ...     cluster.run(lambda device: int(device.all_reduce(device.rank, "tp"))).outputs
+    [3, 3, 3]
+
     In every collective, ``axes`` is a mesh axis, a tuple of axes (the first is the slowest) or None for the whole mesh.
     The ranks that differ only along these axes are the *group*, and the index of a rank in its group is its *position*.
     Every collective also takes these options:
@@ -38,8 +43,7 @@ class VirtualDevice:
     ``groups``
         lists of ranks in place of ``axes``, the same lists on every member.  The order of a list is the group order.
     ``out``
-        an array for the result.  It must have exactly the shape and dtype of the result.  It may be ``x`` itself, but
-        must not overlap ``x`` otherwise.
+        an array of exactly the result's shape and dtype.  It may be ``x`` itself, but not overlap ``x`` otherwise.
     ``algorithm``
         None or ``"direct"`` runs the collective in shared memory.  The name of another algorithm (``"ring"``,
         ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply) runs it step by
@@ -221,8 +225,7 @@ class VirtualDevice:
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, out: Any = None, **options: Any) -> Any:
         """Everybody gets the ``x`` of the member at position ``root``; any other ``x`` is ignored and may be None.
 
-        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank that is in none of the
-        groups gets zeros like its ``x``.
+        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none gets zeros like its ``x``.
         **Communication**: S received by each rank but the root.
         """
         if not options:     # a call with a dict of options takes three times as long
@@ -310,8 +313,7 @@ class VirtualDevice:
         that the plan may use; by default it may use all.
         **Communication**: ``plan.bytes_received``, as one event.  The collectives inside are its children.
 
-        From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
-        [[1] [3]] and [[2] [4]].
+        From ``[x, None]`` to ``[None, x]``, 2 devices that hold [[1 2]] and [[3 4]] get [[1] [3]] and [[2] [4]].
         """
         from vcluster.device.resharding import reshard  # only a kernel that reshards loads the planner
 
@@ -321,8 +323,7 @@ class VirtualDevice:
         """The shape of the whole tensor of which ``x`` is this device's shard; the ranks exchange shapes to find it.
 
         The ranks that differ along the axes over which the tensor is split take part.  **Communication**: shapes only.
-        The trace does not contain it, as it does not contain the checks of collectives.  ``ValueError`` if the shards
-        cannot be shards of one tensor.
+        The trace does not contain it.  ``ValueError`` if the shards cannot be those of one tensor.
         """
         return self.global_shapes([x], [sharding])[0]
 
@@ -348,8 +349,7 @@ class VirtualDevice:
         ``pairs`` are positions in the group.  ``ValueError`` for an unknown name.
         **Communication**: that of the kind's ``direct`` algorithm, or of the given ``algorithm``.
 
-        With a kind ``"scan"`` that reduces the arrays of positions 0 to p, 3 devices that hold [1], [2], [3] get [1],
-        [3], [6].
+        With a kind ``"scan"`` that reduces positions 0 to p, 3 devices that hold [1], [2], [3] get [1], [3], [6].
         """
         return self.collectives.run(
             kind, x, axes, dim=dim, concat_dim=concat_dim, split_sizes=split_sizes, root=root, op=op, pairs=pairs,

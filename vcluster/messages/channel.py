@@ -39,7 +39,16 @@ MOST_LOOKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """Counts of one end of a channel so far."""
+    """Counts of one end of a channel so far.
+
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(1, backend="thread") as cluster:
+    ...     cluster.channel(0).send("hello")
+    ...     cluster.channel(0).statistics().messages_sent
+    ...     cluster.run(lambda device: device.channel(-1).recv()).outputs
+    1
+    ['hello']
+    """
 
     messages_sent: int
     bytes_sent: int
@@ -54,7 +63,17 @@ class ChannelStatistics:
 
 
 class VirtualChannel:
-    """One end of a channel. ``device.channel`` and ``cluster.channel`` return it."""
+    """One end of a channel. ``device.channel`` and ``cluster.channel`` return it.
+
+    >>> from vcluster import VirtualCluster
+    >>> def exchange(device):
+    ...     channel = device.channel(1 - device.rank)
+    ...     channel.send(10 * device.rank)
+    ...     return channel.recv()
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     cluster.run(exchange).outputs
+    [10, 0]
+    """
 
     repeats = True
     """Whether messages with the signature of an earlier one take the fast path."""

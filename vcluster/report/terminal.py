@@ -40,6 +40,19 @@ class _Drawing(NamedTuple):
 def timeline(trace: Trace, width: int = 80) -> str:
     """The timeline in plain ASCII, with lines of at most ``width`` columns. ``ValueError`` for a width below 24.
 
+    >>> from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
+    >>> from parallelism.layouts import partition
+    >>> from vcluster import report
+    >>> stages = partition(models.mlp((4096,) * 5, ir.symbol("B")), 2, batch="B")
+    >>> step = PipelinedStep(PipelinedProgram(stages, Pipeline(2, 4)), Mesh(pp=2), rows=8192)
+    >>> print(report.timeline(simulate(step, "dgx-h100"), width=60))
+    virtual time: 45.5 ms, 875 us per column
+    rank 0  0001111.......aaaaaa222..bbbbbb333..ccccc.....dddddd
+    rank 1  ....000aaaaaaa1111bbbbbbb222ccccccc3333ddddddd......
+            |----------|----------|-----------|----------|------
+            0 ms       10 ms      20 ms       30 ms      40 ms
+    0-3 forward of a microbatch, a-d its backward, . idle
+
     A forward is drawn as the last digit of its microbatch, a backward as a letter (``a`` for microbatch 0), the
     backward of the weights as a capital. ``=`` is other compute, ``#`` is a collective, and ``.`` is idle time, which
     includes waiting for a message. A legend explains the signs that occur.

@@ -32,6 +32,11 @@ Expected = int | Sequence[int] | Mapping[int, int]
 def assert_communication(trace: Trace, *, others: int | None = None, **expected: Expected) -> None:
     """Fail unless the trace has exactly the expected operations and bytes. The error shows both as a table.
 
+    >>> from vcluster import VirtualCluster, assert_communication
+    >>> with VirtualCluster(4, backend="thread") as cluster:
+    ...     run = cluster.run(lambda device: device.all_reduce(1.0))
+    >>> assert_communication(run.trace, all_reduce=1, others=0)
+
     ``expected``
         names of operations with their counts, as ``trace.count`` counts them (``all_reduce=2``: one for each group that
         took part), or ``bytes_received``, ``bytes_sent``, ``messages``: totals over all ranks, between devices only. A

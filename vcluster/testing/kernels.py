@@ -37,6 +37,13 @@ def check_kernel(
 ) -> int:
     """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  The number of cases.
 
+    >>> import numpy as np
+    >>> from vcluster import check_kernel
+    >>> def row_parallel(device, x, w):
+    ...     return device.all_reduce(x @ w, "tp")
+    >>> check_kernel(row_parallel, np.matmul, "M, K_tp; K_tp, N -> M, N")
+    15
+
     ``layouts``
         the dims of each argument, then ``->`` and those of the result.  A dim has a name, and after ``_`` the axis that
         it is split over, ``{a,b}`` for several; dims of one name have one extent.  A scalar is ``()``.  The result of

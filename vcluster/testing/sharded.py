@@ -31,6 +31,12 @@ def assert_sharded_allclose(
 ) -> None:
     """Fail unless the outputs of ``run`` are the shards of ``expected`` in ``layout``.
 
+    >>> import numpy as np
+    >>> from vcluster import VirtualCluster, assert_sharded_allclose
+    >>> with VirtualCluster(tp=2, backend="thread") as cluster:
+    ...     run = cluster.run(lambda device: np.arange(3) + 3 * device.rank)
+    >>> assert_sharded_allclose(run, "[tp]", np.arange(6))
+
     ``expected`` is the whole array; ``layout`` a `TensorSharding` or its text, ``"[tp, None]"``.  An output agrees if
     ``abs(output - shard) <= atol + rtol * abs(shard)`` in all places; NaN agrees with NaN.  Of a partial layout the
     reduced tensor is compared.  Dtypes are not compared.
