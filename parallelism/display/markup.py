@@ -45,7 +45,7 @@ _RULES = (
     "background:none;max-width:none}",
     " th{font-weight:600;color:var(--quiet)}",
     " .left{text-align:left}",
-    " thead th{border-bottom:1px solid var(--line)}",
+    " thead th{border-bottom:1px solid var(--line);white-space:normal}",
     " code,.vcluster pre{font:12.5px/1.45 ui-monospace,monospace;background:none;color:inherit;padding:0;margin:0;"
     "border:0}",
     " td code{white-space:pre-wrap;overflow-wrap:anywhere}",

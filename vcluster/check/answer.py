@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.markup import Markup, figure, inside, note, table
+from parallelism.display.markup import Markup, figure, inside, note, table, text_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Answer:
         parts = [Markup(f'<div class="{"quiet" if self.passed else ""}">{note(_sentence(self.sentence))}</div>')]
         parts += [inside(self.picture)] if self.picture else [note(line) for line in self.details]
         if self.likely:
-            parts.append(table([("likely mistake", _ended(self.likely))], left=2))
+            parts.append(Markup(f"<div><b>Likely mistake:</b> {text_of(_ended(self.likely))}</div>"))
         if self.figures:
             parts.append(table(self.figures[1:], self.figures[0]))
         return figure(*parts, title=self._head)

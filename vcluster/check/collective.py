@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.algorithms import CollectiveKind, kind_of, record_of
+from parallelism.display.quantities import plural
 from parallelism.operation import ranks_in_words
 from parallelism.trace import Trace
 from vcluster.check.answer import Answer
 from vcluster.check.contributions import Case, agrees, finding_of, tagged
 from vcluster.check.failures import Finding, failure_of
 from vcluster.check.figures import known, measured, table_of, verdict
+from vcluster.check.ring import off_the_ring, wrong_step
 from vcluster.check.watched import Watch, cluster_of, watch
 
 _SIZES = (4, 3, 2, 5, 1)
@@ -62,7 +64,8 @@ class _Failed(NamedTuple):
 
 
 def check_collective(
-    kind: str, mine: Callable[..., Any], *, algorithm: str | None = None, sends_wait: bool = True,
+    kind: str, mine: Callable[..., Any], *, algorithm: str | None = None, hop: int | None = None,
+    sends_wait: bool = True,
 ) -> Answer:
     """Check ``mine(device, x)``, a collective of this kind that is written with ``send``, ``recv`` and their like.
 
@@ -72,6 +75,9 @@ def check_collective(
         ``scatter`` only the root has ``x``, others get None.  What ranks return that get no result is ignored.
     ``algorithm``
         the name of one whose bytes, messages and steps ``mine`` must have, such as ``"ring"``.  By default any will do.
+    ``hop``
+        every message must go to the rank that is so many further on: 1 is the next one on a ring.  By default any will
+        do.
     ``sends_wait``
         check also with channels that hold no message, where a send waits until its message is received.
 
@@ -118,7 +124,7 @@ def check_collective(
                         break                               # a deadlock takes a tenth of a second
     cases = len(failed) + len(passed)
     if failed:
-        finding = _explained(failed, passed)
+        finding = _explained(failed, passed, algorithm, hop)
         return Answer(False, subject, finding.sentence, finding.details, finding.likely, cases=cases)
     telling = passed[_EVEN.name, 4]
     assert telling.trace is not None
@@ -129,6 +135,9 @@ def check_collective(
         return Answer(False, subject, f"the result is right, but {ranks_in_words(telling.changed)} writes into the "
                       "argument x, which belongs to the caller", likely="+= and [...] = change an array in place: x, "
                       "or an array that shares its memory", cases=cases)
+    if hop is not None and (elsewhere := off_the_ring(telling, hop)) is not None:
+        return Answer(False, subject, f"the result is right, but on 4 ranks {elsewhere.sentence}", (), elsewhere.likely,
+                      cases=cases)
     if sends_wait:
         for size in _WAITING_SIZES:
             with cluster_of(size, channel_capacity=0) as cluster:
@@ -169,6 +178,9 @@ def _why_not(mine: Any, wanted: Any, others: dict[str, Any]) -> str:
         return "whole arrays are sent where pieces of them are enough"
     if mine.bytes_received == wanted.bytes_received and mine.steps > wanted.steps:
         return "ranks wait for each other one after the other, where they could send at the same time"
+    more = mine.messages - wanted.messages
+    if more > 0 and more == mine.steps - wanted.steps:
+        return (f"{'one step' if more == 1 else f'{more} steps'} too many: what arrives there has been there before")
     if mine.messages > wanted.messages:
         return "some messages are not needed, or are cut into several"
     return ""
@@ -215,15 +227,25 @@ def _expected(kind: CollectiveKind, inputs: list[Any], size: int, root: int) -> 
                else np.concatenate(arrays) if kind.joins else list(arrays) if kind.lists else arrays[0])
 
 
-def _explained(failed: list[_Failed], passed: dict[tuple[str, int], Watch]) -> Finding:
+def _explained(
+    failed: list[_Failed], passed: dict[tuple[str, int], Watch], algorithm: str | None, hop: int | None,
+) -> Finding:
     """The failure of the case that tells most, and what the cases that fail have in common."""
     first = failed[0]                                       # sizes and sorts come with the most telling first
     seen = first.watch
+    sent = len(seen.sent[0]) if seen.sent else 0
     if seen.error is not None:
         finding = failure_of(seen)
+    elif hop is not None and (elsewhere := off_the_ring(seen, hop)) is not None:
+        finding = Finding(f"the result is wrong, and {elsewhere.sentence}", likely=elsewhere.likely)
+    elif first.size == 1 and sent and passed:
+        return Finding(f"{first.where}: the result is wrong", (), f"one step too many: on one rank there is nothing to "
+                       f"send, and it sends {plural(sent, 'message')} to itself")
     else:
         received = [sum(said.verb == "recv" for said in each) for each in seen.said]
         finding = finding_of(first.case, seen.outputs, received)
+        if algorithm == "ring" and first.case.kind.name == "all_reduce" and (told := wrong_step(first.case, seen)):
+            finding = finding._replace(likely=told)
     common = _common(failed, passed)
     likely = ". ".join(part[:1].upper() + part[1:] if place else part
                        for place, part in enumerate(filter(None, (common, finding.likely))))

@@ -64,7 +64,7 @@ def made_of(value: Any, expected: Any, size: int) -> str:
 
     A multiple of what the rank contributes to ``expected`` counts as contributed so many times.
     """
-    digits, wanted = _digits(np.asarray(value), size), _digits(np.asarray(expected), size)
+    digits, wanted = digits_of(np.asarray(value), size), digits_of(np.asarray(expected), size)
     if digits is None or wanted is None:
         return str(value)
     terms = []
@@ -75,8 +75,11 @@ def made_of(value: Any, expected: Any, size: int) -> str:
     return " + ".join(terms) or "0"
 
 
-def _digits(output: Array, size: int) -> Array | None:
-    """By element and rank, the sum of the numbers of the elements that the rank contributed; None: not such a sum."""
+def digits_of(output: Array, size: int) -> Array | None:
+    """By element and rank, the sum of the numbers of the elements that the rank contributed; None: not such a sum.
+
+    The number of element e is e + 1.
+    """
     if output.dtype.kind not in "iuf":
         return None
     values = output.astype(np.float64)
@@ -135,17 +138,39 @@ def _likely(case: Case, outputs: Sequence[Any], wrong: Sequence[int], received: 
     expected = {rank: case.expected[rank] for rank in got}
     if all(arrays[rank].shape == expected[rank].shape and np.array_equal(arrays[rank], expected[rank]) for rank in got):
         return f"the dtype changes: {arrays[wrong[0]].dtype} comes out where {expected[wrong[0]].dtype} went in"
-    if told := _shapes(case, arrays, wrong):
+    if told := _short(case, arrays, wrong, received) or _shapes(case, arrays, wrong):
         return told
     if kind.reduces and all(np.allclose(arrays[rank] * case.size, expected[rank]) for rank in got):
         return "a mean stands for a sum: the result is divided by the number of ranks"
-    digits = {rank: _digits(arrays[rank], case.size) for rank in got}
+    digits = {rank: digits_of(arrays[rank], case.size) for rank in got}
     if any(each is None for each in digits.values()):
         return ("the result is no sum of elements of the inputs: memory that was never filled, a product, or values "
                 "that were rounded")
     held = {rank: each for rank, each in digits.items() if each is not None}
     return (_of_sum(case, arrays, held, wrong, received) if kind.reduces
             else _of_copies(case, arrays, held, wrong, received))
+
+
+def _short(case: Case, arrays: dict[int, Array], wrong: Sequence[int], received: Sequence[int]) -> str:
+    """Of pieces that are joined and are too few: which are there, and how many messages came."""
+    size = case.size
+    if not case.kind.joins or case.kind.cuts or any(arrays[rank].ndim != 1 for rank in wrong):
+        return ""
+    digits = {rank: digits_of(arrays[rank], size) for rank in wrong
+              if len(case.expected[rank]) // size < len(arrays[rank]) < len(case.expected[rank]) and any(received)}
+    there = {rank: set(np.argmax(each, axis=1).tolist()) for rank, each in digits.items() if each is not None}
+    if not there or any(len(pieces) == size for pieces in there.values()):
+        return ""
+    some = next(iter(there))
+    came = received[some]
+    if came < size - 1:
+        return (f"{'off by one: a step too few' if came == size - 2 else 'the steps end too early'}. Rank {some} "
+                f"receives {came} of {size - 1} messages, and lacks the array of "
+                f"{ranks_in_words(sorted(set(range(size)) - there[some]))}")
+    if all(rank not in pieces for rank, pieces in there.items()):
+        return "the own piece is overwritten: the place for what arrives is wrong, and in some step it is the own place"
+    return (f"what arrives overwrites what arrived before: {came} messages come, and rank {some} has the arrays of "
+            f"{ranks_in_words(sorted(there[some]))} only. The place must change from step to step")
 
 
 def _shapes(case: Case, arrays: dict[int, Array], wrong: Sequence[int]) -> str:
@@ -178,7 +203,7 @@ def _of_sum(
 ) -> str:
     """Of reductions: how often each rank's element is in each sum."""
     size = case.size
-    own = {rank: _digits(np.asarray(case.expected[rank]), size) for rank in arrays}
+    own = {rank: digits_of(np.asarray(case.expected[rank]), size) for rank in arrays}
     counts: dict[int, Array] = {}
     for rank in arrays:
         numbers = own[rank]
@@ -307,6 +332,10 @@ def _of_copies(
     if all(sorted(each) == list(range(size)) for each in blocks.values()):
         if all(each == list(range(size))[::-1] for each in blocks.values()):
             return "the pieces are joined in reverse order"
+        if all(each == [(2 * rank - place) % size for place in range(size)] for rank, each in blocks.items()):
+            return ("the pieces are put on the wrong side of the own one: what comes from s ranks away on one side "
+                    "stands s places away on the other; on rank "
+                    f"{some} they come from {', '.join(map(str, blocks[some]))}")
         return ("the pieces are joined in the order in which they arrive, and not in the order of ranks: on rank "
                 f"{some} they come from {', '.join(map(str, blocks[some]))}")
     if all(len(set(each)) == 1 and each[0] == rank for rank, each in blocks.items()):
@@ -328,7 +357,7 @@ def _wrong_elements(case: Case, arrays: dict[int, Array], wrong: Sequence[int]) 
     if not case.kind.cuts:
         return "a piece has the elements of another place of its array"
     some = wrong[0]
-    digits = _digits(arrays[some], case.size)
+    digits = digits_of(arrays[some], case.size)
     assert digits is not None
     numbers = [int(part.max()) - 1 for part in np.array_split(digits, case.size)]
     given = case.inputs[some]

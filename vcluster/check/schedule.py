@@ -10,11 +10,14 @@ from typing import Any
 
 from parallelism.display.quantities import plural
 from parallelism.pipelining import Pipeline, Schedule
+from parallelism.pipelining.timing import SLOTS
 from vcluster.check.answer import Answer
 from vcluster.check.failures import Finding
 
 _KNOWN = ("gpipe", "1f1b")
 _OTHER_SIZES = ((2, 3), (3, 2), (1, 2), (4, 1), (3, 7))
+_TOO_LONG = ("the warm-up is too long, or behind it a forward stands before the backward of its pair: the backward "
+             "comes first")
 Rows = list[list[Any]]
 
 
@@ -39,7 +42,7 @@ def check_schedule(
     ``stages``, ``microbatches``
         the size that is shown.  A function is checked at other sizes, too.
     ``like``
-        the name of a schedule, such as ``"1f1b"``: ``mine`` may have no larger bubble and hold no more microbatches on
+        the name of a schedule, such as ``"1f1b"``: ``mine`` may have no larger bubble and keep no more microbatches on
         any rank.  By default every order that can run will do.
 
     The `Answer` tells the rank, the step, and the likely mistake.  It compares cycles (an F or a B takes one; messages
@@ -72,13 +75,13 @@ def check_schedule(
     assert shown is not None
     others = [Pipeline(stages, microbatches, name).schedule
               for name in dict.fromkeys((*_KNOWN, *([like] if like else [])))]
-    figures = (("", "cycles", "bubble", "microbatches held, by rank"),
+    figures = (("", "cycles", "bubble", "microbatches kept, by rank"),
                *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))))
     sentence = f"it can run at all {len(sizes)} sizes" if function is not None else "it can run"
     if wanted is not None:
         sentence += f", with the bubble and the memory of {wanted.name}"
     return Answer(True, subject, sentence, tuple(str(shown).split("\n")), "", figures, len(sizes),
-                  picture=shown._repr_html_())
+                  picture=shown.timeline(SLOTS)._repr_html_())
 
 
 def _microbatches(count: int) -> str:
@@ -108,6 +111,8 @@ def _schedule(mine: Any, stages: int, microbatches: int) -> Schedule:
         schedule.validate()
     except ValueError as error:
         text = re.sub(r"^schedule '[^']*', ", "", str(error))
+        if callable(mine):                                  # one stage on each rank: its number says nothing
+            text = re.sub(r"\b\d+([FBIW]\d)", r"\1", text)
         raise _Wrong(Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text))) from None
     return schedule
 
@@ -132,23 +137,31 @@ def _rows(mine: Any, stages: int, microbatches: int) -> Rows:
 
 
 def _written(action: Any, rank: int) -> Any:
-    return f"{rank}{action}" if isinstance(action, str) and re.match(r"[FBIW]\d", action) else action
+    return f"{rank}{action}" if isinstance(action, str) and re.match(r"[FBIW]-?\d", action) else action
 
 
 def _parts(action: Any) -> tuple[int, str, int]:
-    found = re.fullmatch(r"(\d+)([FBIW])(\d+)", action) if isinstance(action, str) else None
+    found = re.fullmatch(r"(\d+)([FBIW])(-?\d+)", action) if isinstance(action, str) else None
     if found is not None:
         return int(found[1]), found[2], int(found[3])
     if isinstance(action, tuple) and len(action) == 3:
         return action
-    raise _Wrong(Finding(f"{action!r} is no action", likely="an action is a kind and a microbatch, such as 'F0' or "
-                         "'B0', or with its stage '2F0'"))
+    shown = re.sub(r"^\d+(?=[FBIW])", "", action) if isinstance(action, str) else action
+    raise _Wrong(Finding(f"{shown!r} is no action", likely="an action is a kind and a microbatch, 'F0' for the forward "
+                         "of microbatch 0 or 'B0' for its backward; a list has one text for each"))
 
 
 def _check_counts(rows: Rows, stages: int, microbatches: int) -> None:
     """`_Wrong` if actions are missing or doubled, or of other stages."""
-    for rank, row in enumerate(rows):
+    for rank, (row, warm_up) in enumerate(zip(rows, _warm_ups(rows), strict=True)):
         actions = [_parts(action) for action in row]
+        if warm_up > microbatches and any(k < 0 or k >= microbatches for _, _, k in actions):
+            wrong = next(f"{kind}{k}" for _, kind, k in actions if k < 0 or k >= microbatches)
+            raise _Wrong(Finding(
+                f"rank {rank} begins with {plural(warm_up, 'forward')} and has {wrong}, where microbatches are 0 to "
+                f"{microbatches - 1}",
+                likely=f"the warm-up of stage {rank} is too long for so few microbatches: it is not limited to their "
+                "number"))
         if other := [action for action in actions if action[0] != rank]:
             stage, kind, k = other[0]
             raise _Wrong(Finding(f"rank {rank} has {stage}{kind}{k}, and it holds stage {rank} only",
@@ -172,13 +185,13 @@ def _check_counts(rows: Rows, stages: int, microbatches: int) -> None:
 
 def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> None:
     what = "forwards" if kind == "F" else "backwards"
-    beyond = sorted({k for k in found if k >= microbatches})
+    beyond = sorted({k for k in found if not 0 <= k < microbatches})
     missing = sorted(set(range(microbatches)) - set(found))
     doubled = sorted(k for k, count in Counter(found).items() if count > 1)
     if beyond:
         raise _Wrong(Finding(f"rank {rank} has {kind}{beyond[0]}, and microbatches are 0 to {microbatches - 1}",
-                             likely="off by one: a loop runs a step too far, or the warm-up is not limited to the "
-                             "number of microbatches"))
+                             likely="a loop begins below microbatch 0" if beyond[0] < 0 else
+                             "off by one: a loop runs a step too far"))
     if doubled:
         raise _Wrong(Finding(f"rank {rank} has {kind}{doubled[0]} twice",
                              likely="the steady part begins with microbatch 0 again, which the warm-up has done"
@@ -204,7 +217,9 @@ def _warm_ups(rows: Rows) -> list[int]:
 def _why(rows: Rows, text: str) -> str:
     """The likely mistake of an order that cannot run."""
     if "too early" in text:
-        return "a backward comes before the forward of the same microbatch on the same rank"
+        rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
+        return "a backward comes before the forward of the same microbatch on the same rank" + (
+            "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short")
     try:
         ahead = _warm_ups(rows)
         orders = [[k for _, kind, k in map(_parts, row) if kind == "F"] for row in rows]
@@ -233,12 +248,14 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
         raise _Wrong(Finding(
             f"it can run and takes {cycles} cycles, where {wanted.name} takes {least}", (told,) if told else (),
             "the warm-up is too short: later ranks wait for work" if short else
-            "the order of the backwards, or of the work behind the warm-up, makes ranks wait"))
+            "the order of the backwards, or of the work behind the warm-up, makes ranks wait" if different is None else
+            f"the warm-up is as long on each rank ({plural(ahead[0], 'forward')}): the nearer a rank is to the last "
+            "stage, the fewer forwards it needs before its first backward"
+            if len(set(ahead)) == 1 < len(ahead) else _TOO_LONG))
     for rank, (held, most) in enumerate(zip(mine.peak_live(), wanted.peak_live(), strict=True)):
         if held > most:
             every = held == mine.microbatches and held > most + 1
             raise _Wrong(Finding(
-                f"it can run, and rank {rank} holds the activations of {_microbatches(held)}, where {wanted.name} "
-                f"holds {most}", (told,) if told else (),
-                "all forwards come first: this is gpipe, which holds every microbatch" if every else
-                "the warm-up is too long: forwards run before they are needed"))
+                f"it can run, and rank {rank} keeps the activations of {_microbatches(held)}, where {wanted.name} "
+                f"keeps {most}", (told,) if told else (),
+                "all forwards come first: this is gpipe, which keeps every microbatch" if every else _TOO_LONG))

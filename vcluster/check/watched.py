@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 8.0
 """A run of a student's function takes milliseconds.  One that takes so long is in a loop that never ends."""
 
-_LOG = "vcluster.check: messages"
+_LOG, _SENT = "vcluster.check: messages", "vcluster.check: arrays"
 _PEERS = {"send": (("send", 0, "dst"),), "isend": (("send", 0, "dst"),), "recv": (("recv", 0, "src"),),
           "irecv": (("recv", 0, "src"),), "sendrecv": (("send", 0, "dst"), ("recv", 1, "src"))}
 """By call: what it does with which peer, and where that peer stands among the arguments behind the value."""
@@ -44,6 +44,7 @@ class Watched:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._said: list[Said] = device.state.setdefault(_LOG, [])
+        self._sent: list[Any] = device.state.setdefault(_SENT, [])
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._device, name)
@@ -60,6 +61,9 @@ class Watched:
                         if not 0 <= peer < self._device.size:
                             raise WrongPeer(f"{verb} {peer}")
                         self._said.append(Said(verb, int(peer)))
+                if first:
+                    value = args[0] if args else keywords.get("x")
+                    self._sent.append(value.copy() if isinstance(value, np.ndarray) else value)
             return method(*args, **keywords)
 
         return call
@@ -78,6 +82,12 @@ class Watch:
     """The ranks that wrote into an argument."""
     trace: Trace | None = None
     error: ClusterError | None = None
+    sent: tuple[tuple[Any, ...], ...] = ()
+    """By rank, what it sent, in order; empty if the run failed."""
+
+    def peers(self, rank: int) -> list[int]:
+        """The ranks to which a rank sent, each once, in the order of the first messages."""
+        return list(dict.fromkeys(said.peer for said in self.said[rank] if said.verb == "send"))
 
 
 def one_second_a_message(devices: int) -> Hardware:
@@ -100,9 +110,10 @@ def watch(cluster: VirtualCluster, function: Callable[..., Any], arguments: Sequ
         run = cluster.run(_call, function, *map(PerDevice, arguments))
     except ClusterError as error:
         return failed(cluster, error)
-    outputs, changed, said = zip(*run.outputs, strict=True)
+    outputs, changed, said, sent = zip(*run.outputs, strict=True)
     ranks = tuple(rank for rank, each in enumerate(changed) if each)
-    return Watch(cluster.size, outputs, tuple(map(tuple, said)), ranks, run.trace)
+    return Watch(cluster.size, outputs, tuple(map(tuple, said)), ranks, run.trace,
+                 sent=tuple(map(tuple, sent)))
 
 
 def watching(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +134,7 @@ def forget(cluster: VirtualCluster) -> None:
     cluster.run(_forget)
 
 
-def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool, list[Said]]:
+def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool, list[Said], list[Any]]:
     before = [np.array(argument, copy=True) for argument in arguments]
     with device.compute("arithmetic", seconds=0.0):     # a makespan counts steps of messages alone
         output = function(Watched(device), *arguments)
@@ -131,7 +142,7 @@ def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[A
                                               if isinstance(each, np.ndarray)):
         output = output.copy()
     changed = any(not np.array_equal(was, np.asarray(now)) for was, now in zip(before, arguments, strict=True))
-    return output, changed, device.state[_LOG]
+    return output, changed, device.state[_LOG], device.state[_SENT]
 
 
 def _forget(device: Any) -> None:

@@ -430,9 +430,103 @@ MISTAKES = {
     "broadcast to one": ("broadcast", lambda device, x: (exchange(device, x, *neighbours(device)) if device.rank == 1
                                                          else (exchange(device, x, *neighbours(device)), x)[1]),
                          "does not come so far"),
+    "places mirrored": ("all_gather", lambda device, x: gathered(device, x, place=lambda rank, step: rank + step),
+                        "the pieces are put on the wrong side of the own one"),
+    "own place": ("all_gather", lambda device, x: gathered(device, x, place=lambda rank, step: rank - step + 1),
+                  "the own piece is overwritten"),
+    "one place": ("all_gather", lambda device, x: gathered(device, x, place=lambda rank, step: rank - 1),
+                  "what arrives overwrites what arrived before"),
+    "gather a step too few": ("all_gather", lambda device, x: gathered(device, x, steps=-1),
+                              "off by one: a step too few. Rank 0 receives 2 of 3 messages"),
     "scatter of one block": ("scatter", lambda device, x: from_root(
         device, None if x is None else np.array_split(x, device.size)[0]), "all ranks get the same block"),
 }
+
+
+RING_MISTAKES = {
+    "one step too many": ("all_gather", lambda device, x: gathered(device, x, steps=1), "one step too many"),
+    "wrong direction": ("all_gather", lambda device, x: gathered(
+        device, x, place=lambda rank, step: rank + step, way=-1), "the wrong direction: messages go round the ring"),
+    "wrong direction, wrong places": ("all_gather", lambda device, x: gathered(device, x, way=-1),
+                                      "the wrong direction: messages go round the ring"),
+    "direct": ("all_gather", lambda device, x: np.concatenate(
+        [x if rank == device.rank else exchange(device, x, rank, rank) for rank in range(device.size)]),
+        "arrays are sent directly to the ranks that need them"),
+    "the own piece is sent": ("all_reduce", lambda device, x: in_halves(device, x, send=lambda rank, step: rank),
+                              "in step 1 of the first half, counted from 0, rank 0 sends piece 0. In the step before, "
+                              "piece 3 has arrived"),
+    "added to what was sent": ("all_reduce", lambda device, x: in_halves(device, x, add=lambda rank, step: rank - step),
+                               "piece 3 arrives on rank 0, and is not added to piece 3"),
+    "copied in the first half": ("all_reduce", lambda device, x: in_halves(device, x, adds=False),
+                                 "in step 0 of the first half a copy stands for a sum"),
+    "first half too short": ("all_reduce", lambda device, x: in_halves(device, x, first=-1),
+                             "or the first half ends a step too early"),
+    "first half too long": ("all_reduce", lambda device, x: in_halves(device, x, first=1),
+                            "one step too many: on one rank there is nothing to send"),
+    "only a part of the first half": ("all_reduce", lambda device, x: in_halves(device, x, first=-1, halves=1),
+                                      "the first half ends too early: it has 2 of 3 steps"),
+    "second half begins wrong": ("all_reduce", lambda device, x: in_halves(
+        device, x, begin=0), "begins with the wrong piece: in step 0 of the second half rank 0 sends piece 0, which is "
+        "not complete: its first element is x0[0]"),
+    "second half too short": ("all_reduce", lambda device, x: in_halves(device, x, second=-1),
+                              "the second half stops too early: it has 2 of 3 steps"),
+    "second half too long": ("all_reduce", lambda device, x: in_halves(device, x, second=1), "one step too many"),
+    "whole arrays": ("all_reduce", lambda device, x: x + exchange(device, x, *neighbours(device)),
+                     "sends a whole array, where a piece is meant"),
+    "second half adds": ("all_reduce", lambda device, x: ring_all_reduce(device, x, adds=True), "sum in place of copy"),
+    "second half missing": ("all_reduce", lambda device, x: in_halves(device, x, halves=1),
+                            "the second half, which brings the pieces to all ranks, is missing"),
+}
+
+
+def gathered(device, x, *, place=lambda rank, step: rank - step, steps=0, way=1):
+    """An all-gather round the ring, that arrives at a place of its own."""
+    rank, size = device.rank, device.size
+    pieces, passing = [None] * size, x
+    pieces[rank] = x
+    for step in range(1, size + steps):
+        passing = exchange(device, passing, (rank + way) % size, (rank - way) % size)
+        pieces[place(rank, step) % size] = passing
+    return np.concatenate([piece for piece in pieces if piece is not None])
+
+
+def in_halves(
+    device, x, *, send=lambda rank, step: rank - step, add=lambda rank, step: rank - step - 1, adds=True, first=0,
+    begin=1, second=0, halves=2,
+):
+    """A ring all-reduce by pieces."""
+    rank, size = device.rank, device.size
+    pieces = [piece.copy() for piece in np.array_split(x, size)]
+    for step in range(size - 1 + first):
+        arrived = exchange(device, pieces[send(rank, step) % size], *neighbours(device))
+        at = add(rank, step) % size
+        pieces[at] = pieces[at] + arrived if adds else arrived
+    for step in range(size - 1 + second if halves == 2 else 0):
+        arrived = exchange(device, pieces[(rank + begin - step) % size], *neighbours(device))
+        pieces[(rank + begin - step - 1) % size] = arrived
+    return np.concatenate(pieces)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", RING_MISTAKES)
+def test_a_mistake_on_the_ring_is_named(name):
+    kind, mine, words = RING_MISTAKES[name]
+    answer = check_collective(kind, mine, algorithm="ring", hop=1, sends_wait=False)
+    assert not answer
+    assert words.lower() in answer.likely.lower(), str(answer)
+
+
+def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
+    def other_way(device, x):
+        return gathered(device, x, place=lambda rank, step: rank + step, way=-1)
+
+    assert check_collective("all_gather", other_way, algorithm="ring")
+    assert check_collective("all_gather", other_way, algorithm="ring", hop=-1)
+    refused = check_collective("all_gather", other_way, hop=1)
+    assert refused.sentence == ("the result is right, but on 4 ranks rank 0 sends to rank 3, and its messages should "
+                                "all go to rank 1")
+    assert check_collective("all_gather", gathered, algorithm="ring", hop=1)
+    assert check_collective("all_reduce", in_halves, algorithm="ring", hop=1)
 
 
 @pytest.mark.sampled(4)

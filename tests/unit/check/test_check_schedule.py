@@ -28,7 +28,7 @@ def test_an_order_that_can_run_passes(mine, like):
     stages, microbatches = (2, 1) if isinstance(mine, list) else (4, 8)
     answer = check_schedule(mine, stages=stages, microbatches=microbatches, like=like)
     assert answer, str(answer)
-    assert answer.figures[0] == ("", "cycles", "bubble", "microbatches held, by rank")
+    assert answer.figures[0] == ("", "cycles", "bubble", "microbatches kept, by rank")
     assert "rank 1" in str(answer)
     assert "<svg" in answer._repr_html_() or "grid" in answer._repr_html_()
 
@@ -48,6 +48,12 @@ MISTAKES = {
     "no return": (lambda rank, stages, microbatches: None, "a return is missing"),
     "two arguments": (lambda rank, stages: [], "called as mine(rank, stages, microbatches)"),
     "no action": (lambda rank, stages, microbatches: ["forward 0"], "an action is a kind and a microbatch"),
+    "one text": (lambda rank, stages, microbatches: "F0 B0", "a list has one text for each"),
+    "no limit, and a loop below 0": (lambda rank, stages, microbatches: [
+        *(f"F{k}" for k in range(stages - rank)),
+        *(f"{kind}{k + (stages - rank) * (kind == 'F')}" for k in range(microbatches - stages + rank) for kind in "BF"),
+        *(f"B{k}" for k in range(microbatches - stages + rank, microbatches))],
+        "the warm-up of stage 0 is too long for so few microbatches"),
     "an empty rank": (rows_of(lambda rank, row: row if rank else []), "the rank is left out"),
     "forwards only": (lambda rank, stages, microbatches: [f"F{k}" for k in range(microbatches)],
                       "backwards are missing"),
@@ -59,7 +65,8 @@ MISTAKES = {
     "steady part from 0": (lambda *sizes: one_f_one_b(*sizes, steady_from=0),
                            "the steady part begins with microbatch 0 again"),
     "warm-up without limit": (lambda rank, stages, microbatches: [f"F{k}" for k in range(stages - rank)] + one_f_one_b(
-        rank, stages, microbatches)[min(stages - rank, microbatches):], "not limited to the number of microbatches"),
+        rank, stages, microbatches)[min(stages - rank, microbatches):],
+        "the warm-up of stage 0 is too long for so few microbatches"),
     "last backward": (lambda *sizes: one_f_one_b(*sizes, short=1), "off by one: the last of the backwards"),
     "no cool-down": (rows_of(lambda rank, row: row[:len(row) - 3] if rank == 0 else row), "the cool-down is missing"),
     "first forward": (rows_of(lambda rank, row: row[1:]), "the first of the forwards is left out"),
@@ -80,7 +87,11 @@ LIKE_1F1B = {
     "warm-up one too short": (lambda *sizes: one_f_one_b(*sizes, ahead=lambda rank, stages: max(1, stages - rank - 1)),
                               "the warm-up is too short"),
     "warm-up one too long": (lambda *sizes: one_f_one_b(*sizes, ahead=lambda rank, stages: stages - rank + 1),
-                             "the warm-up is too long"),
+                             "the warm-up is too long, or behind it a forward stands before the backward"),
+    "as many as stages": (lambda *sizes: one_f_one_b(*sizes, ahead=lambda rank, stages: stages),
+                          "the warm-up is as long on each rank (4 forwards)"),
+    "a warm-up of rank forwards": (lambda *sizes: one_f_one_b(*sizes, ahead=lambda rank, stages: rank),
+                                   "rank 0 begins with a backward, so its warm-up is too short"),
     "gpipe": (gpipe, "all forwards come first: this is gpipe"),
 }
 
@@ -98,7 +109,15 @@ def test_the_answer_says_where():
     assert answer.details == ("rank 0 runs 1 forward before its first backward, 1f1b runs 4",)
     assert answer.sentence.startswith("with 4 stages and 8 microbatches, it can run and takes ")
     wrong = check_schedule(MISTAKES["backward first"][0])
-    assert wrong.sentence == ("with 4 stages and 8 microbatches, rank 0, step 0: 0B0 is too early; 0F0 comes at step 1")
+    assert wrong.sentence == ("with 4 stages and 8 microbatches, rank 0, step 0: B0 is too early; F0 comes at step 1")
+    assert "'forward 0' is no action" in check_schedule(MISTAKES["no action"][0]).sentence
+
+
+def test_a_cycle_of_the_picture_is_a_cycle_of_the_text():
+    """A backward is drawn as long as a forward."""
+    picture = check_schedule(one_f_one_b, like="1f1b").picture
+    assert "makespan 22, bubble 27.3% of it" in picture
+    assert "0B0: 7 to 8" in picture
 
 
 def test_a_wrong_call_of_the_check_is_an_error():
