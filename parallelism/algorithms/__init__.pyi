@@ -24,6 +24,7 @@ from .kinds import (
 from .patterns import Listed as Listed, Pairwise as Pairwise, Phase as Phase
 from .records import (
     HIERARCHICAL as HIERARCHICAL,
+    MPI as MPI,
     TORUS as TORUS,
     ClosedForm as ClosedForm,
     CollectiveAlgorithm as CollectiveAlgorithm,

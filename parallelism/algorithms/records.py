@@ -26,6 +26,9 @@ Phases = tuple[Phase, ...]
 HIERARCHICAL, TORUS = "hierarchical", "torus"
 """Names of algorithms that only `parallelism.cost` knows, because they follow from where a group lies on a hardware."""
 
+MPI = "mpi"
+"""What a call names that leaves the algorithm to the MPI library. It is counted and priced as a direct one."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
+from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, MPI, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.direct import DIRECT
 from parallelism.collectives.buffers import all_to_all_nbytes, block_nbytes, chunk_nbytes
@@ -51,7 +51,7 @@ class CollectiveCall:
     leave their member, so it may be no whole number.
     """
     algorithm: str | None = None
-    """The algorithm that ran; for None or "direct" the price is that of the cheapest."""
+    """The algorithm that ran; for None, "direct" or "mpi" the price is that of the cheapest."""
     root: int | None = None
     """A position in the group; None for a kind without a root."""
     pairs: Pairs = ()
@@ -109,7 +109,8 @@ class MemberCall:
 
     def over(self, size: int) -> Algorithm:
         """The algorithm over so many members; ``ValueError``, with the names that apply, if there is none."""
-        return algorithm(self.kind, self.algorithm, size, root=self.root, pairs=self.pairs)
+        name = None if self.algorithm == MPI else self.algorithm
+        return algorithm(self.kind, name, size, root=self.root, pairs=self.pairs)
 
     def block(self, position: int) -> tuple[slice, ...]:
         """The block along ``dim`` that is meant for a member."""

@@ -23,6 +23,7 @@ from parallelism.algorithms import (
     ALGORITHMS,
     HIERARCHICAL,
     KINDS,
+    MPI,
     TORUS,
     Algorithm,
     CollectiveAlgorithm,
@@ -101,6 +102,7 @@ def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
         what,
         (not (isinstance(record.name, str) and record.name.isidentifier()), "name must be an identifier"),
         (record.name in (HIERARCHICAL, TORUS), "this name stands for prices that depend on the hardware"),
+        (record.name == MPI, "this name stands for the collectives of an MPI library"),
         (not record.kinds, "kinds must name at least one kind"))
     for name in record.kinds:
         kind = KINDS.records.get(name)

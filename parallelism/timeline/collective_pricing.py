@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.algorithms import KINDS, NAMED_OTHERWISE, kind_of_event
+from parallelism.algorithms import KINDS, MPI, NAMED_OTHERWISE, kind_of_event
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.events import Columns, Table
@@ -95,7 +95,7 @@ def collective_price(
     """The price of a call with ``scale`` times its bytes."""
     if len(call.group) < 2:
         return FREE
-    named, root = None if call.algorithm == "direct" else call.algorithm, call.root or 0
+    named, root = None if call.algorithm in ("direct", MPI) else call.algorithm, call.root or 0
     cost = costs.collective(
         call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs)
     crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else {}

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Message, Result
+from parallelism.algorithms import MPI
+from parallelism.collectives import Message, Reduction, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, start
 from vcluster.collectives.general import General, Way, deliver, write
 from vcluster.collectives.group import Call, Group
@@ -88,11 +89,28 @@ class ByMessages(Way):
         return Result(array.shape, self.dtype or array.dtype, fill)
 
 
+def no_library(call: Call, reduction: Reduction | None) -> None:
+    """``ValueError``: there is no MPI library."""
+    raise ValueError(
+        f"{call.kind}: algorithm='mpi' asks for the collective of an MPI library, and the devices of this cluster are "
+        f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py")
+
+
 class Ways(NamedTuple):
     """How the members of a group meet, and how they run a direct call."""
 
     group: Callable[[Endpoint, tuple[int, ...]], Group] = Group
     direct: type[General | ByMessages] = General
+    library: type[ByMessages] = ByMessages
+    """How they run a call with ``algorithm="mpi"``."""
+    check_library: Callable[[Call, Reduction | None], None] = no_library
+    """Refuses such a call if it cannot be run."""
+
+    def of(self, algorithm: str | None) -> type[General | ByMessages]:
+        """How a call with this algorithm is run."""
+        if algorithm in (None, "direct"):
+            return self.direct
+        return self.library if algorithm == MPI else ByMessages
 
 
 IN_SHARED_MEMORY = Ways()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.algorithms import kind_of, registry
+from parallelism.algorithms import MPI, kind_of, registry
 from parallelism.collectives import (
     ARRAY,
     SCALAR,
@@ -46,7 +46,7 @@ from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
-from vcluster.collectives.by_messages import IN_SHARED_MEMORY, ByMessages, Ways
+from vcluster.collectives.by_messages import IN_SHARED_MEMORY, Ways
 from vcluster.collectives.general import General
 from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group
 from vcluster.collectives.last_arriver import LastArriver
@@ -196,7 +196,7 @@ class Collectives:
                 text = f"{kind}({type(x).__name__} of arrays)"
                 checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
                 return self._drive(checked, partial(self._reduce_tree, kind, x, op, base), name or kind, async_op)
-            call, array, reducing = described(kind, x, op, dim, concat_dim, split_sizes, factors, base)
+            call, array, reducing = described(self._ways, kind, x, op, dim, concat_dim, split_sizes, factors, base)
             checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
             if key is not None:
                 self._checked.keep(key, checked)
@@ -288,7 +288,7 @@ class Collectives:
         group = self._groups.get(call.ranks)
         if group is None:
             group = self._groups[call.ranks] = self._ways.group(endpoint, call.ranks)
-        way_type = self._ways.direct if call.algorithm in (None, "direct") else ByMessages
+        way_type = self._ways.of(call.algorithm)
         way = way_type(
             endpoint, group, call, checked.reduction, partial(self._add_message, event))
         if posted is None:
@@ -331,7 +331,7 @@ class Collectives:
         buffers, counts = TreeBuffers(x), []
         for numbers in buffers.by_dtype.values():
             buffer = buffers.buffer(numbers)
-            call, converted, reducing = described(kind, buffer, op, 0, 0, None, (), base)
+            call, converted, reducing = described(self._ways, kind, buffer, op, 0, 0, None, (), base)
             checked = CheckedCall(replace(call, form=buffers.form), reducing, self._mesh.size)
             result, count_traffic = yield from self._steps(checked, buffer, converted, None, event)
             counts.append(count_traffic)
@@ -363,7 +363,7 @@ class Collectives:
 
 
 def described(
-    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    ways: Ways, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], base: dict[str, Any],
 ) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
     """The checked call, its value as an array (None where it does not count), and how to reduce it.
@@ -376,6 +376,8 @@ def described(
     call = Call(kind, **fields, **base)
     if call.algorithm is not None or call.pairs is not None:
         call.over(call.size)  # refuses an algorithm, or pairs, that do not apply
+    if call.algorithm == MPI:
+        ways.check_library(call, reducing)
     return call, array, reducing
 
 

@@ -48,7 +48,7 @@ class VirtualDevice:
         None or ``"direct"`` runs the collective in shared memory.  The name of another algorithm (``"ring"``,
         ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply) runs it step by
         step over channels.  The answer is the same; the bytes and messages are those of that algorithm.  A reduction
-        over a ring adds in the order of the ring.
+        over a ring adds in the order of the ring.  ``"mpi"`` asks for the MPI library's own (backend ``"mpi"``).
     ``async_op``
         True: return at once with a `Work`.  Its ``wait()`` returns the result, and its ``done()`` whether the result is
         there.  Operations of one group take effect in the order in which they were issued.  ``x`` and ``out`` must not

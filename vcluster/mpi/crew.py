@@ -9,11 +9,12 @@ from typing import Any
 
 from vcluster.memory import Arena, Layout
 from vcluster.messages.blocks import release
+from vcluster.mpi.communicators import Askers
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.job import current
 from vcluster.mpi.link import Waiting, pack_command, unpack_reply
 from vcluster.mpi.statuses import HostStatus
-from vcluster.mpi.transport import COMMAND, STATUS
+from vcluster.mpi.transport import COMMAND, COMMUNICATOR, STATUS
 from vcluster.processes import DeviceSpec
 from vcluster.processes.crew import STOP_SECONDS, await_ready
 
@@ -32,6 +33,7 @@ class MpiCrew:
             ranks=[*self._ranks, 0])
         """That of the host."""
         self.status = HostStatus(self.endpoint)
+        self._askers = Askers(self.endpoint)
         self._woken = False
         self._last_sent: tuple[Any, Any] = None, None
         """The last command and its bytes. A command for all devices is pickled once."""
@@ -72,6 +74,9 @@ class MpiCrew:
     def _understood(self, rank: int, message: Any) -> list[tuple[int, Any]]:
         if message.kind == STATUS:
             self.status.take(rank, message)
+            return []
+        if message.kind == COMMUNICATOR:
+            self._askers.take(message)
             return []
         reply, sent = unpack_reply(self.endpoint, message.block)
         if sent is not None:

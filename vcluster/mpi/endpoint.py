@@ -18,9 +18,10 @@ from parallelism.operation import Lane
 from vcluster.memory import Arena, Layout, Need, Signals, Status
 from vcluster.messages import Encoded, Endpoint
 from vcluster.messages.encoding import HEADER_BYTES, aligned
+from vcluster.mpi.communicators import Communicators
 from vcluster.mpi.mailbox import MpiMailbox
 from vcluster.mpi.statuses import DeviceStatus
-from vcluster.mpi.transport import CANCEL, CLOSED, DATA, POST, TAKEN, Address, Message, Transport, head_of
+from vcluster.mpi.transport import CANCEL, CLOSED, COMMUNICATOR, DATA, POST, TAKEN, Address, Message, Transport, head_of
 
 NAPS_SECONDS = 5e-5, 4e-3
 """The first and the longest sleep of a rank that waits. It polls between them: no other rank can wake it."""
@@ -42,6 +43,7 @@ class MpiEndpoint(Endpoint):
         self._cluster = cluster
         self._ranks = ranks
         self._ends = {rank: end for end, rank in enumerate(ranks)}
+        self.communicators = Communicators(self, ranks)
         self.address = Address(cluster, generation)
         self.next_generation = generation
         """What the last command was sent in."""
@@ -117,6 +119,7 @@ class MpiEndpoint(Endpoint):
         self.tasks.drop_all()
         self.mailboxes.clear()
         self.posts.clear()
+        self.communicators.forget()
         self._lent = set()
         self.sent[:] = self.received[:] = [0] * len(self.sent)
         self.signals.resume()
@@ -129,6 +132,7 @@ class MpiEndpoint(Endpoint):
         self.transport.takers.pop(self._cluster, None)
         self.tasks.drop_all()
         self.mailboxes.clear()
+        self.communicators.forget()
         self.signals.before_sleep = self.signals.after_sleep = None
         self.signals.note_awaited = self.signals.publish_awaited = None
         self.threads.leave_recorder()
@@ -139,7 +143,9 @@ class MpiEndpoint(Endpoint):
 
     def _sort(self, peer: int, message: Message) -> None:
         kind, generation = message.kind, message.address.generation
-        if kind not in _COUNTED and kind != CANCEL:
+        if kind == COMMUNICATOR and self.number != self.layout.host:
+            self.communicators.make(message)
+        elif kind not in _COUNTED and kind != CANCEL:
             self.control.append((peer, message))
         elif generation > self.address.generation:
             self._early.append((peer, message))

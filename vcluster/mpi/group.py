@@ -23,6 +23,7 @@ from vcluster.memory import Need
 from vcluster.messages import Endpoint, Wait
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.endpoint import MpiEndpoint
+from vcluster.mpi.library import OfLibrary, check_library
 
 POSTED_BYTES = 1 << 13
 """Arrays up to this size travel with the calls."""
@@ -167,4 +168,4 @@ def _unrecorded(kind: str, peer: int, nbytes: int) -> None:
     """The messages of a direct collective are no events."""
 
 
-OVER_MPI = Ways(MpiGroup, Exchanged)
+OVER_MPI = Ways(MpiGroup, Exchanged, OfLibrary, check_library)

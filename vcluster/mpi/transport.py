@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from vcluster.messages import Encoded
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 
-START, COMMAND, REPLY, STATUS, CANCEL, DATA, POST, TAKEN, CLOSED, LEAVE = range(10)
+START, COMMAND, REPLY, STATUS, CANCEL, DATA, POST, TAKEN, CLOSED, LEAVE, COMMUNICATOR = range(11)
 """The kinds of messages. For a rank: serve a device, leave the job. Between a device and its host: a command, a reply,
-what a device waits for, the run is cancelled. Between endpoints: of a channel or an algorithm, a member's call of a
-collective, a message was taken, a channel was closed."""
+what a device waits for, the run is cancelled, and of a communicator that it is asked for, or made. Between endpoints:
+of a channel or an algorithm, a member's call of a collective, a message was taken, a channel was closed."""
 
 SMALL_BYTES = 1 << 14
 """Blocks up to this size are copied into one message of MPI."""
@@ -73,7 +73,7 @@ class Transport:
 
     def __init__(self, mpi: Any) -> None:
         """``mpi`` is the module. All ranks of the job call this together."""
-        self._mpi = mpi
+        self.mpi = mpi
         self.world = mpi.COMM_WORLD
         self._comm = self.world.Dup()
         self._interrupts = self.world.Dup()
@@ -88,6 +88,8 @@ class Transport:
         self._status = mpi.Status()
         self._turn = threading.Lock()
         self._pid = os.getpid()
+        self._left: list[Any] = []
+        """Requests that nobody waits for any more, and the memory that they use."""
 
     def send(
         self, target: int, kind: int, address: Address, lane: int, tag: int, encoded: Encoded, *, lend: bool = False,
@@ -120,14 +122,14 @@ class Transport:
             if then is not None:
                 then()
             return
-        request = self._comm.Isend([body, len(body), self._mpi.BYTE], target, _BODIES)
+        request = self._comm.Isend([body, len(body), self.mpi.BYTE], target, _BODIES)
         self._sending.append((request, (body, encoded), then))
 
     def send_block(self, target: int, block: bytearray) -> None:
         """Send a whole block, which begins with its head."""
         if os.getpid() != self._pid:
             raise RuntimeError("a forked copy of a rank takes no part in its job")
-        request = self._comm.Isend([block, len(block), self._mpi.BYTE], target, _HEADS)
+        request = self._comm.Isend([block, len(block), self.mpi.BYTE], target, _HEADS)
         if not request.Test():
             self._sending.append((request, block, None))
 
@@ -161,10 +163,24 @@ class Transport:
 
     def first_beside(self) -> int:
         """The first rank that shares memory with this one. All call this together."""
-        beside = self.world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        beside = self.world.Split_type(self.mpi.COMM_TYPE_SHARED)
         first: int = beside.bcast(self.rank)
         beside.Free()
         return first
+
+    def communicator(self, ranks: Sequence[int]) -> Any:
+        """A communicator of these ranks, in this order. All of them call this together."""
+        world = self.world.Get_group()
+        group = world.Incl(ranks)
+        try:
+            return self.world.Create_group(group)
+        finally:
+            group.Free()
+            world.Free()
+
+    def leave(self, request: Any, memory: object) -> None:
+        """Leave a request to MPI, which may use the memory until the job ends."""
+        self._left.append((request, memory))
 
     def gather(self, value: Any) -> Any:
         """What all ranks say, by rank, on rank 0. All call this together."""
@@ -176,18 +192,18 @@ class Transport:
 
     def _take_in_one(self) -> bool:
         status = self._status
-        found = self._comm.Improbe(self._mpi.ANY_SOURCE, _HEADS, status)
+        found = self._comm.Improbe(self.mpi.ANY_SOURCE, _HEADS, status)
         if found is None:
             return False
         source = status.source
-        block = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
-        found.Recv([block, block.size, self._mpi.BYTE])
+        block = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
+        found.Recv([block, block.size, self.mpi.BYTE])
         kind, cluster, generation, lane, tag, nbytes, size, body = _HEAD.unpack_from(block.data)
         request = None
         if body:
             head, block = block, np.empty(size + body, np.uint8)
             block[:size] = head
-            request = self._comm.Irecv([block[size:], body, self._mpi.BYTE], source, _BODIES)
+            request = self._comm.Irecv([block[size:], body, self.mpi.BYTE], source, _BODIES)
         message = Message(kind, Address(cluster, generation), lane, tag, nbytes, block)
         if request is None and source not in self._incoming:
             self._hand_over(source, message)

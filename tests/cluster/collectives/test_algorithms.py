@@ -286,3 +286,15 @@ def test_a_direct_all_reduce_counts_the_same_whatever_its_size(cluster_of, trans
     ).trace
     expected = [3 * 64 // 2, 3 * 16 // 2, 3 * 32 // 2, 3 * 64 // 2]  # bools are summed as int64
     assert [event.bytes_received for event in events_of(dtypes, 2)] == expected
+
+
+@pytest.mark.not_on_mpi("the ranks of a job have what is refused here")
+@pytest.mark.parametrize("collective", ["all_reduce", "barrier", "permute"])
+def test_the_algorithm_of_mpi_is_for_the_ranks_of_a_job(cluster_of, collective):
+    def kernel(device):
+        pairs = [(0, 1)] if collective == "permute" else None
+        with pytest.raises(ValueError, match=f"^{collective}: algorithm='mpi' asks for .*; leave it out, or type: mpiexec"):
+            device.collective(collective, np.ones(3), pairs=pairs, algorithm="mpi")
+        return device.all_reduce(1)
+
+    assert cluster_of(2).run(kernel).outputs == [2, 2]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import mpi_job
+import mpi_library
 import numpy as np
 import psutil
 import pytest
@@ -38,6 +39,15 @@ def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(t
     assert "mpiexec -n 6 python -m vcluster.mpi" in found["too many"]
     assert "printed by the host" in said
     assert "[rank 0] printed by a device" in said and "[rank 1] printed by a device" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@each_mpi
+def test_the_collectives_of_the_library_give_the_results_the_traffic_and_the_errors_of_direct_ones(mpi):
+    job = start(5, "-m", "vcluster.mpi", mpi_library.__file__, mpi=mpi)
+    said = finish(job)
+    assert job.returncode == 0 and "all is right" in said, said
 
 
 DYING = """
