@@ -12,6 +12,8 @@ from parallelism.display.quantities import decimal_bytes, rate, seconds
 MOST_PARTS = 5
 LEAST_SHARE = 5e-4
 """A part that differs by a smaller share of the step is not told."""
+ROUNDING = 1e-9
+"""Steps that differ by no larger share take as long: sums of the same seconds in another order."""
 LEAST_EXPOSED = 0.02
 """Links are told of the axes whose collectives take at least this share of the step."""
 
@@ -72,12 +74,12 @@ def refusals_text(refused: Mapping[str, int]) -> str:
 
 def why(first: Account, second: Account) -> str:
     """Why the first plan is before the second."""
-    return f"the second ({second.split}) takes {more_text(second, first)}"
+    return f"the second ({second.split}) takes {longer_text(second, first)}"
 
 
 def why_not(asked: str, other: Account, first: Account) -> str:
     """What the best plan with the settings that are ``asked`` for costs more, and the links that it crosses."""
-    text = f"the best plan with {asked} ({other.split}) takes {more_text(other, first)}"
+    text = f"the best plan with {asked} ({other.split}) takes {longer_text(other, first)}"
     exposed = {axis: other.parts.get(axis, 0.0) + (other.parts.get("zero", 0.0) if axis == "dp" else 0.0)
                for axis in other.links}
     for axis, crossed in other.links.items():
@@ -88,16 +90,17 @@ def why_not(asked: str, other: Account, first: Account) -> str:
     return text
 
 
-def more_text(plan: Account, first: Account) -> str:
-    """By how much a plan takes longer than the first, and in which parts."""
+def longer_text(plan: Account, first: Account) -> str:
+    """By how much a plan takes longer than the first, and in which parts: the words behind "takes"."""
     more = plan.seconds - first.seconds
     names = dict.fromkeys([*plan.parts, *first.parts])
     parts = {name: plan.parts.get(name, 0.0) - first.parts.get(name, 0.0) for name in names}
     largest = sorted(parts, key=lambda name: -abs(parts[name]))[:MOST_PARTS]
     told = ", ".join(f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
                      for name in largest if abs(parts[name]) >= LEAST_SHARE * first.seconds)
-    return f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}" + (
-        f": {told}" if told else "")
+    text = "as long" if abs(more) <= ROUNDING * first.seconds else (
+        f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}")
+    return text + (f": {told}" if told else "")
 
 
 def need_text(needs: Sequence[Need], memory: float) -> str:

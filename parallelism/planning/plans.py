@@ -14,7 +14,7 @@ import numpy.typing as npt
 from parallelism.display import quantities
 from parallelism.planning.explanation import (
     Need,
-    more_text,
+    longer_text,
     need_text,
     plans_html,
     refusals_text,
@@ -156,7 +156,7 @@ class Plans(Sequence[Plan]):
     def why(self, plan: Plan) -> str:
         """Why the first plan is before the second, or why ``plan`` is after the first, in a sentence."""
         if plan.settings != self[0].settings:
-            return f"the first ({self[0].split}) takes {more_text(self[0].account, plan.account)}"
+            return f"the first ({self[0].split}) takes {longer_text(self[0].account, plan.account)}"
         if len(self) == 1:
             return "no other plan fits"
         return why(plan.account, self[1].account)

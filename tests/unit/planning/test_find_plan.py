@@ -8,6 +8,7 @@ import pytest
 from parallelism import Hardware, Mesh, ir, models, simulate
 from parallelism.display.quantities import rate, seconds
 from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan
+from parallelism.planning.explanation import Account, why, why_not
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
@@ -98,6 +99,16 @@ def test_why_the_first_and_why_not_another(plans: Plans) -> None:
     assert first.why().startswith(f"the second ({second.split}) takes {told}")
     share = less / second.seconds
     assert second.why().startswith(f"the first ({first.split}) takes {seconds(less)} ({share:.1%}) less")
+
+
+def test_equal_plans_take_as_long() -> None:
+    first = Account("pp=2 mb=2", 0.3, {"products": 0.2, "bubble": 0.1}, {})
+    assert why(first, first._replace(split="pp=2 mb=1")) == "the second (pp=2 mb=1) takes as long"
+    other = Account("tp=2 mb=2", 0.1 + 0.2, {"products": 0.2, "tp": 0.1}, {})     # as long up to rounding
+    assert other.seconds != first.seconds
+    assert why(first, other) == "the second (tp=2 mb=2) takes as long: tp +100 ms, bubble -100 ms"
+    assert why(first, other._replace(seconds=0.3003)).startswith("the second (tp=2 mb=2) takes 300 us (0.1%) more: ")
+    assert why_not("tp=2", other, first).startswith("the best plan with tp=2 (tp=2 mb=2) takes as long: ")
 
 
 def test_overlap_is_a_setting() -> None:
