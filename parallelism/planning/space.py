@@ -38,6 +38,10 @@ STAGES_OF_ZERO = (0, 1, 2)
 itself, which takes seconds for a large model."""
 
 
+MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": 10**4}
+"""What is planned for at most: beyond it, products of settings would not fit 64 bits, or a search take hours."""
+
+
 @dataclass(frozen=True)
 class Refused:
     """Combinations that cannot be: how many there were, and the first."""
@@ -116,8 +120,11 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     of a replica, and where a schedule does not fit.  It is counted under the first reason that it meets, once, before
     the settings that come after it are varied.
 
-    ``ValueError`` for a setting that does not exist, and for a value that it cannot have.
+    ``ValueError`` for a setting that does not exist, and for a value that it cannot have; and for more than `MOST`.
     """
+    for what, number in (("devices", devices), ("batch", batch), ("blocks", model.blocks)):
+        if number > MOST[what]:
+            raise ValueError(f"{what} must be at most {MOST[what]:,} in a search for plans, got {number}")
     given = checked_settings(fixed)
     words = {"schedule": tuple(given.get("schedule", SCHEDULES)),
              "recompute": tuple(given.get("recompute", tuple(model.recomputed))),
@@ -239,6 +246,9 @@ def _values(name: str, value: Any) -> list[Any]:
 def _number(name: str, value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    most = MOST["batch" if name == "microbatch" else "devices"]
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value}")
     return value
 
 

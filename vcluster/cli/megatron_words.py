@@ -73,14 +73,18 @@ def _keywords(option: Option) -> dict[str, Any]:
 
 
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
-    """The flags of Megatron-LM that were given.  Those without effect are named on stderr, once."""
-    given = [f"--{name}" for name in UNCHANGING if hasattr(arguments, f"unchanging {name}")]
-    if given:
-        print(f"without effect on a simulated step: {', '.join(given)}", file=sys.stderr)
+    """The flags of Megatron-LM that were given."""
     try:
         return MegatronFlags(**{option.field: getattr(arguments, option.field) for option in OPTIONS})
     except ValueError as error:
         raise WrongWords(str(error)) from None
+
+
+def tell_unchanging(arguments: argparse.Namespace) -> None:
+    """Names on stderr the given flags of Megatron-LM that are without effect: once all words are known to be right."""
+    given = [f"--{name}" for name in UNCHANGING if hasattr(arguments, f"unchanging {name}")]
+    if given:
+        print(f"without effect on a simulated step: {', '.join(given)}", file=sys.stderr)
 
 
 def named_model(word: str) -> TransformerSpec | None:

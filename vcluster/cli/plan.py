@@ -18,7 +18,7 @@ from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import flags_of, is_model, named_model, training_parser
+from vcluster.cli.megatron_words import flags_of, is_model, named_model, tell_unchanging, training_parser
 from vcluster.cli.placed import loss_of_rows, program_in, size
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
@@ -119,6 +119,8 @@ def _automatic(program: str, arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
             write_layouts(plans, arguments.html)
+    if plans:
+        tell_unchanging(arguments)
     print(json.dumps(layouts_document(plans), indent=1) if arguments.json else plans)
     if arguments.html is not None and not arguments.json:
         print(f"\nThe page is {arguments.html}")
@@ -129,8 +131,6 @@ def _automatic(program: str, arguments: argparse.Namespace) -> int:
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
     flags = flags_of(arguments)
-    if update := [f"--{name.replace('_', '-')}" for name in flags.given("update")]:
-        print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
     try:
         model, batch = _model_and_batch(arguments, flags)
         asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)
@@ -151,9 +151,13 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         document, trace = document_of(asked, plans, arguments.top, questions)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
-        return document, trace
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
+    if len(plans):
+        tell_unchanging(arguments)
+        if update := [f"--{name.replace('_', '-')}" for name in flags.given("update")]:
+            print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
+    return document, trace
 
 
 def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tuple[TransformerSpec | ir.Function, int]:

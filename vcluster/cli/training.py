@@ -17,7 +17,13 @@ from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.kept import CHAKRA, keep_for_chakra
-from vcluster.cli.megatron_words import flags_of, hardware_and_devices, named_model, training_parser
+from vcluster.cli.megatron_words import (
+    flags_of,
+    hardware_and_devices,
+    named_model,
+    tell_unchanging,
+    training_parser,
+)
 from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, writable
 from vcluster.report import html
@@ -51,6 +57,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             found = figures(run, hardware)
     except ValueError as error:
         raise WrongWords(str(error)) from None
+    tell_unchanging(arguments)
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model))
     if arguments.report is not None:
         with accessing(arguments.report, option="report"):

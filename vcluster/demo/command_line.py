@@ -17,6 +17,8 @@ AXES = ("pp", "dp", "cp", "ep", "tp")
 """The axes of a mesh, outermost first. The order is that of Megatron: the ranks of a tp group are neighbours."""
 
 MOST_DEVICES = 256
+MOST_LISTED = 24
+"""More options are not listed in an error."""
 
 
 Arguments = Mapping[str, Mapping[str, Any]]
@@ -61,7 +63,8 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-"):
                 raise WrongWords(f"nothing is expected here: {word!r}")
             options = [option for option in self._option_string_actions if option.startswith("--")]
-            raise WrongWords(f"there is no option {word}{nearest(word, options)}")
+            told = nearest(word, options) if len(options) <= MOST_LISTED or closest(word, options) else "; see --help"
+            raise WrongWords(f"there is no option {word}{told}")
         return namespace
 
 

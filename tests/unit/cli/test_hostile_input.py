@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from parallelism.kernels import SGD, Adam
 from parallelism.pipelining import Pipeline, Schedule
+from parallelism.planning import search, space
 from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
@@ -337,6 +338,57 @@ def test_every_command_refuses_what_it_does_not_take_in_one_line(files, monkeypa
     assert status in (0, 2)
     assert (said == "") == (status == 0)
     assert status == 0 or re.fullmatch(r"program.*: .+\n", said)
+
+
+PLAN = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8", "--vocab-size",
+        "100", "--global-batch-size", "8", "--hardware", "dgx-a100", "--devices", "4"]
+NUMBERS = st.sampled_from((0, 1, 2, 3, 8, 97, 10**6, 999999937, 10**9, 10**18 - 11, 2**63, 2**64, 10**30)).map(str)
+COUNTS = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--vocab-size", "--devices",
+          "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--context-parallel-size",
+          "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage", "--simulations")
+a_setting = st.builds("{}={}".format, st.sampled_from(space.SETTINGS), st.lists(
+    NUMBERS | st.sampled_from(("gpipe", "dual_pipe_v", "looped_bfs", "full", "x", "tp-cp-dp-pp")), max_size=3
+).map(",".join))
+broken = st.one_of(
+    st.tuples(st.sampled_from(COUNTS), NUMBERS), st.tuples(st.sampled_from(("--fix", "--why-not")), a_setting),
+    st.tuples(st.just("--memory"), st.sampled_from(("1kB", "0", "1e400GB", "nanGB", "72 parsecs", "1e-300"))),
+    st.tuples(st.just("--hardware"), st.sampled_from((
+        "host", "bad.json", "directory", "dgx-h100:0", f"dgx-h100:{10**18}", "tpu-v4:0x4", "tpu-v4:4x4x4"))),
+    st.tuples(st.sampled_from(("--html", "--save", "--load")), st.sampled_from(FILES)),
+    st.tuples(st.sampled_from(("--lr", "--seed", "--data-path", "--clip-grad", "--batch", "--size")), values),
+    st.tuples(st.sampled_from(("--auto", "--sequence-parallel", "--group-query-attention", "--fp16", "--json"))))
+
+
+@within_a_test
+@given(model=st.sampled_from(("gpt", "gpt", "gpt2-xl", "good.mlir", "empty", "nowhere", "")),
+       given=st.lists(broken, min_size=1, max_size=4))
+def test_a_broken_question_for_plans_is_refused_before_a_plan_is_timed(files, monkeypatch, model, given):
+    """Words that each might be right: sizes, hardware, memory, batches and settings that cannot be together."""
+    class Timed(BaseException):
+        pass
+
+    def timed(*_, **__):
+        raise Timed
+
+    monkeypatch.setattr(search, "costed", timed)
+    try:
+        status, out, said = answer(top.main, ["plan", model, *PLAN, *(word for words in given for word in words)])
+    except Timed:
+        return
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"program plan: .+\n", said)
+
+
+def test_a_plan_beyond_what_is_searched_is_refused(files):
+    """Nothing of it depends on how large the numbers are: neither a loop over them, nor arithmetic of 64 bits."""
+    for words, error in ((["--devices", "2097152"], "devices must be at most 1,048,576"),
+                         (["--global-batch-size", f"{10**18}"], "batch must be at most 1,000,000,000"),
+                         (["--num-layers", f"{2**63}"], "blocks must be at most 10,000"),
+                         (["--fix", f"cp={10**9 - 1}"], "cp must be at most 1,048,576"),
+                         (["--fix", "x=1", "--seed", "1"], "a plan has no setting 'x'")):
+        status, out, said = answer(top.main, ["plan", "gpt", *PLAN, *words])
+        assert (status, out, said.count("\n")) == (2, "", 1)
+        assert said.startswith(f"program plan: {error}")
 
 
 @pytest.mark.parametrize("words", [["attention", "--policy=--"], ["mlp", "--hardware=--"]])
