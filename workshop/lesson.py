@@ -2,21 +2,35 @@
 
     from lesson import Lesson
     lesson = Lesson(2)
-    lesson.check("all_gather", check_collective("all_gather", mine))
+    lesson.check("all_gather", mine)
     lesson.score()
     lesson.reset()
+
+A folder with a notebook and this file is all that a student needs, where vcluster and Jupyter are installed.  What is
+below the line holds answers: look there last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import make
+import numpy as np
 import psutil
 
-from vcluster.check import Answer
+from parallelism import Mesh, Pipeline, explain
+from vcluster.check import (
+    Answer,
+    check_collective,
+    check_formula,
+    check_resharding,
+    check_schedule,
+    check_sharded,
+)
 
 HERE = Path(__file__).parent
 SMALL_BYTES = 9 * 2**30
@@ -27,48 +41,195 @@ class Lesson:
 
     ``backend`` is ``"thread"`` on machines with 8 GiB and less, where Python cannot share memory between processes
     (native Windows, untested), and where the environment variable ``VCLUSTER_WORKSHOP`` is ``small``; otherwise
-    ``"process"``.  Answers are kept in the folder ``VCLUSTER_WORKSHOP_SCORES``, by default beside the notebooks.
+    ``"process"``.
+
+    The score of an exercise is that of its last check.  It is kept in a file: an exercise that passed stays done when
+    the kernel or the notebook starts again, until a check of it fails or `reset` clears the score.  The file lies in
+    the folder ``VCLUSTER_WORKSHOP_SCORES``, by default beside the notebooks.
+
+    ``ValueError`` for a number that no lesson has.
     """
 
     def __init__(self, number: int) -> None:
-        self.source = make.lesson(number)
+        if number not in EXERCISES:
+            raise ValueError(f"there is no lesson {number}; there are {', '.join(map(str, EXERCISES))}")
+        self.number = number
+        self.exercises = tuple(EXERCISES[number])
+        """The names of the exercises, in order."""
         small = os.environ.get("VCLUSTER_WORKSHOP") == "small" or psutil.virtual_memory().total < SMALL_BYTES
         self.backend = "thread" if small or not hasattr(os, "memfd_create") else "process"
         self.last: Answer | None = None
         """The answer of the last check."""
+        if done := len(self._passed()):
+            print(f"lesson {number}: {done} of {len(self.exercises)} exercises are done from before; lesson.score() "
+                  "lists them, lesson.reset() begins anew")
 
-    def check(self, exercise: str, answer: Answer) -> Answer:
-        """Note whether an exercise passes, and return its answer, which the notebook shows."""
-        if exercise not in self.source.exercises:
-            raise ValueError(f"lesson {self.source.number} has no exercise {exercise!r}; "
-                             f"there are {', '.join(self.source.exercises)}")
-        self.last = answer
-        passed = self._passed() - {exercise} | ({exercise} if answer else set())
+    def check(self, exercise: str, mine: Callable[..., Any]) -> Answer:
+        """Check a function that is the answer to an exercise, and note whether it passes.
+
+        ``ValueError`` for a name that no exercise of this lesson has.
+        """
+        if exercise not in self.exercises:
+            raise ValueError(
+                f"lesson {self.number} has no exercise {exercise!r}; there are {', '.join(self.exercises)}")
+        self.last = EXERCISES[self.number][exercise](mine)
+        passed = self._passed() - {exercise} | ({exercise} if self.last else set())
         self._file.write_text(json.dumps(sorted(passed)), encoding="utf-8")
-        return answer
+        return self.last
 
     def score(self) -> None:
-        """Print which exercises of this lesson pass."""
+        """Print which exercises of this lesson passed when they were checked last."""
         passed = self._passed()
-        print(f"lesson {self.source.number}: {len(passed)} of {len(self.source.exercises)} exercises")
-        for exercise in self.source.exercises:
+        print(f"lesson {self.number}: {len(passed)} of {len(self.exercises)} exercises (each by its last check)")
+        for exercise in self.exercises:
             print(f"  {'done ' if exercise in passed else 'to do'}  {exercise}")
 
     def reset(self) -> None:
-        """Write the notebook of this lesson anew and forget its score.  Your notebook is kept as ``....old.ipynb``.
+        """Write the notebook of this lesson anew and clear its score.  Your notebook is kept as ``....old.ipynb``.
 
         Then reload the page, or close the notebook and open it again, without saving it.
         """
-        path = HERE / f"{self.source.name}.ipynb"
-        if path.exists():
-            path.replace(path.with_suffix(".old.ipynb"))
-        path.write_text(make.notebook(self.source), encoding="utf-8")
+        path = next((path for path in sorted(HERE.glob(f"{self.number}-*.ipynb"))
+                     if not path.name.endswith(".old.ipynb")), None)
+        if path is None:
+            raise FileNotFoundError(f"there is no notebook {self.number}-*.ipynb in {HERE}")
+        text = path.read_text(encoding="utf-8")
+        whole = json.loads(text)
+        as_given = whole["metadata"].get("vcluster", {}).get("as_given")
+        if as_given is None:
+            raise ValueError(f"{path.name} has lost the cells that it was given with; take the notebook anew")
+        path.with_suffix(".old.ipynb").write_text(text, encoding="utf-8")
+        path.write_text(json.dumps(whole | {"cells": as_given}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         self._file.unlink(missing_ok=True)
         print(f"{path.name} is as it was; reload it without saving")
 
     @property
     def _file(self) -> Path:
-        return Path(os.environ.get("VCLUSTER_WORKSHOP_SCORES", HERE)) / f".score-{self.source.number}.json"
+        return Path(os.environ.get("VCLUSTER_WORKSHOP_SCORES", HERE)) / f".score-{self.number}.json"
 
     def _passed(self) -> set[str]:
-        return set(json.loads(self._file.read_text(encoding="utf-8"))) if self._file.exists() else set()
+        noted = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        return {exercise for exercise in self.exercises if exercise in noted}
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Below are the checks: what each exercise is measured by, and the usual wrong formulas.
+
+
+def _formula(
+    reference: Callable[..., float], cases: list[tuple[Any, ...]], mistakes: dict[str, Callable[..., float]],
+    rtol: float = 1e-9,
+) -> Callable[[Any], Answer]:
+    return lambda mine: check_formula(mine, reference, cases, mistakes=mistakes, rtol=rtol)
+
+
+def _ring_bytes(size: int, nbytes: int) -> float:
+    return explain("all_reduce", algorithm="ring", inputs=[np.zeros(nbytes // 8)] * size).bytes_received[0]
+
+
+def _ring_steps_seconds(size: int, nbytes: int, alpha: float, beta: float) -> float:
+    steps = explain("all_reduce", algorithm="ring", inputs=[np.zeros(nbytes // 8)] * size)
+    return sum(max(alpha + message.nbytes / beta for message in step.messages) for step in steps)
+
+
+def _crossing(size: int, alpha: float, beta: float) -> float:
+    """The bytes for which recursive doubling takes as long as the ring, by bisection."""
+    low, high = 1e-9, 1e18
+    for _ in range(200):
+        middle = (low * high) ** 0.5
+        doubling = np.log2(size) * (alpha + middle / beta)
+        ring = 2 * (size - 1) * (alpha + middle / size / beta)
+        low, high = (middle, high) if doubling < ring else (low, middle)
+    return low
+
+
+EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
+    1: {
+        "rows": _formula(
+            lambda rank, rows, size: len(np.array_split(np.arange(rows), size)[rank]),
+            [(0, 8, 4), (0, 7, 3), (1, 7, 3), (2, 7, 3), (3, 2, 4)], {
+                "the rows that are left over belong to nobody": lambda rank, rows, size: rows // size,
+                "every device has as many as the first; not all have one of the rows that are left over":
+                    lambda rank, rows, size: -(-rows // size)}),
+        "rows_times": lambda mine: check_sharded(mine, "M_tp, K; K, N -> M_tp, N", np.matmul),
+        "broadcast": partial(check_collective, "broadcast"),
+    },
+    2: {
+        "all_gather": lambda mine: check_collective("all_gather", mine, algorithm="ring", hop=1, sends_wait=False),
+        "all_reduce": lambda mine: check_collective("all_reduce", mine, hop=1, sends_wait=False),
+        "ring_all_reduce": lambda mine: check_collective("all_reduce", mine, algorithm="ring", hop=1, sends_wait=False),
+        "bytes": _formula(_ring_bytes, [(2, 480), (3, 480), (4, 480), (5, 480)], {
+            "that is one half of the algorithm, and there are two halves":
+                lambda size, nbytes: (size - 1) * nbytes / size,
+            "whole arrays are counted; only pieces travel": lambda size, nbytes: (size - 1) * nbytes,
+            "one step is missing from each half, or one too many: there are size - 1 of them":
+                lambda size, nbytes: 2 * nbytes}),
+    },
+    3: {
+        "ring": partial(check_collective, "all_reduce"),
+        "all_to_all": partial(check_collective, "all_to_all"),
+    },
+    4: {
+        "ring_seconds": _formula(
+            _ring_steps_seconds, [(2, 480, 1e-3, 1e3), (4, 480, 1e-6, 1e6), (5, 4000, 1e-5, 1e6)], {
+                "whole arrays are sent in each step, and the ring sends pieces":
+                    lambda size, nbytes, alpha, beta: 2 * (size - 1) * (alpha + nbytes / beta),
+                "each step has its latency":
+                    lambda size, nbytes, alpha, beta: alpha + 2 * (size - 1) * nbytes / size / beta,
+                "there are two halves":
+                    lambda size, nbytes, alpha, beta: (size - 1) * (alpha + nbytes / size / beta)}),
+        "recursive_doubling": lambda mine: check_collective("all_reduce", mine, algorithm="recursive_doubling"),
+        "crossing": _formula(
+            _crossing, [(4, 1e-6, 1e9), (8, 1e-6, 1e9), (16, 2e-5, 1e10)], {
+                "that is the latency alone, in bytes; how many latencies more does the ring pay, and how many bytes "
+                "fewer?": lambda size, alpha, beta: alpha * beta}, 1e-6),
+    },
+    5: {
+        "columns": lambda mine: check_sharded(mine, "M, K; K, N_tp -> M, N_tp", np.matmul),
+        "inner": lambda mine: check_sharded(mine, "M, K_tp; K_tp, N -> M, N", np.matmul),
+        "feed_forward": lambda mine: check_sharded(
+            mine, "M, K; K, N_tp; N_tp, L -> M, L", lambda x, w1, w2: np.maximum(x @ w1, 0) @ w2),
+        "to_columns": lambda mine: check_resharding(mine, "[tp, None]", "[None, tp]", cheapest=True),
+    },
+    6: {
+        "bubble": _formula(
+            lambda p, m: Pipeline(p, m, "gpipe").schedule.idle_fraction(), [(1, 1), (2, 3), (4, 8), (4, 4), (8, 3)], {
+                "the idle cycles are compared with the busy ones, in place of all": lambda p, m: (p - 1) / m,
+                "off by one: a rank waits for the other stages only": lambda p, m: p / (m + p),
+                "the pipeline fills, and it also empties; but both are counted with forwards and backwards":
+                    lambda p, m: (p - 1) / (2 * m + p - 1)}),
+        "gpipe": lambda mine: check_schedule(mine, stages=4, microbatches=8, like="gpipe"),
+        "one_f_one_b": lambda mine: check_schedule(mine, stages=4, microbatches=8, like="1f1b"),
+        "memory": _formula(
+            lambda rank, p, m: Pipeline(p, m, "1f1b").schedule.peak_live()[rank],
+            [(0, 4, 8), (1, 4, 8), (3, 4, 8), (0, 4, 2), (0, 8, 64)], {
+                "that is GPipe; with 1F1B the number of microbatches does not matter, if there are enough":
+                    lambda rank, p, m: m,
+                "off by one: the stage itself counts": lambda rank, p, m: min(p - rank - 1, m),
+                "there may be fewer microbatches than stages": lambda rank, p, m: p - rank}),
+    },
+    7: {
+        "rank": _formula(
+            lambda a, b, c, dp, pp, tp: Mesh(dp=dp, pp=pp, tp=tp).rank(dp=a, pp=b, tp=c),
+            [(1, 0, 1, 2, 2, 2), (1, 2, 3, 2, 3, 4), (0, 1, 0, 3, 2, 5)], {
+                "the first axis is counted fastest, and it should be the last":
+                    lambda a, b, c, dp, pp, tp: a + dp * (b + pp * c)}),
+        "parameters": _formula(
+            lambda n, dp, pp, tp: sum(n / pp / tp for _ in Mesh(dp=dp, pp=pp, tp=tp)) / (dp * pp * tp),
+            [(64, 1, 2, 2), (96, 2, 2, 2), (960, 4, 8, 2)], {
+                "replicas do not share parameters: each has all of them": lambda n, dp, pp, tp: n / (dp * pp * tp)}),
+    },
+    8: {
+        "seconds": _formula(
+            lambda flops, devices, rate, part: flops / devices / rate / part,
+            [(3.4e18, 512, 989e12, 0.5), (1e15, 1, 1e12, 0.25)], {
+                "a lower utilization makes it slower, not faster":
+                    lambda flops, n, rate, part: flops * part / (n * rate),
+                "the devices work at the same time": lambda flops, n, rate, part: flops / (rate * part)}),
+        "microbatches": _formula(
+            lambda batch, dp, microbatch: len(range(0, batch, dp * microbatch)),
+            [(1536, 8, 1), (1536, 16, 2), (64, 1, 4)], {
+                "each replica has only its part of the batch": lambda batch, dp, microbatch: batch // microbatch}),
+    },
+}
+"""By lesson and exercise, its check."""

@@ -31,6 +31,9 @@ _FENCE = re.compile(r"^```(python(?: (?:exercise|solution|check|wrong: [^\n]*))?
                     re.MULTILINE | re.DOTALL)
 
 
+_IMPORT = "from lesson import Lesson"
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of a lesson."""
@@ -86,18 +89,20 @@ def lessons() -> list[LessonSource]:
 
 
 def notebook(source: LessonSource, *, solved: bool = False) -> str:
-    """The text of a notebook."""
+    """The text of a notebook.  A solved one lies in a folder of its own, and finds lesson.py in the one above."""
     kinds = ("text", "python", "check", "solution" if solved else "exercise")
     cells = []
     for place, block in enumerate(block for block in source.blocks if block.kind in kinds):
-        text = block.text.splitlines(keepends=True)
+        written = block.text.replace(_IMPORT, f'import sys; sys.path.append("..")\n{_IMPORT}') if solved else block.text
+        text = written.splitlines(keepends=True)
         cell = {"cell_type": "markdown" if block.kind == "text" else "code", "id": f"cell-{source.number}-{place}",
                 "metadata": {} if block.kind in ("text", "python") else {"tags": [block.kind]}, "source": text}
         if cell["cell_type"] == "code":
             cell |= {"execution_count": None, "outputs": []}
         cells.append(cell)
+    own = {} if solved else {"vcluster": {"as_given": cells}}           # what `Lesson.reset` goes back to
     whole = {"cells": cells, "metadata": {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        **own, "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 

@@ -1,6 +1,8 @@
 """The lessons: solutions pass, wrong answers get the right sentence, and the notebooks are those of the sources."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -108,19 +110,80 @@ def test_lessons_run_on_threads_where_python_has_neither_fcntl_nor_memfd_create(
     assert "3 of 3 exercises" in done.stdout
 
 
-def test_a_lesson_is_reset_and_scored(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(lesson_module, "HERE", tmp_path)
-    lesson = lesson_module.Lesson(2)
-    first = lesson.source.exercises[0]
-    lesson.check(first, lesson_module.Answer(True, "x", "right"))
-    lesson.score()
-    assert f"done   {first}" in capsys.readouterr().out
-    notebook = tmp_path / f"{lesson.source.name}.ipynb"
-    notebook.write_text("mine", encoding="utf-8")
-    lesson.reset()
-    assert notebook.read_text(encoding="utf-8") == make.notebook(lesson.source)
-    assert notebook.with_suffix(".old.ipynb").read_text(encoding="utf-8") == "mine"
-    lesson.score()
-    assert f"0 of {len(lesson.source.exercises)}" in capsys.readouterr().out
+ALONE = """
+import json, sys
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec("".join(cell["source"]))
+print("passes" if lesson.last else "does not pass")
+lesson.reset()
+"""
+
+
+def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(tmp_path):
+    """In a folder with these two files alone: a lesson runs, its score is kept there, and it is reset."""
+    source = make.lesson(6)
+    notebook = tmp_path / f"{source.name}.ipynb"
+    mine = json.loads(make.notebook(source))
+    mine["cells"] = json.loads(make.notebook(source, solved=True))["cells"]
+    notebook.write_text(json.dumps(mine), encoding="utf-8")
+    (tmp_path / "lesson.py").write_text((WORKSHOP / "lesson.py").read_text(encoding="utf-8"), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "VCLUSTER_WORKSHOP_SCORES"}
+    done = subprocess.run([sys.executable, "-c", ALONE, notebook.name], cwd=tmp_path, capture_output=True, text=True,
+                          check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 exercises (each by its last check)" in done.stdout
+    assert "passes" in done.stdout.splitlines()
+    assert notebook.read_text(encoding="utf-8") == make.notebook(source)
+    assert json.loads(notebook.with_suffix(".old.ipynb").read_text(encoding="utf-8")) == mine
+    assert not list(tmp_path.glob(".score*"))
+
+
+def test_the_notebooks_show_no_answers():
+    """A cell of a check calls it, and has nothing more in it; all else that a student gets is text and exercises."""
+    for source in LESSONS:
+        for cell in json.loads(make.notebook(source))["cells"]:
+            text = "".join(cell["source"])
+            if "check" in cell["metadata"].get("tags", ()):
+                assert re.fullmatch(r'lesson\.check\("\w+", \w+\)', text)
+            for block in source.blocks:
+                assert block.kind != "solution" or block.text not in text
+
+
+def test_the_checks_are_those_of_the_lessons():
+    assert {source.number: source.exercises for source in LESSONS} == {
+        number: tuple(checks) for number, checks in lesson_module.EXERCISES.items()}
+
+
+def test_the_score_of_an_exercise_is_that_of_its_last_check(tmp_path, capsys):
+    def gpipe(rank, stages, microbatches):
+        return [f"{kind}{k}" for kind in "FB" for k in range(microbatches)]
+
+    lesson = lesson_module.Lesson(6)
+    assert capsys.readouterr().out == ""
+    assert lesson.check("gpipe", gpipe)
+    assert not lesson.check("one_f_one_b", gpipe)
+    again = lesson_module.Lesson(6)                         # the kernel starts again
+    assert "1 of 4 exercises are done from before" in capsys.readouterr().out
+    again.score()
+    told = capsys.readouterr().out
+    assert "done   gpipe" in told
+    assert "to do  one_f_one_b" in told
+    assert not again.check("gpipe", lambda rank, stages, microbatches: [])
+    again.score()
+    assert "0 of 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="has no exercise 'nothing'"):
-        lesson.check("nothing", lesson_module.Answer(True, "x", "right"))
+        lesson.check("nothing", gpipe)
+    with pytest.raises(ValueError, match="there is no lesson 9"):
+        lesson_module.Lesson(9)
+
+
+def test_a_lesson_without_a_notebook_is_not_reset(tmp_path, monkeypatch):
+    monkeypatch.setattr(lesson_module, "HERE", tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no notebook 2-"):
+        lesson_module.Lesson(2).reset()
+    notebook = tmp_path / "2-mine.ipynb"
+    notebook.write_text('{"cells": [], "metadata": {}}', encoding="utf-8")
+    with pytest.raises(ValueError, match="has lost the cells that it was given with"):
+        lesson_module.Lesson(2).reset()
+    assert [path.name for path in tmp_path.iterdir()] == ["2-mine.ipynb"]
