@@ -66,8 +66,9 @@ def on_files(files: Files, config: Any) -> Files:
     add("reference/rooms.md", rooms_page())
     if config.extra["playground"] is not None:
         add("playground.html", config.extra["playground"])
-        add("playground-page.md", "# Playground\n\nOne page on which collectives and schedules are tried out. "
-            "It needs nothing else.\n\n[Open the playground](playground.html){ .md-button .md-button--primary }\n")
+        add("playground-page.md", "# Playground\n\nOne page on which collectives, layouts, schedules and products are "
+            "tried out. It needs nothing else.\n\n"
+            "[Open the playground](playground.html){ .md-button .md-button--primary }\n")
     for kept in ("site.css", "worker.js"):
         add(kept, (Path(__file__).parent / kept).read_text(encoding="utf-8"))
     for path in origins:

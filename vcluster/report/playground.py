@@ -1,13 +1,13 @@
-"""The playground: a page on which collectives and schedules are tried out, without Python, installation or network.
+"""The playground: a page on which the ideas of the package are tried out, without Python, installation or network.
 
-The page has the messages of each algorithm, its phases, and the orders of actions of each schedule as tables, which
-are written here from the package.  What its script computes (bytes, seconds, the times of a schedule) is in
-``playground_sums.js``, which needs no page.
+The page has the messages of each algorithm, its phases, the orders of actions of each schedule, the steps from each
+layout to each other, and the seconds of products as tables, which are written here from the package.  What its script
+computes (bytes, seconds, the times of a schedule) is in ``playground_sums.js``, which needs no page.
 """
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import groupby
+from itertools import groupby, permutations, product
 from os import PathLike
 from typing import Any
 
@@ -16,8 +16,14 @@ import numpy as np
 from parallelism.algorithms import COLLECTIVES, Phase, record_of
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.phases import names, phases
+from parallelism.cost import Costs
+from parallelism.hardware import Hardware
+from parallelism.hardware.files import presets
+from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, Schedule
 from parallelism.pipelining.generators import CHUNKED, SCHEDULES, V_SHAPED
+from parallelism.resharding import ReshardingPlan, plan_resharding
+from parallelism.sharding import TensorSharding
 from parallelism.whole_files import written_whole
 from vcluster.report.page import page
 
@@ -25,17 +31,23 @@ RANKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 """The numbers of ranks of the page's collectives."""
 PIPELINE_RANKS = (2, 4, 8)
 MICROBATCHES = (2, 4, 8, 16)
-SECTIONS = {"collectives": "playground_collectives.js", "schedules": "playground_schedules.js"}
+MESHES = (Mesh(x=2), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3))
+SHAPES = ((8, 12), (7, 10))
+"""The tensors of the page's layouts: one that every axis divides, one with uneven shards."""
+EXTENTS = (1, 16, 64, 256, 1024, 4096, 16384)
+"""The extents m, n and k of the page's products."""
+SECTIONS = {"collectives": "playground_collectives.js", "layouts": "playground_layouts.js",
+            "schedules": "playground_schedules.js", "products": "playground_products.js"}
 _LEFT_OUT = {"permute", "barrier"}     # their messages follow from the caller's pairs, or have no bytes
 
 
 def playground(path: str | PathLike[str]) -> None:
     """Write the page to ``path``.  ``OSError`` if it cannot be written."""
     data = {
-        "title": "Collectives and pipelines: a playground", "facts": [], "left_out": [],
-        "verdict": ["Choose an algorithm or a schedule, and see each message and each wait.",
+        "title": "Collectives, layouts, pipelines: a playground", "facts": [], "left_out": [],
+        "verdict": ["Choose an algorithm, a layout, a schedule or a product, and see each message and each wait.",
                     "All orders are those that vcluster runs. The address of this page keeps your choice."],
-        "collectives": collectives(), "schedules": schedules()}
+        "collectives": collectives(), "layouts": layouts(), "schedules": schedules(), "products": products()}
     with written_whole(path) as file:
         file.write(page(data, "playground.html", SECTIONS, ("page.css", "playground.css"), ("playground_sums.js",)))
 
@@ -102,3 +114,64 @@ def schedules() -> dict[str, Any]:
 def _order(schedule: Schedule) -> dict[str, Any]:
     return {"placement": schedule.placement, "local": schedule.local, "rows": [
         [number for stage, kind, k in row for number in ("FBIW".index(kind), stage, k)] for row in schedule.works]}
+
+
+def layouts() -> dict[str, Any]:
+    """By mesh and shape: the layouts, the block of each rank under each of them, and the steps between the layouts.
+
+    The first ``choices`` of the layouts can be chosen; the others are passed through.  A block is [first row, end,
+    first column, end].  A step is [kind, axes, what changes, number of the layout after it, bytes of float32 that each
+    rank receives].  ``steps`` has a list of them by source and target.
+    """
+    found: dict[str, Any] = {}
+    for mesh in MESHES:
+        offered = list(_layouts_on(mesh))
+        places = [" ".join(f"{axis}={at}" for axis, at in index.items()) for index in mesh]
+        found[_text_of(mesh)] = {"places": places, "columns": mesh.shape[mesh.axes[-1]], "shapes": {}}
+        for shape in SHAPES:
+            numbers = {layout: number for number, layout in enumerate(offered)}
+            steps = [[_steps(plan_resharding(source, target, shape, np.float32, mesh), numbers) for target in offered]
+                     for source in offered]
+            found[_text_of(mesh)]["shapes"]["x".join(map(str, shape))] = {
+                "choices": len(offered), "steps": steps, "layouts": [layout.short() for layout in numbers],
+                "partial": [bool(layout.partial) for layout in numbers], "blocks": [
+                    [[edge for cut in layout.slices(shape, mesh, rank) for edge in (cut.start, cut.stop)]
+                     for rank in range(mesh.size)] for layout in numbers]}
+    return found
+
+
+def _text_of(mesh: Mesh) -> str:
+    return ", ".join(f"{axis}={extent}" for axis, extent in mesh.shape.items())
+
+
+def _layouts_on(mesh: Mesh) -> Iterable[TensorSharding]:
+    """All layouts of a matrix: each axis splits rows or columns, in any order, or nothing, or has a pending sum."""
+    for uses in product(("nothing", "rows", "columns", "sum"), repeat=len(mesh.axes)):
+        rows, columns, sums = ([axis for axis, use in zip(mesh.axes, uses, strict=True) if use == of]
+                               for of in ("rows", "columns", "sum"))
+        for dims in product(permutations(rows), permutations(columns)):
+            yield TensorSharding(*dims, partial=tuple(sums))
+
+
+def _steps(plan: ReshardingPlan, numbers: dict[TensorSharding, int]) -> list[list[Any]]:
+    return [[step.kind, ", ".join(step.axes), step.moved, numbers.setdefault(step.after, len(numbers)),
+             step.bytes_received] for step in plan.steps]
+
+
+def products() -> dict[str, Any]:
+    """By hardware: its rates and the seconds of a product of (m, k) and (k, n) matrices, for all m, n, k in that order.
+
+    The elements have two bytes: bfloat16 or else float16.  CPUs, which compute in neither, are left out.
+    """
+    found: dict[str, Any] = {}
+    for name in presets():
+        hardware = Hardware.preset(name)
+        dtype = next((dtype for dtype in ("bfloat16", "float16") if dtype in hardware.flops_per_second), None)
+        if dtype is not None:
+            found[name] = {
+                "title": hardware.title, "dtype": dtype, "flops_per_second": hardware.flops_per_second[dtype],
+                "bytes_per_second": hardware.memory_bytes_per_second, "seconds": [
+                    Costs(hardware).compute_seconds(
+                        2 * m * n * k, 2 * (m * k + k * n + m * n), dtype=dtype, shape=(1, m, n, k))
+                    for m, n, k in product(EXTENTS, repeat=3)]}
+    return {"extents": EXTENTS, "hardware": found}

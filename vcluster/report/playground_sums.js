@@ -61,3 +61,16 @@ function mostKept(row) {                             // forwards kept at once, f
   for (const time of [...changes.keys()].sort((a, b) => a - b)) most = Math.max(most, now += changes.get(time));
   return most;
 }
+function moved(steps) {                              // bytes that all ranks receive in the steps of a resharding
+  return steps.reduce((sum, step) => sum + step[4].reduce((a, b) => a + b, 0), 0);
+}
+function held(block) {                               // bytes of a block of float32
+  return 4 * (block[1] - block[0]) * (block[3] - block[2]);
+}
+function productAt(tables, name, m, n, k) {          // what a product does and takes, beside its roof
+  const hardware = tables.hardware[name], at = extent => tables.extents.indexOf(extent), count = tables.extents.length;
+  const flops = 2 * m * n * k, bytes = 2 * (m * k + k * n + m * n), ridge = hardware.flops_per_second / hardware.bytes_per_second;
+  const seconds = hardware.seconds[(at(m) * count + at(n)) * count + at(k)], intensity = flops / bytes;
+  return {flops, bytes, intensity, ridge, seconds, reached: flops / seconds, share: flops / seconds / hardware.flops_per_second,
+    bound: intensity < ridge ? "memory" : "compute"};
+}

@@ -15,6 +15,8 @@ CHOOSE = """((id, value) => {
   control.dispatchEvent(new Event("input"));
 })"""
 
+SAID = ["#ring-said", "#moves-said", "#race-said", "#product-said"]
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
@@ -33,19 +35,23 @@ def browser():
 @pytest.mark.timeout(120)
 def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
     browser.open(page, width=1300)
-    for control, value in [("kind", "all_gather"), ("ranks", "8"), ("step", "3"), ("first", "gpipe")]:
+    for control, value in [("kind", "all_gather"), ("ranks", "8"), ("step", "3"), ("first", "gpipe"),
+                           ("mesh", "x=2, y=3"), ("tensor", "7x10"), ("target", "[(x, y), None]"), ("m", "1024")]:
         browser.value(f"{CHOOSE}('{control}', '{value}')")
     assert browser.text("#ring-said").startswith("Step 3 of ")
     assert browser.value("document.querySelectorAll('#ring circle').length") == 8
     assert browser.value("document.querySelectorAll('#messages tbody tr').length") == 8
     assert browser.text("#race-said").startswith("gpipe: makespan ")
+    assert browser.text("#moves-said").startswith("[x, None] to [(x, y), None]: slice over y")
+    assert browser.value("document.querySelectorAll('#shards rect').length") == 6
+    assert "bound by compute" in browser.text("#product-said")
     kept = browser.value("location.hash")
-    said = browser.text("#ring-said"), browser.text("#race-said")
+    said = [browser.text(each) for each in SAID]
     assert "kind=all_gather" in kept and "first=gpipe" in kept
     again = page.with_name("again.html")        # the same address with another fragment is not loaded again
     again.write_bytes(page.read_bytes())
     browser.open(again, fragment=kept)
-    assert (browser.text("#ring-said"), browser.text("#race-said")) == said
+    assert [browser.text(each) for each in SAID] == said
     assert not browser.problems
 
 

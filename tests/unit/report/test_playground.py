@@ -1,6 +1,7 @@
 """The playground: its script computes what Python computes, and its tables are the library's."""
 
 import json
+import math
 import random
 import re
 import shutil
@@ -9,15 +10,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from parallelism.algorithms import closed_form
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware, HostLink, Link
+from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
+from parallelism.resharding import plan_resharding
+from parallelism.sharding import TensorSharding
 from vcluster.__main__ import main
-from vcluster.report.playground import collectives, schedules
+from vcluster.report.playground import collectives, layouts, products, schedules
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it runs the script of the page")
@@ -25,17 +30,21 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it 
 
 @pytest.fixture(scope="module", name="tables")
 def _tables() -> dict[str, Any]:
-    return {"collectives": collectives(), "schedules": schedules()}
+    return {"collectives": collectives(), "schedules": schedules(), "layouts": layouts(), "products": products()}
 
 
-def in_node(cases: list[Any], body: str) -> list[Any]:
-    """What ``body``, the expression of ``c``, is for each case, in one process."""
+def in_node(cases: list[Any], body: str, tables: Any = None) -> list[Any]:
+    """What ``body``, the expression of ``c``, is for each case, in one process; ``tables`` are those of a section.
+
+    The script may show numbers as the page does: by ``bytes``, ``seconds`` and ``digits``.
+    """
     assert NODE is not None
-    sums = (files("vcluster.report") / "playground_sums.js").read_text()
-    program = (f'{sums}\nconst cases = JSON.parse(require("fs").readFileSync(0));\n'
-               f"console.log(JSON.stringify(cases.map(c => {body})));")
-    done = subprocess.run([NODE, "-e", program], input=json.dumps(cases), capture_output=True, text=True, check=True,
-                          timeout=100)
+    page = 'const document = {getElementById: () => ({textContent: "{}"})};'
+    scripts = [(files("vcluster.report") / name).read_text() for name in ("drawing.js", "playground_sums.js")]
+    program = "\n".join([page, *scripts, 'const [tables, cases] = JSON.parse(require("fs").readFileSync(0));',
+                         f"console.log(JSON.stringify(cases.map(c => {body})));"])
+    done = subprocess.run([NODE, "-e", program], input=json.dumps([tables, cases]), capture_output=True, text=True,
+                          check=True, timeout=100)
     found: list[Any] = json.loads(done.stdout)
     return found
 
@@ -70,13 +79,16 @@ def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) ->
         nbytes, latency, rate = 2 ** draw.randint(6, 32), draw.randint(1, 100) * 1e-6, draw.randint(1, 400) * 1e9
         settings.append((kind, name, size, nbytes, latency, rate))
         cases.append([tables["collectives"][kind][name][size], size, nbytes, latency, 1 / rate])
-    found = in_node(cases, "[received(c[0], c[1], c[0][1].length, c[2]), collectiveSeconds(c[0], c[2], c[3], c[4])]")
-    for (kind, name, size, nbytes, latency, rate), (received, seconds) in zip(settings, found, strict=True):
-        assert received == pytest.approx(closed_form(kind, name, size).bytes_received(nbytes), rel=1e-12), (kind, name)
         hardware = Hardware("one level", {"float32": 1e12}, 1e9, 1e12, (Link("all", (size,), latency, rate),),
                             HostLink(0.0, 1e9))
-        expected = Costs(hardware).collective(kind, nbytes, range(size), algorithm=name).seconds
-        assert seconds == pytest.approx(expected, rel=1e-11), (kind, name, size)
+        cases[-1] += [list(map(float, closed_form(kind, name, size).bytes_received(nbytes))),
+                      Costs(hardware).collective(kind, nbytes, range(size), algorithm=name).seconds]
+    found = in_node(cases, "((got, time) => [got, time, got.map(bytes), c[5].map(bytes), seconds(time), seconds(c[6])])"
+                           "(received(c[0], c[1], c[0][1].length, c[2]), collectiveSeconds(c[0], c[2], c[3], c[4]))")
+    for setting, case, (received, seconds, *shown) in zip(settings, cases, found, strict=True):
+        assert received == pytest.approx(case[5], rel=1e-12), setting
+        assert seconds == pytest.approx(case[6], rel=1e-11), setting
+        assert shown[0] == shown[1] and shown[2] == shown[3], setting
 
 
 @needs_node
@@ -99,6 +111,50 @@ def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None
         assert times["makespan"] == timeline.makespan
         assert times["bubble"] == pytest.approx(timeline.bubble_fraction, abs=1e-12)
         assert tuple(times["kept"]) == timeline.peak_live(), (name, key, costs)
+
+
+@needs_node
+def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
+    """Between layouts: the bytes of each rank in all steps together, and what lies on each rank before and after."""
+    draw, expected, cases = random.Random(3), [], []
+    for _ in range(250):
+        mesh_text = draw.choice(list(tables["layouts"]))
+        shape_text = draw.choice(list(tables["layouts"][mesh_text]["shapes"]))
+        table = tables["layouts"][mesh_text]["shapes"][shape_text]
+        source, target = (draw.randrange(table["choices"]) for _ in range(2))
+        mesh = Mesh(**{axis: int(n) for axis, n in (each.split("=") for each in mesh_text.split(", "))})
+        whole = np.zeros([int(n) for n in shape_text.split("x")], np.float32)
+        ends = [TensorSharding.parse(table["layouts"][number]) for number in (source, target)]
+        plan = plan_resharding(*ends, whole.shape, whole.dtype, mesh)
+        steps = table["steps"][source][target]
+        assert (steps[-1][3] if steps else source) == target, (mesh_text, ends)
+        shards = [[shard.nbytes for shard in layout.shard(whole, mesh)] for layout in ends]
+        for layout, number in zip(ends, (source, target), strict=True):
+            for rank, (top, bottom, left, right) in enumerate(table["blocks"][number]):
+                assert layout.slices(whole.shape, mesh, rank) == (slice(top, bottom), slice(left, right))
+        expected.append([sum(plan.bytes_received), *shards])
+        cases.append([steps, table["blocks"][source], table["blocks"][target]])
+    assert in_node(cases, "[moved(c[0]), c[1].map(held), c[2].map(held)]") == expected
+
+
+@needs_node
+def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> None:
+    draw, cases = random.Random(5), []
+    for _ in range(250):
+        name = draw.choice(list(tables["products"]["hardware"]))
+        m, n, k = draw.choices(tables["products"]["extents"], k=3)
+        hardware, dtype = Hardware.preset(name), tables["products"]["hardware"][name]["dtype"]
+        flops, nbytes = 2 * m * n * k, 2 * (m * k + k * n + m * n)
+        seconds = Costs(hardware).compute_seconds(flops, nbytes, dtype=dtype, shape=(1, m, n, k))
+        cases.append([name, m, n, k, flops, nbytes, flops / nbytes, seconds, flops / seconds / hardware.peak(dtype)])
+    found = in_node(cases, "(p => [p.flops, p.bytes, p.intensity, p.seconds, p.share])(productAt(tables, ...c))",
+                    tables["products"])
+    for case, numbers in zip(cases, found, strict=True):
+        assert numbers == pytest.approx(case[4:], rel=1e-12), case
+        assert math.prod(case[1:4]) * 2 == numbers[0]
+    same = in_node(cases, "(p => [digits(p.intensity) === digits(c[6]), seconds(p.seconds) === seconds(c[7]), "
+                          "bytes(p.bytes) === bytes(c[5])])(productAt(tables, ...c))", tables["products"])
+    assert all(map(all, same))
 
 
 def test_the_command_writes_a_page_without_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
