@@ -80,18 +80,18 @@ class OurCluster:
         self._cluster.close()
 
 
-def run_case(device: VirtualDevice, case: Case, count: int) -> Times:
-    """The kernel: ``count`` rounds on one device."""
+def run_case(device: VirtualDevice, case: Case, count: int, **options: Any) -> Times:
+    """The kernel: ``count`` rounds on one device; ``options`` are those of every collective."""
 
     def empty(elements: int) -> Array:
         array: Array = device.empty(elements, np.float32)
         return array
 
     trial = Trial(case, device.rank, device.size, empty if case.memory == "shared" else None)
-    return timed_rounds(trial, count, device.barrier, _call(device, trial))
+    return timed_rounds(trial, count, device.barrier, _call(device, trial, options))
 
 
-def _call(device: VirtualDevice, trial: Trial) -> Callable[[], Any]:
+def _call(device: VirtualDevice, trial: Trial, options: dict[str, Any]) -> Callable[[], Any]:
     x = trial.x
     out = None if trial.case.fresh else trial.out
     if trial.case.operation == "round_trip":
@@ -99,12 +99,12 @@ def _call(device: VirtualDevice, trial: Trial) -> Callable[[], Any]:
     if trial.case.operation == "stream":
         return _stream(device, x)
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: device.all_reduce(x, out=out),
-        "all_gather": lambda: device.all_gather(x, out=out),
-        "reduce_scatter": lambda: device.reduce_scatter(x, out=out),
-        "all_to_all": lambda: device.all_to_all(x, out=out),
-        "broadcast": lambda: device.broadcast(x if device.rank == 0 else None, out=out),
-        "barrier": device.barrier,
+        "all_reduce": lambda: device.all_reduce(x, out=out, **options),
+        "all_gather": lambda: device.all_gather(x, out=out, **options),
+        "reduce_scatter": lambda: device.reduce_scatter(x, out=out, **options),
+        "all_to_all": lambda: device.all_to_all(x, out=out, **options),
+        "broadcast": lambda: device.broadcast(x if device.rank == 0 else None, out=out, **options),
+        "barrier": lambda: device.barrier(**options),
     }
     return calls[trial.case.operation]
 

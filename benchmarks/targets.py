@@ -44,6 +44,8 @@ PLAIN = {
 """Of other suites: seconds by suite, operation and devices."""
 MEMORY_BYTES = {4: 10 * MIB, 64: 6 * MIB}
 """Proportional set size of an idle device, by the number of devices."""
+SMALL_ON_RANKS_SECONDS, LARGE_ON_RANKS = 15e-6, 1.2
+"""Over plain mpi4py on the same ranks: seconds of a collective of up to 1 KiB, and how many times those of 16 MiB."""
 FIRST_TEST_FACTOR = 20.0
 """How many times sooner than torch's a first test on 4 devices is over."""
 COPIES_FACTOR = 1.5

@@ -19,18 +19,19 @@ def main(path: str) -> None:
     def rounds(case: Case, count: int) -> Times:
         trial = Trial(case, world.rank, world.size)
         in_place = case.operation == "broadcast" and world.rank == 0
-        return timed_rounds(trial, count, world.Barrier, _call(world, trial), trial.load if in_place else None)
+        return timed_rounds(trial, count, world.Barrier, call_of(world, trial), trial.load if in_place else None)
 
-    serve(path, world.rank, _version(mpi), rounds)
+    serve(path, world.rank, version_of(mpi), rounds)
 
 
-def _version(mpi: Any) -> str:
-    """``MPICH 5.0.2``."""
+def version_of(mpi: Any) -> str:
+    """``MPICH 5.0.2``, of the module ``mpi4py.MPI``."""
     first: str = mpi.Get_library_version().split("\n")[0].replace("Version:", " ")
     return " ".join(first.strip(" \0").split())
 
 
-def _call(world: Any, trial: Trial) -> Callable[[], Any]:
+def call_of(world: Any, trial: Trial) -> Callable[[], Any]:
+    """What is timed on one rank of a communicator."""
     x, out, rank = trial.x, trial.out, trial.rank
 
     def round_trip() -> Any:

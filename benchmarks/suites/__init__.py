@@ -15,6 +15,7 @@ from benchmarks.suites import (
     limits,
     loops,
     messages,
+    mpi,
     peers,
     planning,
     products,
@@ -52,6 +53,7 @@ SUITES = {
     "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
     "simulate": Suite("programs simulated, op by op and folded", simulate.measure, simulate.report),
     "plan": Suite("the best split of a training step found", planning.measure, planning.report),
+    "mpi": Suite("collectives on the ranks of MPI, beside plain mpi4py", mpi.measure, mpi.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

@@ -78,6 +78,16 @@ def cells(measurements: list[dict[str, Any]], system: str = "vcluster") -> set[t
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no mpi4py")
+def test_mpi(tmp_path):
+    document = figures(tmp_path, "mpi")
+    sizes = {(operation, nbytes) for operation in COLLECTIVES - {"barrier"} for nbytes in (8, 4096)} | {("barrier", 0)}
+    found = [(m["system"], m["operation"], m["nbytes"]) for m in of(document, "mpi")]
+    assert sorted(found) == sorted((name, *size) for size in sizes for name in ("vcluster", "algorithm=mpi", "mpi4py"))
+    assert document["versions"]["mpi4py"]
+
+
 def test_startup(tmp_path):
     document = figures(tmp_path, "startup")
     imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}

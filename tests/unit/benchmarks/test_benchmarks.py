@@ -108,7 +108,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
         "startup", "run", "collectives", "loops", "messages", "checks", "limits", "step", "block", "products",
-        "idle", "tracing", "simulate", "plan", "peers",
+        "idle", "tracing", "simulate", "plan", "mpi", "peers",
     ]
     assert max(map(len, lines)) <= 80
 
