@@ -23,7 +23,8 @@ from vcluster.code import DeviceFailedError
 from vcluster.device import VirtualDevice
 from vcluster.runs import VirtualCluster
 
-PLAIN, LIBRARY = "mpi4py", "algorithm=mpi"
+PLAIN, LIBRARY = "mpi4py", "library"
+"""mpi4py by itself, and vcluster with ``algorithm="mpi"``."""
 
 
 class OnRanks:

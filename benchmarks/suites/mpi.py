@@ -1,8 +1,8 @@
 """Collectives on the ranks of an MPI job, beside plain mpi4py on the same ranks, in turn.
 
 Small ones are called in a plain loop, as in `benchmarks.suites.loops`; large ones stand between barriers. vcluster's
-are those with equal bits on every backend, and those by ``algorithm="mpi"``. Both are checked and recorded; mpi4py's
-are not. Each has ``out=``.
+are those with equal bits on every backend, and those by ``algorithm="mpi"`` (``library``). Both are checked and
+recorded; mpi4py's are not. Each has ``out=``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
 
 
 def report(results: Results) -> str:
-    """For each number of devices a row for each operation, size and system: median, mean and p99, and what ours adds."""
+    """For each number of devices a row for each operation, size and system, and what ours takes more than mpi4py's."""
     found = {(m.devices, m.operation, m.nbytes, m.system): m.seconds for m in results.of(NAME)}
     parts = []
     for devices in dict.fromkeys(devices for devices, *_ in found):

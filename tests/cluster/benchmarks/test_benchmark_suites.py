@@ -84,7 +84,7 @@ def test_mpi(tmp_path):
     document = figures(tmp_path, "mpi")
     sizes = {(operation, nbytes) for operation in COLLECTIVES - {"barrier"} for nbytes in (8, 4096)} | {("barrier", 0)}
     found = [(m["system"], m["operation"], m["nbytes"]) for m in of(document, "mpi")]
-    assert sorted(found) == sorted((name, *size) for size in sizes for name in ("vcluster", "algorithm=mpi", "mpi4py"))
+    assert sorted(found) == sorted((name, *size) for size in sizes for name in ("vcluster", "library", "mpi4py"))
     assert document["versions"]["mpi4py"]
 
 

@@ -347,6 +347,8 @@ def pretended_results() -> Results:
         yield from itertools.product(COLLECTIVES[:-1], sizes)
         yield ("barrier", 0)
 
+    for devices, (operation, nbytes), system in itertools.product((2, 64), cases(), ("vcluster", "library", "mpi4py")):
+        results.add("mpi", system, operation, [0.1234, 0.5678], devices=devices, nbytes=nbytes)
     for devices in (2, 64):
         for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"):
             results.add("startup", "vcluster", what, [0.1234, 0.5678], devices=devices)
