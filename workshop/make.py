@@ -108,12 +108,22 @@ def notebook(source: LessonSource, *, solved: bool = False) -> str:
 
 
 def slides() -> str:
-    """One page of slides: arrow keys, or a click, go on."""
-    shown = []
+    """One page of slides: a title, and for each lesson its title and its slides.
+
+    Arrow keys, the buttons at the foot, a click or a swipe go on and back.  The foot shows the lesson and the page.
+    """
+    pages: list[tuple[int, str]] = []                       # of each lesson: its first page, its name
+    shown: list[tuple[str, str]] = []
     for source in lessons():
-        shown.append(f"<section><h1>{escape(f'{source.number}  {source.title}')}</h1></section>")
-        shown += [f"<section>{_html(block.text)}</section>" for block in source.blocks if block.kind == "slide"]
-    return _PAGE.replace("SLIDES", "\n".join(shown))
+        name = f"{source.number}  {source.title}"
+        pages.append((len(shown) + 2, name))
+        shown.append((name, f"<h1>{escape(name)}</h1>"))
+        shown += [(name, _html(block.text)) for block in source.blocks if block.kind == "slide"]
+    index = "".join(f'<li><a href="#{page}">{escape(name)}</a></li>' for page, name in pages)
+    title = f"<h1>A cluster on a laptop</h1><p>The workshop of vcluster</p><ul>{index}</ul>"
+    sections = [f'<section data-lesson="{escape(name)}" aria-label="{escape(name or "title")}, page {page} of '
+                f'{len(shown) + 1}">{body}</section>' for page, (name, body) in enumerate([("", title), *shown], 1)]
+    return _PAGE.replace("SLIDES", "\n".join(sections))
 
 
 def _html(text: str) -> str:
@@ -128,7 +138,11 @@ def _html(text: str) -> str:
         elif line.startswith("# "):
             parts.append(f"<h2>{_inline(line[2:])}</h2>")
         elif line.startswith("- "):
-            parts.append(f"<li>{_inline(line[2:])}</li>")
+            item = f"<li>{_inline(line[2:])}</li>"
+            if parts and parts[-1] == "</ul>":
+                parts[-1:] = [item, "</ul>"]
+            else:
+                parts += ["<ul>", item, "</ul>"]
         elif line:
             parts.append(f"<p>{_inline(line)}</p>")
     return "".join(parts)
@@ -163,20 +177,43 @@ def wheels(folder: str) -> int:
         check=False).returncode
 
 
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>vcluster: the workshop</title>
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<title>A cluster on a laptop: the workshop of vcluster</title>
 <meta name="viewport" content="width=device-width"><style>
-:root{color-scheme:light dark}body{font:min(4vw,30px)/1.45 system-ui,sans-serif;margin:0}
-section{display:none;min-height:100vh;box-sizing:border-box;padding:8vh 8vw}section.on{display:block}
-li{margin:.4em 0 .4em 1em}pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
-@media print{section{display:block;page-break-after:always}}</style>
+:root{color-scheme:light dark}body{font:clamp(17px,2.6vw,30px)/1.45 system-ui,sans-serif;margin:0;counter-reset:page}
+section{display:none;min-height:100vh;box-sizing:border-box;padding:7vh 7vw 4em;touch-action:pan-y;
+overflow-wrap:anywhere}section.on{display:block}
+h1,h2{line-height:1.2}ul{padding-left:1.2em}li{margin:.4em 0}a{color:inherit}
+pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
+footer{position:fixed;left:0;right:0;bottom:0;display:flex;align-items:center;justify-content:flex-end;gap:.6em;
+padding:.3em 7vw;font-size:max(14px,.55em);background:Canvas}
+#lesson{margin-right:auto;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
+#page{font-variant-numeric:tabular-nums;white-space:nowrap}
+button{font:inherit;min-width:44px;min-height:44px;border:1px solid;border-radius:6px;background:none;color:inherit}
+@media print{section{display:block;page-break-after:always}footer{display:none}
+section:after{counter-increment:page;content:attr(data-lesson) "  " counter(page)}}</style>
 <body>
 SLIDES
-<script>const all=[...document.querySelectorAll("section")];let at=0;
+<footer><span id="lesson"></span><button id="back" aria-label="back">&lsaquo;</button>
+<span id="page" role="status"></span>
+<button id="on" aria-label="on">&rsaquo;</button></footer>
+<script>const all=[...document.querySelectorAll("section")],byId=id=>document.getElementById(id);let at=0,from=null;
 function show(n){at=Math.max(0,Math.min(all.length-1,n));all.forEach((s,i)=>s.classList.toggle("on",i===at));
-location.hash=at+1}
-addEventListener("keydown",e=>{if(["ArrowRight","PageDown"," "].includes(e.key))show(at+1);
-if(["ArrowLeft","PageUp"].includes(e.key))show(at-1)});
-addEventListener("click",()=>show(at+1));show((parseInt(location.hash.slice(1))||1)-1)</script></body></html>
+byId("lesson").textContent=all[at].dataset.lesson;byId("page").textContent=`${at+1} / ${all.length}`;
+byId("back").disabled=at===0;byId("on").disabled=at===all.length-1;
+if(location.hash!=="#"+(at+1))history.replaceState(null,"","#"+(at+1));scrollTo(0,0)}
+function linked(){show((parseInt(location.hash.slice(1))||1)-1)}
+addEventListener("keydown",e=>{if(e.target.tagName==="BUTTON"&&e.key===" ")return;
+if(["ArrowRight","PageDown"," "].includes(e.key)){e.preventDefault();show(at+1)}
+if(["ArrowLeft","PageUp"].includes(e.key)){e.preventDefault();show(at-1)}
+if(e.key==="Home")show(0);if(e.key==="End")show(all.length-1)});
+byId("back").onclick=()=>show(at-1);byId("on").onclick=()=>show(at+1);
+addEventListener("touchstart",e=>{from=e.touches.length===1?[e.touches[0].clientX,e.touches[0].clientY]:null},
+{passive:true});
+addEventListener("touchend",e=>{if(!from)return;const end=e.changedTouches[0],x=end.clientX-from[0];
+const y=end.clientY-from[1];from=null;if(Math.abs(x)>40&&Math.abs(x)>2*Math.abs(y))show(at+(x<0?1:-1))});
+addEventListener("click",e=>{if(!e.target.closest("a,button,pre")&&!String(getSelection()))show(at+1)});
+addEventListener("hashchange",linked);linked()</script></body></html>
 """
 
 

@@ -61,7 +61,9 @@ _RULES = (
     " input[type=range]{width:min(420px,60%);vertical-align:middle;accent-color:var(--accent)}",
     " [hidden]{display:none!important}",
 )
-STYLE = VARIABLES + "".join(f".vcluster{rule}" for rule in _RULES)
+STYLE = VARIABLES + "".join(f".vcluster{rule}" for rule in _RULES) + (
+    "@media(max-width:500px){.vcluster th,.vcluster td{padding-right:7px}.vcluster table{font-size:12px}}"
+    ".vcluster tr>:last-child{padding-right:0}")
 
 
 class Markup(str):

@@ -56,6 +56,7 @@ def verdict(mine: Traffic, others: dict[str, Traffic]) -> str:
         parts.append(f"a rank receives {mine.bytes_received / least.bytes_received:.3g} times the bytes of {name}")
     else:
         parts.append(f"no known algorithm receives fewer bytes at the busiest rank than it ({mine.bytes_received:g})")
-    parts.append(f"it takes {plural(mine.steps, 'step')}, {quickest} are possible" if mine.steps > quickest
+    enough = "1 is enough" if quickest == 1 else f"{quickest} are enough"
+    parts.append(f"it takes {plural(mine.steps, 'step')}, and {enough}" if mine.steps > quickest
                  else f"it takes {plural(mine.steps, 'step')}")
     return "; ".join(parts)
