@@ -174,17 +174,21 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
     return chunk_nbytes[chunks[0]] if len(chunks) == 1 else sum(map(chunk_nbytes.__getitem__, chunks))
 
 
-def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
+@lru_cache(maxsize=1024)
+def records_of(kind: str, size: int) -> tuple[CollectiveAlgorithm, ...]:
     """The algorithms of a kind that apply to a size, in the order in which they were added."""
     added = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
-    return added if (kind, "direct") in ALGORITHMS.records else [direct_of(kind_of(kind)), *added]
+    return tuple(added if (kind, "direct") in ALGORITHMS.records else [direct_of(kind_of(kind)), *added])
+
+
+ON_CHANGE.append(records_of.cache_clear)
 
 
 def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:
     """The record; ``ValueError`` with the names that apply.  ``run``: only those that can be run."""
-    applying = records_of(kind, size)
+    applying: Iterable[CollectiveAlgorithm] = records_of(kind, size)
     if not run:
-        applying.sort(key=lambda each: each.preference)
+        applying = sorted(applying, key=lambda each: each.preference)
     for record in applying:
         if record.name == name and (record.steps is not None or not run):
             return record

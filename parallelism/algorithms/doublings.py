@@ -6,16 +6,15 @@ lg g steps.  Hensgen, Finkel and Manber (1988): the dissemination barrier.
 """
 
 from parallelism.algorithms.patterns import (
+    Around,
     Listed,
-    Phase,
-    around,
+    Swap,
     block_doubling,
     distances,
     halving_undone,
     lg,
     recursive_doubling,
     recursive_halving,
-    swap,
 )
 from parallelism.algorithms.records import CollectiveAlgorithm, alike, power_of_two
 
@@ -23,20 +22,21 @@ ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"
 
 
-def _halving(g: int) -> list[Phase]:
-    return [swap(g, d, g // (2 * d), g) for d in distances(g)]
+def _halving(g: int) -> list[Swap]:
+    return [Swap(g, d, g // (2 * d), g) for d in distances(g)]
 
 
 def _blocks_at(g: int, distance: int) -> int:
     """The number of blocks that Bruck's all_to_all moves over a distance: the blocks with its bit in their number."""
-    return sum(block & distance > 0 for block in range(g))
+    pairs, further = divmod(g, 2 * distance)
+    return pairs * distance + max(0, further - distance)
 
 
 DOUBLINGS = (
     CollectiveAlgorithm(
         "recursive_doubling", ("all_reduce",), "lg g S", lambda g, root, pairs: alike(g, lg(g), lg(g), lg(g)),
         lambda g, root, pairs: recursive_doubling(g),
-        phases=lambda g, root, pairs: (swap(g, d, 1, 1) for d in distances(g)),
+        phases=lambda g, root, pairs: (Swap(g, d, 1, 1) for d in distances(g)),
         order=ORDER, applies=power_of_two, needs=POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("all_reduce",), "2(g-1)/g S",
@@ -46,7 +46,7 @@ DOUBLINGS = (
     CollectiveAlgorithm(
         "recursive_doubling", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
         lambda g, root, pairs: block_doubling(g), lambda g: g,
-        lambda g, root, pairs: (swap(g, d, d, g) for d in distances(g)), "", power_of_two, POWER),
+        lambda g, root, pairs: (Swap(g, d, d, g) for d in distances(g)), "", power_of_two, POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("reduce_scatter",), "(g-1)/g S",
         lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
@@ -54,13 +54,13 @@ DOUBLINGS = (
         lambda g, root, pairs: _halving(g), ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
         "bruck", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
-        phases=lambda g, root, pairs: (around(g, -d, min(d, g - d), g) for d in distances(g))),
+        phases=lambda g, root, pairs: (Around(g, -d, (min(d, g - d),), g) for d in distances(g))),
     CollectiveAlgorithm(
         "bruck", ("all_to_all",), "lg g S/2 (for powers of two)",
         lambda g, root, pairs: alike(g, lg(g), sum(_blocks_at(g, d) for d in distances(g)), lg(g), g),
-        phases=lambda g, root, pairs: (around(g, d, _blocks_at(g, d), g) for d in distances(g))),
+        phases=lambda g, root, pairs: (Around(g, d, (_blocks_at(g, d),), g) for d in distances(g))),
     CollectiveAlgorithm(
         "dissemination", ("barrier",), "0 (lg g empty messages)", lambda g, root, pairs: alike(g, lg(g), 0, lg(g)),
         lambda g, root, pairs: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in distances(g)],
-        lambda g: 0),
+        lambda g: 0, lambda g, root, pairs: (Around(g, d, (0,), 1) for d in distances(g))),
 )

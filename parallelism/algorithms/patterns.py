@@ -4,7 +4,7 @@ A `Stage` is the messages of one step; all of a stage either reduce or replace. 
 with its part of S.  Positions are 0 to g-1, d is a distance, k a step.  The records of the algorithms compose both.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -172,6 +172,22 @@ def binomial_scatter(g: int, root: int) -> Stages:
     return [Listed(tuple((t, s, tuple(block)) for s, t, block in level)) for level in joins(g, root)[::-1]]
 
 
+def joined(g: int, root: int) -> list[tuple[Ints, Ints, Ints]]:
+    """`joins` as arrays: by level the sources, the targets, and how many positions the block of each source has."""
+    levels = []
+    for d in distances(g):
+        targets = np.arange(0, g - d, 2 * d)
+        sources = targets + d
+        blocks = np.minimum(d, g - sources)
+        pair, place = divmod(root, 2 * d)
+        if pair < len(targets):
+            if place >= d:
+                sources[pair], blocks[pair] = targets[pair], d
+            targets[pair] = root
+        levels.append((sources, targets, blocks))
+    return levels
+
+
 # -- phases: a message carries ``part`` of S over ``whole`` ------------------------------------------------------------
 
 
@@ -191,6 +207,34 @@ def _ends(g: int, distance: int) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """The phases in which every position p sends to p + distance: one for each of the parts, ``times`` over."""
+
+    g: int
+    distance: int
+    parts: Sequence[int]
+    whole: int
+    times: int = 1
+
+    def __iter__(self) -> Iterator[Phase]:
+        return (around(self.g, self.distance, part, self.whole, self.times) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The phase in which positions at a distance exchange.  Both g and the distance are powers of two."""
+
+    g: int
+    distance: int
+    part: int
+    whole: int
+
+    def __iter__(self) -> Iterator[Phase]:
+        here = np.arange(self.g)
+        yield Phase(1, here, here ^ self.distance, np.full(self.g, self.part), self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class Turns:
     """The phases in which every position sends to every other, the nearest first: `around` at each distance."""
 
@@ -202,38 +246,35 @@ class Turns:
         return (around(self.g, distance, self.part, self.whole) for distance in range(1, self.g))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OneByOne:
     """The phases of single messages of one part, each after the one before."""
 
-    messages: tuple[tuple[int, int], ...]
-    """(source, target)."""
+    sources: Ints
+    targets: Ints
     whole: int
 
     def __iter__(self) -> Iterator[Phase]:
-        return (listed([(source, target, 1)], self.whole) for source, target in self.messages)
+        part = np.ones(1, np.int64)
+        return (Phase(1, self.sources[i:i + 1], self.targets[i:i + 1], part, self.whole)
+                for i in range(len(self.sources)))
 
 
 def with_root(g: int, root: int, away: bool, whole: int) -> OneByOne:
     """The root sends to one position after the other (``away``), or receives from them."""
-    others = [(root + distance) % g for distance in range(1, g)]
-    return OneByOne(tuple((root, other) if away else (other, root) for other in others), whole)
+    others = np.arange(root + 1, root + g) % g
+    own = np.full(g - 1, root)
+    return OneByOne(own, others, whole) if away else OneByOne(others, own, whole)
 
 
-Rule = Phase | Turns | OneByOne
+Rule = Phase | Around | Swap | Turns | OneByOne
 """A phase, or many by one rule."""
 
 
 def each_phase(rules: Iterable[Rule]) -> Iterator[Phase]:
-    """The phases, those of turns one by one."""
+    """The phases, those of a rule one by one."""
     for rule in rules:
         yield from (Phase._make(rule),) if isinstance(rule, tuple) else rule
-
-
-def swap(g: int, distance: int, part: int, whole: int) -> Phase:
-    """A phase in which positions at a distance exchange; g is a power of two."""
-    here = np.arange(g)
-    return Phase(1, here, here ^ distance, np.full(g, part), whole)
 
 
 def listed(moves: list[tuple[int, int, int]], whole: int, times: int = 1, piped: bool = False) -> Phase:

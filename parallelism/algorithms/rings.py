@@ -3,13 +3,16 @@
 Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH* (2005).
 """
 
+import numpy as np
+
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
+    Around,
+    Ints,
     Listed,
     OneByOne,
+    Phase,
     Turns,
-    around,
-    listed,
     ring_all_gather,
     ring_all_to_all,
     ring_reduce_scatter,
@@ -22,9 +25,9 @@ CHAIN_ORDER = "along the chain, from the position before the root backwards roun
 
 def _chains(kind: str, formula: str, away: bool, order: str = "") -> tuple[CollectiveAlgorithm, CollectiveAlgorithm]:
     """S goes along a chain away from the root, or towards it: whole (``ring``) or in pieces (``pipelined_ring``)."""
-    def links(g: int, root: int) -> list[tuple[int, int]]:
-        forth = [((root + k) % g, (root + k + 1) % g) for k in range(g - 1)]
-        return forth if away else [(target, source) for source, target in forth[::-1]]
+    def ends(g: int, root: int) -> tuple[Ints, Ints]:
+        places = np.arange(root, root + g) % g
+        return (places[:-1], places[1:]) if away else (places[:0:-1], places[-2::-1])
 
     def cost(g: int, root: int, pairs: Pairs) -> Cost:
         up = tuple(int(p != root) for p in range(g))
@@ -34,12 +37,12 @@ def _chains(kind: str, formula: str, away: bool, order: str = "") -> tuple[Colle
     return (
         CollectiveAlgorithm(
             "ring", (kind,), formula, cost,
-            lambda g, root, pairs: [Listed(((s, t, (0,)),), not away) for s, t in links(g, root)],
-            phases=lambda g, root, pairs: (OneByOne(tuple(links(g, root)), 1),), order=order, turns=True),
+            lambda g, root, pairs: [Listed(((s, t, (0,)),), not away) for s, t in np.transpose(ends(g, root)).tolist()],
+            phases=lambda g, root, pairs: (OneByOne(*ends(g, root), 1),), order=order, turns=True),
         CollectiveAlgorithm(
             "pipelined_ring", (kind,), formula, cost,
-            phases=lambda g, root, pairs: [
-                listed([(s, t, 1) for s, t in links(g, root)], 1, times=g - 1, piped=True)],
+            phases=lambda g, root, pairs: (
+                Phase(g - 1, *ends(g, root), np.ones(g - 1, np.int64), 1, piped=True),),
             order=order, preference=1),
     )
 
@@ -48,19 +51,19 @@ RINGS = (
     CollectiveAlgorithm(
         "ring", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2 * g - 2, 2 * g - 2, 2 * g - 2, g),
         lambda g, root, pairs: ring_reduce_scatter(g) + ring_all_gather(g), lambda g: g,
-        lambda g, root, pairs: iter([around(g, 1, 1, g, 2 * (g - 1))]), ORDER),
+        lambda g, root, pairs: (Around(g, 1, (1,), g, 2 * (g - 1)),), ORDER),
     CollectiveAlgorithm(
         "ring", ("all_gather", "all_scatter"), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
         lambda g, root, pairs: ring_all_gather(g), lambda g: g,
-        lambda g, root, pairs: iter([around(g, 1, 1, g, g - 1)])),
+        lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1),)),
     CollectiveAlgorithm(
         "ring", ("reduce_scatter",), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
         lambda g, root, pairs: ring_reduce_scatter(g), lambda g: g,
-        lambda g, root, pairs: iter([around(g, 1, 1, g, g - 1)]), ORDER),
+        lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1),), ORDER),
     CollectiveAlgorithm(
         "ring", ("all_to_all",), "(g-1)/2 S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, 2),
         lambda g, root, pairs: ring_all_to_all(g), lambda g: g * g,
-        lambda g, root, pairs: (around(g, 1, left, g) for left in range(g - 1, 0, -1)), turns=True),
+        lambda g, root, pairs: (Around(g, 1, range(g - 1, 0, -1), g),), turns=True),
     CollectiveAlgorithm(
         "pairwise", ("reduce_scatter", "all_to_all"), "(g-1)/g S",
         lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g), phases=lambda g, root, pairs: (Turns(g, 1, g),),

@@ -7,18 +7,20 @@ binomial trees, van de Geijn's broadcast and Rabenseifner's reduce.  Chan, Heiml
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from parallelism.algorithms.doublings import ORDER
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
+    Around,
     Phase,
-    Stages,
-    around,
     binomial_broadcast,
     binomial_gather,
     binomial_reduce,
     binomial_scatter,
+    distances,
+    joined,
     lg,
-    listed,
 )
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
@@ -76,8 +78,22 @@ def _both(first: Cost, second: Cost) -> Cost:
                 messages, whole)
 
 
-def _phases(stages: Stages, g: int) -> Iterator[Phase]:
-    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(range(g), range(g))], g) for stage in stages)
+def _broadcasts(g: int, root: int) -> Iterator[Phase]:
+    for d in distances(g):
+        here = np.arange(root, root + min(d, g - d)) % g
+        yield Phase(1, here, (here + d) % g, np.ones_like(here), 1)
+
+
+def _reductions(g: int, root: int) -> Iterator[Phase]:
+    return (Phase(1, sources, targets, np.ones_like(sources), 1) for sources, targets, _ in joined(g, root))
+
+
+def _gathers(g: int, root: int) -> Iterator[Phase]:
+    return (Phase(1, sources, targets, blocks, g) for sources, targets, blocks in joined(g, root))
+
+
+def _scatters(g: int, root: int) -> Iterator[Phase]:
+    return (Phase(1, targets, sources, blocks, g) for sources, targets, blocks in joined(g, root)[::-1])
 
 
 BLOCKS = "the shards of the position's half, quarter, ... of the group"
@@ -86,25 +102,27 @@ TREES = (
     CollectiveAlgorithm(
         "tree", ("all_reduce",), "2(g-1) S over the group",
         lambda g, root, pairs: _both(_reduce(g, 0, pairs), _broadcast(g, 0, pairs)),
-        lambda g, root, pairs: binomial_reduce(g, 0) + binomial_broadcast(g, 0), order=ORDER),
+        lambda g, root, pairs: binomial_reduce(g, 0) + binomial_broadcast(g, 0),
+        phases=lambda g, root, pairs: (*_reductions(g, 0), *_broadcasts(g, 0)), order=ORDER),
     CollectiveAlgorithm(
         "tree", ("broadcast",), "S each but the root", _broadcast,
-        lambda g, root, pairs: binomial_broadcast(g, root)),
+        lambda g, root, pairs: binomial_broadcast(g, root), phases=lambda g, root, pairs: _broadcasts(g, root)),
     CollectiveAlgorithm(
         "tree", ("reduce",), "(g-1) S over the group", _reduce,
-        lambda g, root, pairs: binomial_reduce(g, root), order=ORDER),
+        lambda g, root, pairs: binomial_reduce(g, root), phases=lambda g, root, pairs: _reductions(g, root),
+        order=ORDER),
     CollectiveAlgorithm(
-        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: binomial_scatter(g, root), lambda g: g),
+        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: binomial_scatter(g, root), lambda g: g,
+        lambda g, root, pairs: _scatters(g, root)),
     CollectiveAlgorithm(
-        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: binomial_gather(g, root), lambda g: g),
+        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: binomial_gather(g, root), lambda g: g,
+        lambda g, root, pairs: _gathers(g, root)),
     CollectiveAlgorithm(
         "van_de_geijn", ("broadcast",), "a scatter by a tree, and (g-1)/g S round the ring",
         lambda g, root, pairs: _both(_scatter(g, root, pairs), alike(g, g - 1, g - 1, g - 1, g)),
-        phases=lambda g, root, pairs: (
-            *_phases(binomial_scatter(g, root), g), around(g, 1, 1, g, g - 1))),
+        phases=lambda g, root, pairs: (*_scatters(g, root), Around(g, 1, (1,), g, g - 1))),
     CollectiveAlgorithm(
         "van_de_geijn", ("reduce",), "(g-1)/g S round the ring, and a gather by a tree",
         lambda g, root, pairs: _both(alike(g, g - 1, g - 1, g - 1, g), _gather(g, root, pairs)),
-        phases=lambda g, root, pairs: (
-            around(g, 1, 1, g, g - 1), *_phases(binomial_gather(g, root), g)), order=ORDER),
+        phases=lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1), *_gathers(g, root)), order=ORDER),
 )

@@ -22,7 +22,7 @@ and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from math import inf, sqrt
 from typing import Any
@@ -34,12 +34,13 @@ from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
 from parallelism.cost.group_shapes import group_shapes, has_own_ports, places_of
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
-from parallelism.cost.lines import Term
+from parallelism.cost.lines import Falling, Term
 from parallelism.cost.phase_costs import channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
 from parallelism.hardware import Channel, Hardware, LinkPath
+from parallelism.hardware.fields import changed
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
 
@@ -259,7 +260,7 @@ class Costs:
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
 
     @memoized
-    def _terms(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Term, int]:
+    def _terms(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Term | Falling, int]:
         rules = self._rules(collective, name, groups[0], root, pairs)
         size = len(groups[0])
         rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
@@ -270,7 +271,7 @@ class Costs:
     def _as_reached(self, collective: str, size: int) -> Hardware:
         """The hardware with the rates and latencies that a collective over groups of ``size`` reaches on its links."""
         links = tuple(link.for_collective(collective, size) for link in self.hardware.links)
-        return self.hardware if links == self.hardware.links else replace(self.hardware, links=links)
+        return self.hardware if links == self.hardware.links else changed(self.hardware, links=links)
 
     @memoized
     def _base_seconds(self, ranks: Group) -> float:

@@ -4,6 +4,8 @@ Where each device has ports of its own, it only matters at which level two membe
 """
 
 import itertools
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +54,19 @@ def has_own_ports(hardware: Hardware) -> bool:
         for level, link in enumerate(hardware.links))
 
 
+def is_striped(hardware: Hardware, level: int) -> bool:
+    """Whether a message on this level spreads over the ports of all members in its unit."""
+    return hardware.links[level].striped and has_own_ports(hardware)
+
+
+def unit_of_member(inside: int, places: Ints) -> Ints:
+    """The number of the unit of each member of each group; those of different groups are different units."""
+    units = places // inside
+    numbers: Ints = np.unique(
+        units + np.arange(len(places))[:, None] * (int(units.max()) + 1), return_inverse=True)[1].reshape(places.shape)
+    return numbers
+
+
 class Blocks(NamedTuple):
     """A group whose members in each unit follow each other, equally many in every unit."""
 
@@ -65,6 +80,10 @@ class Blocks(NamedTuple):
         return tuple(level for level, (inner, outer) in enumerate(zip(self.inside, self.inside[1:], strict=False))
                      if inner < outer and nearest < outer)
 
+    def units(self) -> Iterator[tuple[int, int]]:
+        """By level, how many members are in a unit that it joins, and in all units that it joins together."""
+        return itertools.pairwise(self.inside)
+
     def distances(self) -> list[tuple[int, int]]:
         """The distances from 1 on, as ranges (first, end) in which `levels` are the same."""
         edges = {1, self.size, *(edge for inside in self.inside for edge in (inside, self.size - inside + 1))}
@@ -74,15 +93,23 @@ class Blocks(NamedTuple):
 
 def blocks_of(hardware: Hardware, group: tuple[int, ...]) -> Blocks | None:
     """The group as blocks; None if it is not regular in this way."""
-    places, size = places_of(hardware, np.array(group, np.int64)), len(group)
+    if min(group) < 0 or max(group) >= hardware.ranks:
+        places_of(hardware, np.array(group, np.int64))      # refuses them
+    units = tuple(hardware.inside(level) for level in range(len(hardware.links)))
+    return _blocks(units, hardware.placement, group)
+
+
+@lru_cache(maxsize=64)
+def _blocks(units: tuple[int, ...], placement: tuple[int, ...], group: tuple[int, ...]) -> Blocks | None:
+    places, size = np.array([placement[rank] for rank in group] if placement else group, np.int64), len(group)
     inside = []
-    for level in range(len(hardware.links)):
-        unit = places // hardware.inside(level)
+    for each in units:
+        unit = places // each
         count = int(np.count_nonzero(unit == unit[0]))
         if size % count:
             return None
         rows = unit.reshape(-1, count)
-        if (rows != rows[:, :1]).any() or len(np.unique(rows[:, 0])) < len(rows):
+        if (rows != rows[:, :1]).any() or len(set(rows[:, 0].tolist())) < len(rows):
             return None
         inside.append(count)
     return Blocks(size, (*inside, size))

@@ -65,16 +65,18 @@ def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | N
     places = places_of(hardware, np.array(groups, np.int64))
     apart = (places // hardware.inside(level) for level in range(len(hardware.links)))
     outermost = max((level for level, unit in enumerate(apart) if (unit != unit[:, :1]).any()), default=0)
+    unit = places // hardware.inside(outermost)
     insides: list[Group] = []
     across: list[Group] = []
-    for ranks, numbers in zip(groups, (places // hardware.inside(outermost)).tolist(), strict=True):
-        units: dict[int, list[int]] = {}
-        for rank, unit in zip(ranks, numbers, strict=True):
-            units.setdefault(unit, []).append(rank)
-        if len(units) == 1 or len({len(unit) for unit in units.values()}) > 1:
+    for ranks, numbers in zip(np.array(groups, np.int64), unit, strict=True):
+        order = np.argsort(numbers, kind="stable")
+        borders = np.flatnonzero(np.diff(numbers[order])) + 1
+        inside, further = divmod(len(ranks), len(borders) + 1)
+        if not len(borders) or further or inside == 1 or (borders % inside).any() or (
+                insides and inside != len(insides[0])):
             return None
-        insides += map(tuple, units.values())
-        across += zip(*units.values(), strict=True)
-    if len(insides[0]) == 1 or len({len(group) for group in insides}) > 1:
-        return None
+        first_of_unit = order[::inside]
+        units = ranks[order].reshape(-1, inside)[np.argsort(first_of_unit)]     # in the order of their first members
+        insides += map(tuple, units.tolist())
+        across += map(tuple, units.T.tolist())
     return tuple(insides), tuple(across)

@@ -1,7 +1,10 @@
 """The seconds of a phase: on each level of links a line in S, of which the slowest counts."""
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
+
+import numpy as np
 
 from parallelism.hardware import Link
 
@@ -19,12 +22,17 @@ class Line(NamedTuple):
 
     def seconds(self, nbytes: float) -> float:
         """The seconds for a buffer of ``nbytes``."""
+        latency, per_second = self.at(nbytes)
+        return latency + nbytes * self.load / per_second
+
+    def at(self, nbytes: float) -> tuple[float, float]:
+        """Its latency, and its S * load per second, for a buffer of ``nbytes``."""
         latency, per_second = self.latency_seconds, self.per_second
         if self.link is not None:
             other = self.link.line(nbytes * self.share, collective=True)
             latency += other[0] - self.link.latency_seconds
             per_second *= other[1] / self.link.bytes_per_second
-        return latency + nbytes * self.load / per_second
+        return latency, per_second
 
 
 class Term(NamedTuple):
@@ -40,6 +48,22 @@ class Term(NamedTuple):
             whole = max(nbytes * line.load / line.per_second for line in self.lines)
             return _pipelined(times, latency, whole, nbytes)
         return times * max(line.seconds(nbytes) for line in self.lines)
+
+
+class Falling(NamedTuple):
+    """Phases that differ in their parts alone, one for each part."""
+
+    of_one: Term
+    """That of a part of 1."""
+    parts: Sequence[int]
+
+    def seconds(self, times: int, nbytes: float) -> float:
+        """The seconds of all phases, ``times`` over each, added in their order; the same bits as one by one."""
+        parts, each = np.array(self.parts, np.float64), []
+        for line in self.of_one.lines:
+            latency, per_second = line.at(nbytes)
+            each.append(latency + nbytes * (parts * line.load) / per_second)
+        return float(sum((times * np.max(each, axis=0)).tolist()))
 
 
 def with_pieces(line: Line, link: Link, share: float) -> Line:

@@ -5,7 +5,7 @@ bytes on the busiest port or link over its bandwidth.  Over one level with a por
 textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest level counts in each phase.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
-from parallelism.algorithms.patterns import OneByOne, Rule, Turns, each_phase
-from parallelism.cost.group_shapes import blocks_of, has_own_ports, places_of
+from parallelism.algorithms.patterns import Rule, each_phase
+from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
-from parallelism.cost.lines import Line, Term, with_pieces
+from parallelism.cost.lines import Falling, Line, Term, with_pieces
+from parallelism.cost.port_costs import many_lines, terms_by_rule
 from parallelism.hardware import Channel, Hardware, Ints
 
 MOST_PATTERNS = 2**15
@@ -43,7 +44,7 @@ def patterns_of(links: tuple[Any, ...], placement: tuple[int, ...]) -> Patterns:
 
 def terms(
     hardware: Hardware, rules: Sequence[Rule], groups: Groups, rounds: int = 0, share: float = 1.0
-) -> dict[Term, int]:
+) -> dict[Term | Falling, int]:
     """The phases, and how many are alike, of an algorithm that every group runs at the same time.
 
     ``share`` is the part of S that each member has.  If every two ranks have a link of their own, an algorithm in which
@@ -53,59 +54,39 @@ def terms(
         made = tuple(each_phase(rules))
         each = len(made) // rounds
         rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
-    found: dict[Term, int] = {}
-    ranks, places = _ranks_and_places(hardware, groups)
+    own_ports = has_own_ports(hardware)
+    alone = own_ports and len(groups) == 1
+    blocks = blocks_of(hardware, groups[0]) if alone else None
+    found: dict[Term | Falling, int] = {}
+
+    def add(made: Iterable[tuple[Term | Falling, int]]) -> None:
+        for term, times in made:
+            found[term] = found.get(term, 0) + times
+
+    def look(made: list[Phase]) -> None:
+        """Of phases without a rule; many together, if each device has ports of its own."""
+        ranks, places = _ranks_and_places(hardware, groups)
+        lines = many_lines(hardware, made, places, share) if own_ports else [None] * len(made)
+        add((Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns, seen) if known is None else known,
+                  phase.piped), phase.times) for phase, known in zip(made, lines, strict=True))
+
     shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
     patterns, seen = patterns_of(shapes, tuple(hardware.placement or ())), Seen()
+    waiting: list[Phase] = []
+    most = max(1, MOST_LOADS // (len(groups) * len(groups[0])))
     for rule in rules:
-        alike = None if isinstance(rule, tuple) else (
-            _one_by_one(hardware, rule, groups, share) if isinstance(rule, OneByOne)
-            else _turns(hardware, rule, groups, share))
-        for term, times in alike if alike is not None else (
-            (Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns, seen), phase.piped), phase.times)
-            for phase in each_phase((rule,))
-        ):
-            found[term] = found.get(term, 0) + times
+        by_rule = terms_by_rule(hardware, rule, groups[0], blocks, share) if alone else None
+        if by_rule is None:
+            waiting += each_phase((rule,))
+            if len(waiting) < most:
+                continue
+        for start in range(0, len(waiting), most):
+            look(waiting[start:start + most])
+        waiting = []
+        add(by_rule or ())
+    if waiting:
+        look(waiting)
     return found
-
-
-def _turns(hardware: Hardware, turns: Turns, groups: Groups, share: float) -> list[tuple[Term, int]] | None:
-    """The different terms of turns, and how often each comes; None if they must be looked at one by one.
-
-    Every member sends one message in each phase, and receives one.  If it has ports of its own, then its message is
-    alone there, and it only matters at which levels any members meet.
-    """
-    blocks = blocks_of(hardware, groups[0]) if len(groups) == 1 and has_own_ports(hardware) else None
-    if blocks is None:
-        return None
-    lines = [
-        with_pieces(Line(link.latency_seconds, turns.part, turns.whole * link.bytes_per_second), link, share)
-        for link in hardware.links]
-    return [
-        (Term(tuple(lines[level] for level in blocks.levels(first))), end - first)
-        for first, end in blocks.distances()]
-
-
-def _one_by_one(
-    hardware: Hardware, rule: OneByOne, groups: Groups, share: float
-) -> list[tuple[Term, int]] | None:
-    """The same of single messages.  On a striped level each spreads over the ports of all members in its unit."""
-    blocks = blocks_of(hardware, groups[0]) if len(groups) == 1 and has_own_ports(hardware) else None
-    if blocks is None:
-        return None
-    places = places_of(hardware, np.array(groups[0], np.int64))
-    here, there = places[np.array(rule.messages, np.int64).reshape(-1, 2).T]
-    found, near = [], here == there
-    for level, link in enumerate(hardware.links):
-        unit = hardware.inside(level) * link.units
-        within = here // unit == there // unit
-        met = np.flatnonzero(within & ~near)
-        if len(met):
-            ports = blocks.inside[level] if _is_striped(hardware, level) else 1
-            line = Line(link.latency_seconds, 1, rule.whole * link.bytes_per_second * ports)
-            found.append((int(met[0]), Term((with_pieces(line, link, share),)), len(met)))
-        near = within
-    return [(term, times) for _, term, times in sorted(found)]
 
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
@@ -171,7 +152,9 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> dict
             crossed |= loads.any(axis=0)
             for each, time in zip(loads, times[start:start + count].tolist(), strict=True):
                 sums += time * each
-        found |= {(level, -1, first + place): float(sums[place]) for place in np.flatnonzero(crossed).tolist()}
+        places_crossed = np.flatnonzero(crossed)
+        found |= zip(((level, -1, number) for number in (first + places_crossed).tolist()),
+                     sums[places_crossed].tolist(), strict=True)
     return found
 
 
@@ -247,24 +230,11 @@ def _lines_of(
 def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int, int]]:
     """By level: the most hops of a message, the most messages on a channel, and over how many channels they spread."""
     phase = phase._replace(parts=np.ones_like(phase.parts), whole=1)
-    if _has_ports_alone(hardware, phase):
-        yield from ((level, 1, load, ports) for level, load, ports in _lines_of_ports(hardware, phase, places))
-        return
     for used in _used(hardware, phase, ranks, places):
         yield used.level, int(used.distance.max()), int(used.loads.max()), 1
 
 
-def _has_ports_alone(hardware: Hardware, phase: Phase) -> bool:
-    """Whether each device sends and receives one message at most, over ports of its own."""
-    return has_own_ports(hardware) and _is_each_once(phase.sources) and _is_each_once(phase.targets)
-
-
 def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, Line]]:
-    if _has_ports_alone(hardware, phase):
-        for level, load, ports in _lines_of_ports(hardware, phase, places):
-            link = hardware.links[level]
-            yield level, Line(link.latency_seconds, load, phase.whole * link.bytes_per_second * ports)
-        return
     for used in _used(hardware, phase, ranks, places):
         link = hardware.links[used.level]
         latency, per_second = used.distance * link.latency_seconds, phase.whole * link.bytes_per_second
@@ -276,64 +246,20 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Itera
         yield used.level, Line(float(latency.max()), load, per_second)
 
 
-def _lines_of_ports(hardware: Hardware, phase: Phase, places: Ints) -> Iterator[tuple[int, int, int]]:
-    """`_lines` if the ports of each device have one message at most: all messages are alone."""
-    here, there = places[:, phase.sources], places[:, phase.targets]
-    apart = here != there
-    for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level) * link.units
-        further = here // inside != there // inside
-        met = (apart & ~further).any(axis=0)
-        if met.any():
-            load, ports = int(phase.parts[met].max()), 1
-            if _is_striped(hardware, level):
-                load, ports = _busiest(hardware.inside(level), phase, (apart & ~further).ravel(), places)
-            yield level, load, ports
-        apart = further
-
-
-def _is_striped(hardware: Hardware, level: int) -> bool:
-    return hardware.links[level].striped and has_own_ports(hardware)
-
-
-def _unit_of_member(inside: int, places: Ints) -> Ints:
-    """The number of the unit of each member of each group; those of different groups are different units."""
-    units = places // inside
-    numbers: Ints = np.unique(
-        units + np.arange(len(places))[:, None] * (int(units.max()) + 1), return_inverse=True)[1].reshape(places.shape)
-    return numbers
-
-
-def _busiest(inside: int, phase: Phase, crossing: NDArray[np.bool_], places: Ints) -> tuple[int, int]:
-    """The parts that cross the border of the busiest unit in one direction, and the ports over which they spread."""
-    of_member = _unit_of_member(inside, places)
-    ports = np.bincount(of_member.ravel())
-    parts = np.tile(phase.parts, len(places))[crossing]
-    most = np.max([np.bincount(of_member[:, ends].ravel()[crossing], parts, len(ports))
-                   for ends in (phase.sources, phase.targets)], axis=0)
-    busiest = int(np.argmax(most / ports))
-    return int(most[busiest]), int(ports[busiest])
-
-
 def _spread(hardware: Hardware, found: dict[Channel, float], groups: Groups) -> dict[Channel, float]:
     """The loads of channels, where those of striped levels spread over the ports of the members in each unit."""
-    striped = [level for level in range(len(hardware.links)) if _is_striped(hardware, level)]
+    striped = [level for level in range(len(hardware.links)) if is_striped(hardware, level)]
     if not striped or all(channel[0] not in striped for channel in found):
         return found
     places = _ranks_and_places(hardware, groups)[1]
     for level in striped:
-        of_member = _unit_of_member(hardware.inside(level), places).ravel()
+        of_member = unit_of_member(hardware.inside(level), places).ravel()
         ports = np.bincount(of_member)
         for end in (0, 1):
             channels = [(level, -1, number) for number in (2 * places.ravel() + end).tolist()]
             loads = np.bincount(of_member, [found.pop(channel, 0.0) for channel in channels]) / ports
             found |= {channel: load for channel, load in zip(channels, loads[of_member].tolist(), strict=True) if load}
     return found
-
-
-def _is_each_once(positions: Ints) -> bool:
-    """Whether the positions differ."""
-    return not len(positions) or int(np.bincount(positions).max()) < 2
 
 
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:

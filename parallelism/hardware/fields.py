@@ -19,6 +19,13 @@ def store(described: object, **values: Any) -> None:
         object.__setattr__(described, field, value)
 
 
+def changed(described: Value, **values: Any) -> Value:
+    """A copy of a frozen description with other values of some fields, which must be right: they are not checked."""
+    copied: Value = object.__new__(type(described))
+    copied.__dict__.update(described.__dict__, **values)
+    return copied
+
+
 def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:

@@ -15,7 +15,7 @@ SimGrid has them of MPI within a node (Clauss et al., *Single Node On-Line Simul
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -131,8 +131,9 @@ class Link:
         if self.reached is None:
             return self
         rate, step = self.reached.bus(collective, size), self.reached.step_seconds
-        return replace(self, reached=None, bytes_per_second=rate or self.bytes_per_second,
-                       latency_seconds=self.latency_seconds if step is None else step)
+        return checked.changed(
+            self, reached=None, bytes_per_second=rate or self.bytes_per_second,
+            latency_seconds=self.latency_seconds if step is None else step)
 
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
         """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""

@@ -190,6 +190,20 @@ def test_doublings_by_rule_are_their_steps(collective, name, g):
                                                                   == "all_reduce" else g)}
 
 
+@pytest.mark.parametrize("g", [2, 3, 4, 7, 8, 12, 33])
+@pytest.mark.parametrize(("collective", "name"), [
+    ("all_reduce", "tree"), ("broadcast", "tree"), ("reduce", "tree"), ("scatter", "tree"), ("gather", "tree"),
+    ("barrier", "dissemination"), ("broadcast", "ring"), ("reduce", "ring"),
+])
+def test_trees_and_chains_by_rule_are_their_steps(collective, name, g):
+    for root in {0, 1, g // 2, g - 1} if collective in ROOTED else {0}:
+        plan = algorithm(collective, name, g, root=root)
+        steps = [sorted((move.source, move.target, len(move.chunks)) for move in step) for step in plan.steps]
+        by_rule = phases(collective, name, g, root)
+        assert [sorted(zip(*(ends.tolist() for ends in phase[1:4]), strict=True)) for phase in by_rule] == steps
+        assert {(phase.times, phase.whole) for phase in by_rule} == {(1, plan.chunks_of_buffer)}
+
+
 def test_very_large_groups_are_priced_by_few_phases():
     costs = Costs(Hardware.of("dgx-h100:512"))
     known = set(costs.algorithms("all_reduce", range(4096)))

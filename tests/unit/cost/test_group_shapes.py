@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import kind_of
-from parallelism.algorithms.patterns import OneByOne, Turns, with_root
+from parallelism.algorithms.patterns import Around, OneByOne, Phase, Rule, Swap, Turns, each_phase, with_root
 from parallelism.cost import Costs, cost, phase_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
+from parallelism.cost.lines import Line, Term
 from parallelism.hardware import Hardware, Link
 
 BASE = Hardware.preset("dgx-h100:2")
@@ -93,7 +94,8 @@ def test_single_messages_in_turn_have_the_terms_of_their_phases(striped: bool) -
             if groups[0][-1] >= hardware.ranks:
                 continue
             for root, away in ((0, True), (size - 1, False), (size // 2, True)):
-                chain = OneByOne(tuple(((root + k) % size, (root + k + 1) % size) for k in range(size - 1)), 1)
+                around_it = np.arange(root, root + size) % size
+                chain = OneByOne(around_it[:-1], around_it[1:], 1)
                 for rule in (with_root(size, root, away, size), chain):
                     by_rule = phase_costs.terms(hardware, (rule,), groups)
                     in_turn = phase_costs.terms(hardware, tuple(rule), groups)
@@ -140,17 +142,98 @@ def test_messages_between_the_same_ranks_are_looked_at_once(monkeypatch: pytest.
     monkeypatch.setattr(phase_costs, "_pattern", lambda hardware, phase, *more: looked.append(
         len(phase.sources)) or pattern(hardware, phase, *more))
     phase_costs.patterns_of.cache_clear()
-    hardware = Hardware.preset("dgx-h100:64")
-    ring = [Costs(hardware).collective("all_to_all", 2**20 * i, range(512), algorithm="ring") for i in (1, 2)]
-    assert ring[0].seconds < ring[1].seconds and looked == [512]        # 511 phases round one ring
-    Costs(Hardware.preset("dgx-h100:64")).collective("all_reduce", 2**20, range(512), algorithm="ring")
-    assert looked == [512]
-    Costs(hardware).collective("all_reduce", 2**20, range(512), algorithm="recursive_doubling")
-    assert looked == [512] * 10
+    hardware = Hardware.preset("tpu-v5e")
+    ring = [Costs(hardware).collective("all_to_all", 2**20 * i, range(64), algorithm="ring") for i in (1, 2)]
+    assert ring[0].seconds < ring[1].seconds and looked == [64]         # 63 phases round one ring
+    Costs(Hardware.preset("tpu-v5e")).collective("all_reduce", 2**20, range(64), algorithm="ring")
+    assert looked == [64]
+    Costs(hardware).collective("all_reduce", 2**20, range(64), algorithm="recursive_doubling")
+    assert looked == [64] * 7
     for kind in ("reduce_scatter", "all_gather"):
-        Costs(hardware).collective(kind, 2**20, range(512), algorithm="ring")
-        Costs(hardware).collective("all_reduce", 2**20, range(512), algorithm="halving_doubling")
-    assert looked == [512] * 10
+        Costs(hardware).collective(kind, 2**20, range(64), algorithm="ring")
+        Costs(hardware).collective("all_reduce", 2**20, range(64), algorithm="halving_doubling")
+    assert looked == [64] * 7
+
+
+def test_where_each_device_has_ports_of_its_own_no_message_of_a_rule_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[list[int]] = []
+    many = phase_costs.many_lines
+    monkeypatch.setattr(phase_costs, "many_lines", lambda hardware, made, *more: looked.append(
+        [len(phase.sources) for phase in made]) or many(hardware, made, *more))
+    monkeypatch.setattr(phase_costs, "_pattern", None)
+    costs = Costs(Hardware.preset("dgx-h100:64"))
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
+        for name in costs.algorithms(kind, range(512)):
+            if name not in ("tree", "hierarchical"):
+                costs.collective(kind, 2**20, range(512), algorithm=name)
+    assert not looked
+    costs.collective("reduce", 2**20, range(512), algorithm="tree")
+    assert looked == [[256, 128, 64, 32, 16, 8, 4, 2, 1]]
+
+
+def _lines_by_hand(hardware: Hardware, phase: Phase, group: tuple[int, ...]) -> tuple[Line, ...]:
+    """Of messages that are each alone at their ends: message by message, in plain Python."""
+    messages = [(group[source], group[target], part) for source, target, part in
+                zip(phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist(), strict=True)]
+    lines = []
+    for level, link in enumerate(hardware.links):
+        met = [each for each in messages if each[0] != each[1] and hardware.level(*each[:2]) == level]
+        if not met:
+            continue
+        load, ports = max(part for *_, part in met), 1
+        if link.striped:
+            units = [[hardware.place(rank) // hardware.inside(level) for rank in ranks] for ranks in (
+                group, [source for source, *_ in met], [target for _, target, _ in met])]
+            loads = []
+            for unit in sorted(set(units[0])):
+                crossing = max(sum(part for each, (*_, part) in zip(ends, met, strict=True) if each == unit)
+                               for ends in units[1:])
+                loads.append((crossing, units[0].count(unit)))
+            load, ports = max(loads, key=lambda each: each[0] / each[1])
+        lines.append(Line(link.latency_seconds, load, phase.whole * link.bytes_per_second * ports))
+    return tuple(lines)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_phases_and_rules_have_the_lines_of_their_messages_on_striped_links_too(data: st.DataObject) -> None:
+    extents = data.draw(st.sampled_from([(2, 3, 2), (4, 3), (5,), (2, 2, 2), (8, 2)]))
+    links = [Link(f"level {i}", extent, 1e-6 / (i + 1), 1e9 * (i + 1), striped=i == len(extents) - 1)
+             for i, extent in enumerate(extents)]
+    hardware = replace(BASE, links=tuple(links), placement=())
+    group = data.draw(groups_of(hardware))
+    size = len(group)
+    parts = st.integers(1, 9)
+    distance = data.draw(st.integers(1 - size, size - 1).filter(bool))
+    rules: list[Rule] = [Around(size, distance, (data.draw(parts),), 7, 3)]
+    if size & (size - 1) == 0:
+        rules += [Swap(size, 1 << k, data.draw(parts), 5) for k in range(size.bit_length() - 1)]
+    if blocks_of(hardware, group) is None:
+        rules.append(Turns(size, data.draw(parts), size))
+    some = data.draw(st.integers(1, size))
+    sources, targets = (np.array(data.draw(st.permutations(range(size)))[:some]) for _ in range(2))
+    rules.append(Phase(1, sources, targets, np.array(data.draw(st.lists(parts, min_size=some, max_size=some))), 3))
+    by_hand: dict[Term, int] = {}
+    for phase in each_phase(rules):
+        term = Term(_lines_by_hand(hardware, phase, group))
+        by_hand[term] = by_hand.get(term, 0) + phase.times
+    assert list(phase_costs.terms(hardware, rules, (group,)).items()) == list(by_hand.items())
+
+
+def test_phases_that_differ_in_their_parts_take_as_long_together_as_one_by_one() -> None:
+    for preset, size in (("dgx-h100:4", 24), ("dgx-a100:2", 13), ("ethernet-cpu", 4), ("laptop", 4)):
+        hardware = Hardware.preset(preset)
+        for group in ((tuple(range(size)),), (tuple(range(size))[::-1],)):
+            falling = Around(size, 1, range(size - 1, 0, -1), size)
+            together = phase_costs.terms(hardware, (falling,), group)
+            one_by_one = phase_costs.terms(hardware, tuple(falling), group)
+            assert len(one_by_one) == size - 1 > len(together) == 1
+            for nbytes in (0, 3, 2**20, 3e9 + 0.3):
+                seconds = [float(sum(term.seconds(times, nbytes) for term, times in found.items()))
+                           for found in (together, one_by_one)]
+                assert seconds[0] == seconds[1]
 
 
 @pytest.mark.parametrize("kind", ["all_to_all", "all_reduce", "gather", "broadcast"])
