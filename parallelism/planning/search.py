@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
@@ -24,6 +25,7 @@ from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
+_log = logging.getLogger("parallelism")
 Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told now and then while plans are searched."""
 
@@ -87,7 +89,7 @@ def find_plan(
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
-    told = progress or _silent
+    told = progress or _logged
     possible, seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
@@ -99,6 +101,7 @@ def find_plan(
     full, gap = _best_first(task, possible, seconds, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
+    _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
     least = None if fits.any() or not len(possible) else int(np.argmin(peaks))
     plans = Plans(
         task, possible.take(rows), seconds[rows], peaks[rows],
@@ -138,8 +141,8 @@ def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
     return task.simulate(settings).makespan_seconds
 
 
-def _silent(what: str, done: int, count: int) -> None:
-    pass
+def _logged(what: str, done: int, count: int) -> None:
+    _log.debug("%s: %d of %d", what, done, count)
 
 
 # -- the hardware that is planned for, as a user gives it --------------------------------------------------------------

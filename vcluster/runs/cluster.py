@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from vcluster.runs.engine import Body
     from vcluster.runs.run import Kernel, Output, Run
     from vcluster.runs.run_loop import ShowOutput
+
+_log = logging.getLogger("vcluster")
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport accepts at most this many devices: it needs one queue for each ordered pair of devices."""
@@ -248,6 +251,7 @@ class VirtualCluster:
             body.break_off(ClusterError("the cluster was closed while a run was in progress"))
             with self._running:
                 body.finalizer()
+            _log.info("%s ended", repr(self))
         except BaseException:  # Ctrl-C while another thread's run comes to its end
             body.asked = None
             raise
@@ -277,6 +281,8 @@ class VirtualCluster:
 
         with naming_limits(self.size):
             self._body = self._new_body(owner=self)
+        # Not the cluster itself: a handler that keeps records would keep the devices.
+        _log.info("%s started; pids by rank: %s", repr(self), self._body.crew.pids())
 
     if not TYPE_CHECKING:   # a type checker reports an unknown name itself
 

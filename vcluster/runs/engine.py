@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import logging
 import multiprocessing
 import os
 import queue
@@ -34,6 +35,8 @@ from vcluster.tracing import Recorder
 if TYPE_CHECKING:
     from parallelism.timeline import Pricing
     from vcluster.mpi import MpiCrew
+
+_log = logging.getLogger("vcluster")
 
 
 class Body:
@@ -253,6 +256,8 @@ class Body:
                 self._bury_heap(rank)
                 self._environments.pop(rank, None)
             self._start_devices(dead)
+            _log.info("ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
+                      dead, self._number, self.crew.pids())
         except Exception:
             self.finalizer()
 
