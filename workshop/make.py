@@ -117,7 +117,8 @@ def slides() -> str:
     for source in lessons():
         name = f"{source.number}  {source.title}"
         pages.append((len(shown) + 2, name))
-        shown.append((name, f"<h1>{escape(name)}</h1>"))
+        about = " ".join(source.blocks[0].text.split("\n\n")[1].splitlines())
+        shown.append((name, f"<h1>{escape(name)}</h1><p>{_inline(about)}</p>"))
         shown += [(name, _html(block.text)) for block in source.blocks if block.kind == "slide"]
     index = "".join(f'<li><a href="#{page}">{escape(name)}</a></li>' for page, name in pages)
     title = f"<h1>A cluster on a laptop</h1><p>The workshop of vcluster</p><ul>{index}</ul>"
