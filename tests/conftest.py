@@ -33,16 +33,30 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the parameters of a test that is marked ``sampled(n)``, one in n is for every day; the others are slow."""
+    """Which parameters of a test are for every day; the others are slow.
+
+    ``sampled(n, first=0)`` keeps one in n of them, from the first on; ``slow_for(word, ...)`` keeps those without such
+    a word in their id.
+    """
     counts: dict[object, int] = {}
     for item in items:
+        words = item.get_closest_marker("slow_for")
+        if words is not None and any(word in item.callspec.id for word in words.args):
+            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if mark is not None and item.get_closest_marker("slow") is None:
-            every, = mark.args
+            every, first = (*mark.args, 0)[:2]
             test = (item.path, item.originalname)
-            if counts.get(test, 0) % every:
+            if counts.get(test, 0) % every != first:
                 item.add_marker(pytest.mark.slow)
             counts[test] = counts.get(test, 0) + 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects_that_stay_are_not_looked_at_again():
+    """What a module leaves (JAX alone has 500,000 objects) would be looked at by each collection after it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

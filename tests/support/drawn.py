@@ -9,5 +9,5 @@ BY_DAY = int(os.environ.get("VCLUSTER_EXAMPLES", "10"))
 
 
 def up_to(examples: int) -> settings:
-    """Settings for a test that draws ``examples`` in the slow part, where VCLUSTER_EXAMPLES is set, and 20 by day."""
-    return settings(max_examples=examples if "VCLUSTER_EXAMPLES" in os.environ else min(examples, 20))
+    """Settings for a test that draws ``examples`` in the slow part, where VCLUSTER_EXAMPLES is set, and 10 by day."""
+    return settings(max_examples=examples if "VCLUSTER_EXAMPLES" in os.environ else min(examples, 10))

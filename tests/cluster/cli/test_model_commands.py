@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from html import unescape
 from pathlib import Path
 
@@ -51,16 +52,23 @@ B, = ir.symbols("B")
 LOSS = programs.mlp((6, 8, 4), B)
 
 
+@cache
+def training_texts():
+    texts = {"loss": str(LOSS), "step": str(train_step(programs.mlp((6, 8, 4), 7), Adam(0.01)))}
+    for name, words in (("pipe", "dp zero=1 pp 1f1b:3"), ("meshes", "dp pp 1f1b:2,meshes=dp=2|one=1")):
+        texts[name] = str(Strategy.parse(words)(train_step(LOSS, Adam(0.01))))
+    return texts
+
+
 @pytest.fixture
 def trained(command, tmp_path):
     """`command`, with the loss of a perceptron in a file, its training step for 7 rows, and that step in a pipeline."""
-    (tmp_path / "loss.mlir").write_text(str(LOSS))
-    (tmp_path / "step.mlir").write_text(str(train_step(programs.mlp((6, 8, 4), 7), Adam(0.01))))
-    for name, words in (("pipe", "dp zero=1 pp 1f1b:3"), ("meshes", "dp pp 1f1b:2,meshes=dp=2|one=1")):
-        (tmp_path / f"{name}.mlir").write_text(str(Strategy.parse(words)(train_step(LOSS, Adam(0.01)))))
+    for name, text in training_texts().items():
+        (tmp_path / f"{name}.mlir").write_text(text)
     return command
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("words", [
     ("loss.mlir", "--size", "B=7", "--strategy", "dp=2 tp=2"),
     ("step.mlir", "--strategy", "dp=2 tp=2 sp zero=3"),

@@ -194,6 +194,7 @@ def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, cases):
                 assert messages[i].tolist() == [case["messages_per_rank"]] * size, case
 
 
+@pytest.mark.slow_for("8")
 @pytest.mark.parametrize("size", [3, 4, 8])
 def test_reductions_by_every_algorithm_take_every_op(cluster_of, size):
     shape = (5, 3)

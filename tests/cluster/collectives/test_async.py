@@ -169,6 +169,7 @@ def tags_out_of_order(device, count):
     return told, found
 
 
+@pytest.mark.sampled(3)
 @everywhere
 def test_a_thousand_messages_lie_there_before_the_first_is_received(cluster_of, backend, transport):
     run = cluster_of(Mesh(devices=3), backend, transport).run(tags_out_of_order, 1000)

@@ -257,6 +257,7 @@ def worlds():
                 yield pytest.param(mesh, *runtime, True, id=name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow_for("devices=3")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):

@@ -75,6 +75,7 @@ def call_all(device, calls, places, private):
     return found
 
 
+@pytest.mark.slow_for("thread")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("backend", "devices", "private"), [
     ("process", 2, True), ("process", 3, True), ("process", 3, False), ("thread", 3, True),

@@ -53,6 +53,7 @@ def all_sorts(device, count, name):
     return results
 
 
+@pytest.mark.slow_for("spawn", "queue")
 @EVERYWHERE
 @pytest.mark.parametrize(("count", "name"), [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"),
                                              (60_000, "bfloat16")])

@@ -135,6 +135,7 @@ def check(outputs, elements):
         np.testing.assert_array_equal(found["bruck"], np.concatenate(blocks))
 
 
+@pytest.mark.slow_for("spawn", "queue")
 @pytest.mark.parametrize("options", RUNTIMES, ids=lambda options: "-".join(options.values()))
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_what_is_registered_runs_on_every_device_whenever_it_was_registered(options, before):

@@ -50,6 +50,7 @@ def events(run, rank):
     return [event for event in run.trace if event.rank == rank and event.name == "reshard"]
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("shape", [SHAPE, None])
 def test_every_shard_is_that_of_the_target_and_the_bytes_are_those_planned(cluster_of, backend, transport, shape):

@@ -361,6 +361,7 @@ def test_the_reshard_demo_on_processes(capsys):
     assert "all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes" in out
 
 
+@pytest.mark.slow_for("True")
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_a_bar_and_colour_unless_no_color(no_color):
     host, terminal = pty.openpty()
@@ -400,6 +401,7 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
     assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
 
 
+@pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),
     ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 --tp 2 {SMALL_GPT}", "none"),

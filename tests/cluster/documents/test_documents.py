@@ -38,7 +38,7 @@ def run(script: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("code", "output"), code_blocks())
 def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, output):
     for library in ("jax", "onnx"):

@@ -166,6 +166,7 @@ def test_a_forked_process_closes_what_it_is_told_to():
     os.close(write)
 
 
+@pytest.mark.slow_for("spawn-None", "spawn-'words'")
 @pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'words'", 1)])
 def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expected):
     def end():
@@ -188,6 +189,7 @@ def test_a_killed_process_is_seen_at_its_sentinel(start_method):
         started.kill()  # nothing is there: nothing happens
 
 
+@pytest.mark.slow_for("spawn")
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
     before = psutil.Process().num_fds()
@@ -199,6 +201,7 @@ def test_no_descriptor_stays_open(start_method):
     assert psutil.Process().num_fds() == before
 
 
+@pytest.mark.slow_for("spawn")
 def test_global_random_numbers_differ_between_processes(start_method):
     np.random.seed(5)  # noqa: NPY002
     draw = lambda: np.random.randint(2**62)  # noqa: NPY002
@@ -250,6 +253,7 @@ def many_open_files(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_host_with_more_than_a_thousand_open_files_starts_processes_and_forks(start_method):
     with many_open_files(1100), VirtualCluster(2, start_method=start_method) as cluster:
@@ -291,6 +295,7 @@ def test_a_process_cannot_start_processes_of_its_own(start_method):
     assert "cannot start processes of its own" in ask(nest, start_method=start_method)
 
 
+@pytest.mark.slow_for("spawn")
 def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_method):
     with blocked(start_method, 2) as started:
         child = os.fork()
@@ -418,7 +423,7 @@ def test_kill_9_of_the_host_leaves_no_process(work):
     assert all(_gone(pid) for pid in pids)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_the_end_of_the_host_leaves_no_process(end):
     done = run_python("-c", HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end=end))

@@ -99,11 +99,11 @@ def leftovers():
 
 
 def test_right_programs_run(clusters):
-    right_programs(clusters, 20)
+    right_programs(clusters, 10)
 
 
 def test_a_planted_mistake_is_found(clusters):
-    planted_mistakes(clusters, 2, 12)
+    planted_mistakes(clusters, 2, 6)
 
 
 def test_a_kill_is_told(clusters):

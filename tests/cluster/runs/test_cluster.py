@@ -752,6 +752,7 @@ def test_a_script_needs_no_main_guard_and_no_close(tmp_path):
     assert len(done.stdout.splitlines()) == 2  # the script ran once
 
 
+@pytest.mark.slow
 def test_a_program_comes_from_stdin(tmp_path):
     assert check_script(python("-", input=SCRIPT, cwd=tmp_path)).stderr == ""
 

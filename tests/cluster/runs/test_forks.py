@@ -173,6 +173,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow_for("spawn")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start_method", START_METHODS)
@@ -189,6 +190,7 @@ def inheritable(device):
     return [fd for fd in open_ones if fd > 2 and (DESCRIPTORS / str(fd)).exists() and os.get_inheritable(fd)]
 
 
+@pytest.mark.slow_for("spawn")
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="a list of open descriptors")
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_no_descriptor_of_a_device_is_inherited_by_the_programs_that_it_starts(start_method):

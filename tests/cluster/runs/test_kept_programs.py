@@ -57,6 +57,7 @@ BACKENDS = [
 ]
 
 
+@pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
 def test_a_device_keeps_a_program_with_what_it_derived(cluster_of, backend, options):
     cluster = cluster_of(Mesh(devices=3), backend, **options)
@@ -169,7 +170,7 @@ def test_the_programs_used_longest_ago_go_first(cluster):
 
 def test_neither_host_nor_devices_keep_what_the_host_has_dropped(cluster):
     tops = []
-    for i in range(3 * MOST_PROGRAMS):
+    for i in range(2 * MOST_PROGRAMS):
         runs(cluster, Counted(100.0 + i, pad=1 << 16))
         gc.collect()
         assert len(cluster._body._encodings._entries) == 0

@@ -26,6 +26,7 @@ print(len(alive), sum(c.size for c in alive), repr(shell.user_ns["_oh"].get(11))
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("cell", "left"), [
     ("cluster = VirtualCluster(2, backend='thread')\ncluster", "1 2"),
     ("VirtualCluster(2, backend='thread')", "1 2"),    # IPython keeps its last result until the next

@@ -45,7 +45,7 @@ LIMITS = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("start_method", START_METHODS)
 @pytest.mark.parametrize(("which", "number"), LIMITS)
 def test_a_limit_of_the_system_is_kept_or_named(which, number, start_method, tmp_path):

@@ -183,6 +183,7 @@ def test_a_policy_runs_the_collectives_it_names_with_the_bytes_of_its_formula(cl
     assert (forward.trace.bytes_received(), backward) == FORMULAS[name]
 
 
+@pytest.mark.slow_for("partial everywhere")
 @pytest.mark.parametrize("name", ["sequence of a batch", "gspmd_2d", "partial everywhere"])
 def test_the_recorder_counts_what_the_devices_did(cluster_of, name):
     mesh = Mesh(x=2, y=3)

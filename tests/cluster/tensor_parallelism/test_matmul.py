@@ -95,6 +95,7 @@ def test_a_product_is_summed_where_it_lies_only_if_nobody_needs_it(cluster_of, r
         assert said == [True, False, True]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 24))])
 def test_any_layouts_on_any_mesh_give_numpys_product_and_gradients(cluster_of, seed):
     mesh = MESHES[seed % len(MESHES)]

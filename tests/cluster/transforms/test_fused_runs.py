@@ -26,6 +26,7 @@ CASES = [("dropout", 4, "dp=2 recompute=block.*.attention overlap=1KB"), ("gpt",
          ("gpt", 7, "pp=2 1f1b:3 dp=2 zero=1"), ("mlp", 8, "pp=2 interleaved_1f1b:4x2")]
 
 
+@pytest.mark.slow_for("mlp-pp=2")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])

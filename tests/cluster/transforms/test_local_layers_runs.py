@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_for("gpt-pp=2")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])

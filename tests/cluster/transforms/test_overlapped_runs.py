@@ -24,6 +24,7 @@ CASES = [       # by day the first and the last
 ]
 
 
+@pytest.mark.slow_for("mlp-dp=3")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "overlap", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t, _ in CASES])
@@ -45,6 +46,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.slow_for("recurrent")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "backend"), in_turn(PIPELINES), ids=[f"{m}-{t}" for m, _, t, _ in PIPELINES])

@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_for("gpt")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES, ("process", "thread")), ids=[f"{m}-{t}" for m, _, t in CASES])

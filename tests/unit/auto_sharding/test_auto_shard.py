@@ -56,7 +56,7 @@ def check_random(seed):
 
 
 def test_the_least_of_all_choices():
-    assert sum(map(check_random, range(8))) >= 5
+    assert sum(map(check_random, range(3))) >= 2
 
 
 @pytest.mark.slow
@@ -75,11 +75,13 @@ def test_trying_everything_is_trying_every_choice():
     assert every_choice(problem) == pytest.approx(least_by_trying(problem), rel=1e-12)
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed):
     check(auto_shard(random_program(np.random.default_rng(seed), most=8), LARGE, "dgx-h100"))
 
 
+@pytest.mark.slow_for("transformer")
 @pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):

@@ -46,7 +46,7 @@ def groups_of(draw: st.DrawFn, hardware: Hardware) -> tuple[int, ...]:
     return tuple(draw(st.sampled_from([regular, draw(st.permutations(range(count)))[:size]])))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data())
 def test_prices_are_those_of_each_group_looked_at_message_by_message(data: st.DataObject) -> None:
     hardware = data.draw(hardwares())

@@ -13,6 +13,7 @@ from parallelism.pipelining.execution import run_actions
 from parallelism.recorder import record
 
 
+@pytest.mark.slow_for("28.3B-128")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['model']}-{row['microbatches']}")
 def test_the_timeline_of_a_schedule_has_the_printed_bubbles(row):

@@ -56,6 +56,7 @@ def table() -> tuple[PlanTable, Choices]:
     return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("settings", [
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "sp": True, "zero": 1, "schedule": "interleaved_1f1b", "chunks": 2},
@@ -92,6 +93,7 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
     return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("settings", [
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "recompute": "selective"}, marks=pytest.mark.slow),

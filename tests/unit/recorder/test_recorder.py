@@ -120,6 +120,7 @@ def test_products_of_any_dims_are_counted_as_on_a_device():
         record(lambda device: device.matmul(np.ones((2, 3)), np.ones((4, 5))), Mesh(x=1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algorithm", [None, "ring"])
 def test_hundreds_of_ranks_get_two_turns_each_and_count_once_what_they_share(monkeypatch, algorithm):
     size, counted, turns = 300, [], []

@@ -184,6 +184,7 @@ def assert_cheapest(mesh, shape, sample):
             assert cost(plan) == expected, str(plan)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("mesh", "shape"), [
     (Mesh(x=2, y=3), (6, 5)), (Mesh(x=2, y=2), (4, 6)), (Mesh(x=4, y=2), (5, 3)), (Mesh(x=2, y=2), (3, 1, 2)),
     (Mesh(x=2, y=3), (7,)), (Mesh(x=2, y=3, z=2), (8,)), (Mesh(x=2, y=2, z=2), (5,)), (Mesh(x=3, y=4), (8, 2)),
@@ -437,7 +438,7 @@ def test_axes_that_stay_together_count_as_one_where_there_are_many(source, targe
 
 
 @given(st.data())
-@settings(max_examples=5)
+@settings(max_examples=2)
 def test_plans_on_many_axes_do_what_they_say(data):
     mesh = Mesh(a=2, b=1, c=2, d=2, e=1, f=2, g=2, h=2)
     check(mesh, (5, 6), *(data.draw(layouts(mesh, 2, ops=SUMS)) for _ in range(2)))

@@ -45,6 +45,7 @@ def found(
         simulate(step, hardware)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "chunks", "recompute", "inside", "rows", "rate"), [
     ("1f1b", None, False, Mesh(tp=2), 4, 0),
     pytest.param("zb_h1", None, False, None, 4, 0, marks=pytest.mark.slow),

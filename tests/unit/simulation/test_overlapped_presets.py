@@ -72,6 +72,7 @@ def test_gathers_of_zero_3_are_hidden_but_for_the_first():
     assert max(trace.peaks().values()) < 1.1 * max(plain.peaks().values())
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("text", [
     "pp=1 1f1b:3 tp=2 sp overlap", "pp=2 1f1b:4 dp=2 tp=2 sp overlap=200B", "pp=2 1f1b:2 dp=2 zero=3 overlap"])
 def test_parts_of_actions_that_overlap_are_those_op_by_op(text):

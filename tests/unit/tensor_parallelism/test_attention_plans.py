@@ -184,7 +184,7 @@ EXTENTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("extents", EXTENTS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_collectives_bytes_flops_and_memory_are_those_of_the_plan(name, extents):
@@ -285,6 +285,7 @@ def test_a_ring_of_eight_never_holds_more_than_two_blocks_of_keys_and_values(zig
     assert max(whole.peaks("scores").values()) > 4 * max(trace.peaks("scores").values())
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("sequence", [64, 61])
 def test_causal_work_in_zigzag_order_is_balanced_within_one_block(sequence):
     extents = {"batch": 1, "sequence": sequence, "heads": 2, "kv_heads": 1, "head_dim": 3}

@@ -45,6 +45,7 @@ def figures_of(name: str) -> Figures:
     return figures(run_of(name), "dgx-a100")
 
 
+@pytest.mark.slow_for("overlap", "contexts")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_figures_are_those_of_the_simulation(name: str) -> None:
     run, found = run_of(name), figures_of(name)

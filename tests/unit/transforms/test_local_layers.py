@@ -152,6 +152,7 @@ def alone(model, rows, optimizer):
     return step, interpreted(step)
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize(("model", "text"), [
     ("mlp", "dp=2 tp=2 zero=2"), ("gpt", "dp=2 tp=2 sp zero=3"), ("convolutional", "dp=3 zero=1"),
     ("recurrent", "dp=2 tp=2 recompute=step.2"), ("experts", "dp=2 tp=3 zero=1"),
@@ -173,6 +174,7 @@ def test_it_goes_with_mixed_precision():
     assert_trained(trained(strategy(step), lambda inputs: run_everywhere(localized, inputs)), expected, 1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "begin"), [
     ("mlp", "layer.1,layer.2"), ("gpt", "block.1"), ("recurrent", "step.3"), ("experts", "block.1")])
 def test_stages_that_begin_at_regions_send_no_gradients(model, begin):

@@ -169,6 +169,7 @@ def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
         assert {event.axes for event in trace if event.kind == "collective"} == groups
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("text", "over"), [
     ("dp=2", 1), pytest.param("dp=2 zero=2", 2, marks=pytest.mark.slow), ("dp=2 zero=3", 2)])
 def test_the_norm_of_all_gradients_is_one_number_summed_over_the_stages(text, over):
@@ -240,6 +241,7 @@ def test_a_pipeline_that_does_not_fit_is_refused(build, error, message):
         build()
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(("text", "units", "blocks"), [
     ("recompute=block.*.attention.core", 34, (2, 2)), ("recompute=block.*", 2, (2, 2)),
     ("recompute=block.2", 2, (0, 1)),

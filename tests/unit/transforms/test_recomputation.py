@@ -47,6 +47,7 @@ def test_recomputation_changes_no_bit_and_takes_less_memory(text, runs_again):
         assert not any(path.startswith("block.1.attention.") for path in paths)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
 @pytest.mark.parametrize(("text", "wanted"), [
     # Korthikanti et al. 2022, table 2: in units of sbh what are no scores, in units of 5 a s s b the scores.  10 + 24/8
@@ -66,6 +67,7 @@ def test_a_block_keeps_what_korthikanti_says(name, text, wanted):
     assert found[0] - found[1] == s * b * h * wanted[0] + s * b * wanted[1] * 5 * a * s
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("model", ["gpt", "llama", "dropout", "mlp", "convolutional", "mixture"])
 def test_recomputation_on_many_devices_trains_as_the_step_alone(model):
     alone = train_step(MODELS[model](6), Adam(0.01))

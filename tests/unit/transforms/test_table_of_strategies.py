@@ -43,6 +43,7 @@ def sizes(layers):
         "R": parameters["p.tokens"] + sum(nbytes for name, nbytes in parameters.items() if name in back)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("line", LINES, ids=[line[0] for line in LINES])
 def test_a_line_of_the_table_is_what_the_program_does(line, layers):
@@ -65,6 +66,7 @@ def test_the_table_has_all_that_splits_a_step():
     assert words >= {"dp", "tp", "sp", "cp", "zero", "precision", "recompute", "overlap"}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_a_stage_in_the_middle_receives_two_activations(microbatches):
     loss = spec(3).function(ir.symbol("B"))
