@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from zlib import crc32
 
 import pytest
 from drawn import BY_DAY
@@ -25,6 +26,9 @@ settings.register_profile("here", deadline=None, max_examples=BY_DAY)
 settings.register_profile("ci", deadline=None, max_examples=BY_DAY, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+SLOW_PART = os.environ.get("VCLUSTER_SLOW_PART")
+"""``2/8``: of the slow tests those of part 2 of 8.  The id of a test says in which part it is."""
+
 
 def pytest_configure(config):
     if config.getoption("--vcluster-backend") == "mpi":
@@ -32,7 +36,7 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Which parameters of a test are for every day; the others are slow.
 
     ``sampled(n, first=0)`` keeps one in n of them, from the first on; ``slow_for(word, ...)`` keeps those without such
@@ -50,6 +54,13 @@ def pytest_collection_modifyitems(items):
             if counts.get(test, 0) % every != first:
                 item.add_marker(pytest.mark.slow)
             counts[test] = counts.get(test, 0) + 1
+    if SLOW_PART:
+        number, parts = map(int, SLOW_PART.split("/"))
+        left = [item for item in items
+                if item.get_closest_marker("slow") and crc32(item.nodeid.encode()) % parts != number % parts]
+        config.hook.pytest_deselected(items=left)
+        left_out = set(left)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="module", autouse=True)
