@@ -44,9 +44,6 @@ def pytest_collection_modifyitems(config, items):
     """
     counts: dict[object, int] = {}
     for item in items:
-        words = item.get_closest_marker("slow_for")
-        if words is not None and any(word in item.callspec.id for word in words.args):
-            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if mark is not None and item.get_closest_marker("slow") is None:
             every, first = (*mark.args, 0)[:2]
@@ -54,6 +51,9 @@ def pytest_collection_modifyitems(config, items):
             if counts.get(test, 0) % every != first:
                 item.add_marker(pytest.mark.slow)
             counts[test] = counts.get(test, 0) + 1
+        words = item.get_closest_marker("slow_for")
+        if words is not None and any(word in item.callspec.id for word in words.args):
+            item.add_marker(pytest.mark.slow)
     if SLOW_PART:
         number, parts = map(int, SLOW_PART.split("/"))
         left = [item for item in items

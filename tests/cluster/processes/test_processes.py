@@ -423,7 +423,7 @@ def test_kill_9_of_the_host_leaves_no_process(work):
     assert all(_gone(pid) for pid in pids)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_the_end_of_the_host_leaves_no_process(end):
     done = run_python("-c", HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end=end))

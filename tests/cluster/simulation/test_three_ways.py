@@ -416,7 +416,7 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
     cluster = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled")
@@ -471,7 +471,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(42)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
