@@ -40,6 +40,20 @@ def collectives(device):
     return found
 
 
+def repeated(device):
+    """Small calls that are known from the second time on, but for members that call something else once."""
+    found = []
+    for step in range(4):
+        x = step * numbers(device, 7)
+        found += [device.all_reduce(x), device.all_gather(x[device.rank :], "tp"), device.all_reduce(step + 0.5)]
+        found += [device.broadcast(x if device.rank == 1 else None, root=1), device.permute(x, [(0, 2), (2, 1)])]
+        found += [device.reduce_scatter(x, "dp", op="mean"), device.reduce(x, root=2, op="max")]
+        found.append(device.all_gather(np.ones(1 + (step == 2) * device.rank)))
+        found.append(device.all_reduce(x, out=x))
+        device.barrier()
+    return found
+
+
 def messages(device):
     right, left = (device.rank + 1) % device.size, (device.rank - 1) % device.size
     coming = device.irecv(left, tag=2)
@@ -64,6 +78,11 @@ def raises(device):
 
 def mismatch(device):
     return device.barrier() if device.rank else device.all_reduce(np.ones(3))
+
+
+def surprise(device):
+    for step in range(4):
+        device.all_reduce(np.ones(3 + (step == 3 and device.rank == 1)))
 
 
 def deadlock(device):
@@ -91,7 +110,7 @@ def everything(**options):
     """What runs give and say, and the events and the modelled time of their traces."""
     with VirtualCluster(Mesh(dp=2, tp=2), hardware=HARDWARE, compute="modelled", **options) as cluster:
         found = {}
-        for kernel in (collectives, messages):
+        for kernel in (collectives, repeated, messages):
             run = cluster.run(kernel)
             with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
                 events = run.trace.events
@@ -100,7 +119,7 @@ def everything(**options):
             found[f"events of {kernel.__name__}"] = sorted(
                 (e.rank, e.kind, e.name, e.axes or (), e.bytes_received, e.bytes_sent, e.peer or 0, e.tag or 0,
                  e.start_seconds, e.duration_seconds) for e in events)
-        for kernel in (raises, mismatch, deadlock, endless):
+        for kernel in (raises, mismatch, surprise, deadlock, endless):
             found[f"error of {kernel.__name__}"] = text_of(cluster, kernel)
         cluster.channel(3).send(np.arange(4))
         found["from the host"] = cluster.run(lambda d: d.channel(-1).recv().sum() if d.rank == 3 else None).outputs

@@ -4,19 +4,18 @@
 Here the messages really go from process to process, and each is recorded under its collective.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.algorithms import MPI
-from parallelism.collectives import Message, Reduction, Result
+from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, start
-from vcluster.collectives.general import General, Way, deliver, write
-from vcluster.collectives.group import Call, Group
-from vcluster.messages import Endpoint, Wait, encode_message
+from vcluster.collectives.general import Way, deliver, write
+from vcluster.collectives.group import Call
+from vcluster.messages import Wait, encode_message
 
 
 @dataclass(slots=True, eq=False)
@@ -87,32 +86,3 @@ class ByMessages(Way):
                 reduction.finish(own, self.terms)
 
         return Result(array.shape, self.dtype or array.dtype, fill)
-
-
-def no_library(call: Call, reduction: Reduction | None) -> None:
-    """``ValueError``: there is no MPI library."""
-    raise ValueError(
-        f"{call.kind}: algorithm='mpi' asks for the collective of an MPI library, and the devices of this cluster are "
-        f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py")
-
-
-class Ways(NamedTuple):
-    """How the members of a group meet, and how they run a direct call."""
-
-    group: Callable[[Endpoint, tuple[int, ...]], Group] = Group
-    direct: type[General | ByMessages] = General
-    library: type[ByMessages] = ByMessages
-    """How they run a call with ``algorithm="mpi"``."""
-    check_library: Callable[[Call, Reduction | None], None] = no_library
-    """Refuses such a call if it cannot be run."""
-
-    def of(self, algorithm: str | None) -> type[General | ByMessages]:
-        """How a call with this algorithm is run."""
-        if algorithm in (None, "direct"):
-            return self.direct
-        return self.library if algorithm == MPI else ByMessages
-
-
-IN_SHARED_MEMORY = Ways()
-AS_MESSAGES = Ways(direct=ByMessages)
-"""Of the ``queue`` transport."""

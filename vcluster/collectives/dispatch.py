@@ -10,6 +10,8 @@ of `vcluster.collectives` define the ways:
     `prepared`      a direct call that was run before, without its checks: a small one in the slots, a large one where
                     the arrays lie
     `last_arriver`  the same for a small call of many members
+
+`ways` says which of them a backend has.
 """
 
 from __future__ import annotations
@@ -46,12 +48,12 @@ from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
-from vcluster.collectives.by_messages import IN_SHARED_MEMORY, Ways
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group, may_be_prepared
 from vcluster.collectives.last_arriver import LastArriver
-from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
+from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
+from vcluster.collectives.ways import IN_SHARED_MEMORY, Ways
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, zeros_like
 from vcluster.messages.encoding import pack
@@ -68,12 +70,10 @@ Outcome = tuple[Any, Callable[[], Traffic]]
 
 def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
     """The way of a direct call that is repeated, by the calls of all members; None: the general one again."""
-    kind, members = calls[0].of_kind, len(calls)
+    members = len(calls)
     calls = list({id(call): call for call in calls}.values())   # most often all call the same
     givers = [call for call in calls if call.dtype is not None]
-    if kind.lists or kind.function is not None or any(
-        call.form not in (ARRAY, SCALAR) or len(call.description) > DESCRIPTION_BYTES for call in calls
-    ):
+    if not may_be_prepared(calls) or any(len(call.description) > DESCRIPTION_BYTES for call in calls):
         return None
     if all(call.nbytes <= INLINE_BYTES for call in givers):
         return LastArriver if members >= FEWEST_MEMBERS else Prepared
@@ -223,7 +223,7 @@ class Collectives:
         checked.guessed = checked.prepared is not None
         return checked.guessed
 
-    def _run_prepared(self, checked: CheckedCall, prepared: Prepared | None, x: Any, out: Any) -> Any:
+    def _run_prepared(self, checked: CheckedCall, prepared: PreparedCall | None, x: Any, out: Any) -> Any:
         """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
         recorder, template = self.recorder, checked.template
         assert prepared is not None and template is not None
@@ -281,7 +281,7 @@ class Collectives:
 
     def _steps(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
-        posted: Prepared | None = None,
+        posted: PreparedCall | None = None,
     ) -> Generator[Wait, None, Outcome]:
         """Run a checked call, or go on with what a prepared one posted; the result has the form of the value."""
         call, endpoint = checked.call, self.endpoint
@@ -293,12 +293,12 @@ class Collectives:
             endpoint, group, call, checked.reduction, partial(self._add_message, event))
         if posted is None:
             way.prepare(array, out)
-        elif isinstance(way, General):
-            way.sequence, way.shown = posted.sequence, posted.shown
+        else:
+            way.go_on(posted, array, out)
         calls = yield from way.run()
         result = yield from way.finish(out)
         count_traffic = partial(traffic, tuple(calls), call.ranks, call.position)
-        if way_type is General and checked.prepared is None:
+        if way_type is self._ways.direct and checked.prepared is None:
             checked.calls, checked.surprised = () if checked.surprised else calls, False
         if out is None:
             result = _as_given(call, calls, x, result)
@@ -308,7 +308,7 @@ class Collectives:
         """Prepare a call that is repeated."""
         call, calls = checked.call, checked.calls
         checked.calls = ()
-        way = choose_prepared(calls)
+        way = (self._ways.prepared or choose_prepared)(calls)
         if way is not None:
             checked.prepared = way(
                 self.endpoint, self._groups[call.ranks], calls, checked.reduction, checked.lane, checked)

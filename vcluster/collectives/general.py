@@ -6,11 +6,13 @@ each member compares the descriptions and computes its own result from the array
 `vcluster.collectives.prepared` is the fast path for a call that was run before.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +94,17 @@ class Way:
     reduction: Reduction | None
     on_message: OnMessage
 
+    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Go on with what this member has posted for a call that another member did not make."""
+        raise NotImplementedError
+
+
+class Posted(Protocol):
+    """What was posted: the number of the operation, and this member's memory that is shown."""
+
+    sequence: int
+    shown: Shown
+
 
 @dataclass(slots=True, eq=False)
 class General(Way):
@@ -111,6 +124,10 @@ class General(Way):
             self.shown = show(self.endpoint, self.call, x, out)
         else:
             self.payload = x
+
+    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Go on with what this member has posted for a call that another member did not make."""
+        self.sequence, self.shown = posted.sequence, posted.shown
 
     def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members.  Every member's call, in group order."""

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import KINDS, CollectiveKind
-from parallelism.collectives import MemberCall, Reduction, check_agreement, text_of
+from parallelism.collectives import ARRAY, SCALAR, MemberCall, Reduction, check_agreement, text_of
 from parallelism.dtypes import code_of, of_code
 from parallelism.operation import Lane
 from vcluster.code import ClusterError
@@ -37,7 +37,7 @@ from vcluster.messages import Endpoint, Wait
 from vcluster.tracing import Template, dtype_name
 
 if TYPE_CHECKING:
-    from vcluster.collectives.prepared import Prepared
+    from vcluster.collectives.prepared import PreparedCall
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -121,7 +121,7 @@ class CheckedCall:
         """Whether another member called something else than was prepared: it may do so every second time."""
         self.guessed = False
         """Whether it is being run for the first time, prepared for members that call the same."""
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedCall | None = None
         self.template: Template | None = None
 
     def __str__(self) -> str:
@@ -133,6 +133,12 @@ class CheckedCall:
             return None
         array = np.asarray(x)
         return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
+
+
+def may_be_prepared(calls: Sequence[Call]) -> bool:
+    """Whether the result of a direct call can be made from arrays that always lie in one place."""
+    kind = calls[0].of_kind
+    return not kind.lists and kind.function is None and all(call.form in (ARRAY, SCALAR) for call in calls)
 
 
 class Buffer:

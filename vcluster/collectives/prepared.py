@@ -24,12 +24,11 @@ from vcluster.memory import LINE, STORES_IN_ORDER
 from vcluster.messages import Endpoint
 
 
-class Prepared:
-    """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
+class PreparedCall:
+    """A call of one member whose checks are done, and whose result is made of arrays that lie in one place."""
 
     __slots__ = (
-        "_buffers", "_call", "_endpoint", "_gets_scalar", "_group", "_lane", "_others", "_payloads", "_results",
-        "_signature", "_text", "_tokens", "sequence", "shown",
+        "_call", "_endpoint", "_gets_scalar", "_group", "_lane", "_results", "_text", "sequence", "shown",
     )
 
     def __init__(
@@ -42,22 +41,69 @@ class Prepared:
         self._lane = lane
         self._text = text
         self._call = calls[group.position]
-        self._signature = self._call.signature
-        self._buffers = group.own.buffers
         self.sequence = 0
         """The number of the operation that `run` posted last."""
         self.shown = NOTHING
         """What it showed of this member's memory."""
+        self._results: list[Result | None] = [None, None]
+        """Of an even and of an odd operation."""
+        self._prepare_results(calls, reduction)
+        result = self._results[0]
+        self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        raise NotImplementedError
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Show ``x``; False, and nothing done, if the call cannot go this way with these arrays."""
+        raise NotImplementedError
+
+    def run(self) -> bool:
+        """Meet the other members; False if one of them calls something else than the last time."""
+        raise NotImplementedError
+
+    def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Whether the result can be written into ``out`` as it is."""
+        result = self._results[0]
+        if result is None or type(out) is not np.ndarray or out.dtype != result.dtype or out.shape != result.shape:
+            return False
+        flags = out.flags
+        return bool(flags.c_contiguous and flags.writeable) and (
+            out is x or type(x) is not np.ndarray
+            or (out.base is None and x.base is None)    # both own their memory
+            or not np.may_share_memory(out, x)
+        )
+
+    def finish(self, out: NDArray[Any] | None) -> Any:
+        """The result, in ``out`` if it is given."""
+        result = self._results[self.sequence & 1]
+        if result is None:
+            return None
+        is_new = out is None
+        if out is None:
+            out = new_array(self._endpoint, result.shape, result.dtype)
+        result.fill(out)
+        return out[()] if is_new and self._gets_scalar else out
+
+
+class Prepared(PreparedCall):
+    """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
+
+    __slots__ = ("_buffers", "_others", "_payloads", "_signature", "_tokens")
+
+    def __init__(
+        self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane,
+        text: object,
+    ) -> None:
+        self._buffers = group.own.buffers
         self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
+        self._payloads: list[NDArray[Any] | None] = [None, None]
+        super().__init__(endpoint, group, calls, reduction, lane, text)
+        self._signature = self._call.signature
         self._tokens = [
             [(group.slots[place].tokens[parity], calls[place].signature) for place in self._others] for parity in (0, 1)
         ]
         """For even and odd operations, the token of each other member, and what it is less the operation's number."""
-        self._payloads: list[NDArray[Any] | None] = [None, None]
-        self._results: list[Result | None] = [None, None]
-        self._prepare_results(calls, reduction)
-        result = self._results[0]
-        self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)
 
     def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
         for parity in (0, 1):
@@ -77,18 +123,6 @@ class Prepared:
             buffer.write(self._call, buffer.inline, 0, 0)
             buffer.shows = self
         return True
-
-    def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
-        """Whether the result can be written into ``out`` as it is."""
-        result = self._results[0]
-        if result is None or type(out) is not np.ndarray or out.dtype != result.dtype or out.shape != result.shape:
-            return False
-        flags = out.flags
-        return bool(flags.c_contiguous and flags.writeable) and (
-            out is x or type(x) is not np.ndarray
-            or (out.base is None and x.base is None)    # both own their memory
-            or not np.may_share_memory(out, x)
-        )
 
     def run(self) -> bool:
         """Meet the other members; False if one of them calls something else than the last time."""
@@ -110,17 +144,6 @@ class Prepared:
         if not STORES_IN_ORDER:
             signals.fence()
         return True
-
-    def finish(self, out: NDArray[Any] | None) -> Any:
-        """The result, in ``out`` if it is given."""
-        result = self._results[self.sequence & 1]
-        if result is None:
-            return None
-        is_new = out is None
-        if out is None:
-            out = new_array(self._endpoint, result.shape, result.dtype)
-        result.fill(out)
-        return out[()] if is_new and self._gets_scalar else out
 
     def _wait(self, token: memoryview, expected: int) -> bool:
         """Poll, then sleep, until every member has posted; whether the token is the expected one."""

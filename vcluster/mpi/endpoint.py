@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +20,27 @@ from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.communicators import Communicators
 from vcluster.mpi.mailbox import MpiMailbox
 from vcluster.mpi.statuses import DeviceStatus
-from vcluster.mpi.transport import CANCEL, CLOSED, COMMUNICATOR, DATA, POST, TAKEN, Address, Message, Transport, head_of
+from vcluster.mpi.transport import (
+    CANCEL,
+    CLOSED,
+    COMMUNICATOR,
+    DATA,
+    FIRST_NAP_SECONDS,
+    LONGEST_NAP_SECONDS,
+    POST,
+    TAKEN,
+    Address,
+    Message,
+    Transport,
+    head_of,
+    nap_seconds,
+    retag,
+)
 
-NAPS_SECONDS = 5e-5, 4e-3
-"""The first and the longest sleep of a rank that waits. It polls between them: no other rank can wake it."""
+SPIN_NS = 1_000_000
+"""Nanoseconds for which a rank polls that has a core of its own, before it sleeps."""
+LOOKS = 32
+"""Polls of such a rank between two calls of `give_way`."""
 
 NOTHING = Encoded(b"", [], 0)
 
@@ -90,15 +106,17 @@ class MpiEndpoint(Endpoint):
         self.take_in()
         return not self._lent
 
-    def post(self, peers: Sequence[int], lane: int, sequence: int, call: bytes, payload: NDArray[Any] | None) -> None:
-        """Send the call of a collective, and a small payload, to the other members."""
+    def new_post(self, lane: int, call: bytes, nbytes: int) -> tuple[bytearray, int]:
+        """A block for the call of a collective with an array of so many bytes, and the place of the array in it."""
         size = HEADER_BYTES + aligned(len(call))
-        nbytes = 0 if payload is None else payload.nbytes
         block = bytearray(size + nbytes)
         block[HEADER_BYTES : HEADER_BYTES + len(call)] = call
-        if payload is not None:
-            np.ndarray(payload.shape, payload.dtype, block, size)[...] = payload
-        head_of(block, POST, self.address, lane, sequence, nbytes, size)
+        head_of(block, POST, self.address, lane, 0, nbytes, size)
+        return block, size
+
+    def post(self, peers: Sequence[int], block: bytearray, sequence: int) -> None:
+        """Send the call of the operation with this number to the other members."""
+        retag(block, sequence)
         for peer in peers:
             self.sent[peer] += 1
             self.transport.send_block(self._ranks[peer], block)
@@ -169,9 +187,14 @@ class _PollingSignals(Signals):
     """Waiting without words that others change: every condition polls, and a sleeper sleeps longer and longer."""
 
     def __init__(self, endpoint: MpiEndpoint, spins: int) -> None:
-        super().__init__(endpoint.arena, endpoint.layout, endpoint.number, spins=spins, naps_seconds=NAPS_SECONDS)
+        naps = FIRST_NAP_SECONDS, LONGEST_NAP_SECONDS
+        super().__init__(endpoint.arena, endpoint.layout, endpoint.number, spins=spins, naps_seconds=naps)
+        if endpoint.layout.size <= endpoint.layout.cores:
+            self.spins, self.spin_ns, self.looks = SPIN_NS, SPIN_NS, LOOKS
         self._endpoint = endpoint
         self._heard = 0
+        self._since = 0.0
+        """When the present wait began to sleep."""
         self._sleep, self._rouse = self._nap, None
 
     def cancel(self) -> None:
@@ -186,4 +209,7 @@ class _PollingSignals(Signals):
         if self._endpoint.hears != self._heard:  # more may follow soon
             self._heard, longest_ns = self._endpoint.hears, self._first_nap_ns
             self._word[0] += 1
-        time.sleep(1e-9 * longest_ns)
+        now = time.monotonic()
+        if longest_ns == self._first_nap_ns:
+            self._since = now
+        time.sleep(nap_seconds(now - self._since))

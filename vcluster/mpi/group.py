@@ -3,7 +3,7 @@
 Each member sends its call to all others, with its array if that is small. So all know what all call before any large
 array moves, and a small collective takes one message for each pair. Terms are combined in group order by each member
 that needs the sum; pieces of large arrays are summed by their owners and gathered (`vcluster.collectives.by_messages`).
-So the bits are those of shared memory.
+So the bits are those of shared memory. A small call that is repeated is sent and computed with what the first one left.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import check_agreement
+from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
-from vcluster.collectives.general import deliver, own_result, write
+from vcluster.collectives.general import Posted, deliver, own_result, write
+from vcluster.collectives.group import may_be_prepared
+from vcluster.collectives.prepared import PreparedCall
 from vcluster.memory import Need
 from vcluster.messages import Endpoint, Wait
 from vcluster.messages.encoding import HEADER_BYTES, aligned
@@ -30,6 +32,17 @@ POSTED_BYTES = 1 << 13
 
 _CALL = struct.Struct("<qq")
 """Before the description of a call: its signature, and the length of the description."""
+_SIGNATURE = struct.Struct("<q")
+
+
+def head_of_call(call: Call) -> bytes:
+    """What the other members compare."""
+    return _CALL.pack(call.signature, len(call.description)) + call.description
+
+
+def place_of_array(call: Call) -> int:
+    """Where a small array begins in the post of a call."""
+    return HEADER_BYTES + aligned(_CALL.size + len(call.description))
 
 
 class MpiGroup(Group):
@@ -60,11 +73,17 @@ class MpiGroup(Group):
         """Send a call to the others and return its number when every member has done so."""
         sequence, end = self.sequence, self._end
         self.sequence += 1
-        head = _CALL.pack(call.signature, len(call.description))
-        end.post(self.others, self.key, sequence, head + call.description, payload)
+        block, room = end.new_post(self.key, head_of_call(call), 0 if payload is None else payload.nbytes)
+        if payload is not None:
+            np.ndarray(payload.shape, payload.dtype, block, room)[...] = payload
+        end.post(self.others, block, sequence)
+        yield from self.all_come(sequence)
+        return sequence
+
+    def all_come(self, sequence: int) -> Generator[Wait]:
+        """Return when every member has posted an operation."""
         if not self._all_have(sequence, 0):
             yield Wait(lambda: self._all_have(sequence, 0), lambda: self._missing(sequence, 0))
-        return sequence
 
     def calls(self, sequence: int, call: Call) -> list[Call]:
         """The calls that the members posted, in group order; `CollectiveMismatchError` if they do not agree."""
@@ -92,8 +111,7 @@ class MpiGroup(Group):
                 views.append(mine)
             else:
                 block = self._end.posts[self.key, sequence, rank]
-                start = HEADER_BYTES + aligned(_CALL.size + len(call.description))
-                views.append(np.ndarray(call.shape, call.dtype, block.data, start))
+                views.append(np.ndarray(call.shape, call.dtype, block.data, place_of_array(call)))
         return views
 
     def settle(self) -> Generator[Wait]:
@@ -125,6 +143,8 @@ class MpiGroup(Group):
 class Exchanged(ByMessages):
     """One run of a direct call over MPI."""
 
+    sequence: int = -1
+    """The number of the operation, once it is posted."""
     views: list[NDArray[Any] | None] | None = None
     """The arrays of all members, if they came with their calls."""
     calls: Sequence[Call] = ()
@@ -135,6 +155,11 @@ class Exchanged(ByMessages):
         if x is not None and out is not None and x.nbytes <= POSTED_BYTES and np.may_share_memory(x, out):
             self.x = x.copy()
 
+    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Go on with what this member has posted for a call that another member did not make."""
+        self.prepare(x, out)
+        self.sequence = posted.sequence
+
     def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members, and exchange large arrays.  Every member's call, in group order."""
         group, call = self.group, self.call
@@ -144,7 +169,9 @@ class Exchanged(ByMessages):
             payload = None
         elif payload is not None and payload.dtype != call.dtype:
             payload = payload.astype(call.dtype)
-        sequence = yield from group.post(call, payload, 0, 0)
+        sequence = self.sequence
+        if sequence < 0:
+            sequence = yield from group.post(call, payload, 0, 0)
         try:
             self.calls = calls = group.calls(sequence, call)
             if all(each.nbytes <= POSTED_BYTES for each in calls):
@@ -164,8 +191,74 @@ class Exchanged(ByMessages):
         return deliver(write(self.endpoint, self.call.kind, result, out), out)
 
 
+class PreparedByPosts(PreparedCall):
+    """A small call that is repeated: its post, the places of all arrays, and what makes the result are kept."""
+
+    __slots__ = ("_given", "_others", "_post")
+
+    _group: MpiGroup
+    _endpoint: MpiEndpoint
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        group, call = self._group, self._call
+        self._post, room = self._endpoint.new_post(group.key, head_of_call(call), call.nbytes)
+        self._others: list[tuple[int, int, int, NDArray[np.uint8] | None]] = []
+        """Of each other member its rank, the signature of its call, where its array begins, and where that goes."""
+        arrays: list[NDArray[Any] | None] = []
+        for position, (rank, each) in enumerate(zip(group.ranks, calls, strict=True)):
+            array: NDArray[Any] | None = None
+            if each.dtype is not None and each.shape is not None:
+                is_own = position == group.position
+                array = np.ndarray(each.shape, each.dtype, *((self._post, room) if is_own else ()))
+            arrays.append(array)
+            if position != group.position:
+                into = None if array is None else array.reshape(-1).view(np.uint8)
+                self._others.append((rank, each.signature, place_of_array(each), into))
+        self._given = arrays[group.position]
+        self._results = [own_result(calls, group.position, arrays, reduction)] * 2
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Put ``x`` into the post; False, and nothing done, if the call cannot go this way with these arrays."""
+        if (out is not None and not self._takes(x, out)) or not self._endpoint.transport.has_sent(self._post):
+            return False
+        if self._given is not None:
+            self._given[...] = x
+        return True
+
+    def run(self) -> bool:
+        """Meet the other members; False if one of them calls something else than the last time."""
+        group, end = self._group, self._endpoint
+        sequence = self.sequence = group.sequence
+        group.sequence = sequence + 1
+        end.post(group.others, self._post, sequence)
+        key, posts, others = group.key, end.posts, self._others
+        place, size = 0, len(others)
+        for _ in end.signals.turns():
+            while place < size and (key, sequence, others[place][0]) in posts:
+                place += 1
+            if place == size:
+                break
+            end.transport.poll(one=True)
+        else:
+            end.tasks.drive(self._lane, group.all_come(sequence), self._text)
+        for rank, signature, _, _ in others:
+            if _SIGNATURE.unpack_from(posts[key, sequence, rank].data, HEADER_BYTES)[0] != signature:
+                return False
+        for rank, _, start, into in others:
+            block = posts.pop((key, sequence, rank))
+            if into is not None:
+                into[...] = block[start : start + into.size]
+        return True
+
+
+def prepared_by_posts(calls: Sequence[Call]) -> type[PreparedCall] | None:
+    """The way of a direct call that is repeated, by the calls of all members; None: as the first time."""
+    small = all(call.nbytes <= POSTED_BYTES for call in calls)
+    return PreparedByPosts if small and may_be_prepared(calls) else None
+
+
 def _unrecorded(kind: str, peer: int, nbytes: int) -> None:
     """The messages of a direct collective are no events."""
 
 
-OVER_MPI = Ways(MpiGroup, Exchanged, OfLibrary, check_library)
+OVER_MPI = Ways(MpiGroup, Exchanged, prepared_by_posts, OfLibrary, check_library)

@@ -18,14 +18,12 @@ from vcluster.messages import Encoded, encode_message
 from vcluster.messages.blocks import BLOCK_NBYTES, HOLDER, NBYTES, lend_block, release
 from vcluster.messages.encoding import HEADER_BYTES, decode
 from vcluster.mpi.endpoint import MpiEndpoint
-from vcluster.mpi.transport import REPLY
+from vcluster.mpi.transport import REPLY, nap_seconds
 from vcluster.processes import RunCommand
 from vcluster.processes.command_link import WireLink
 
 SPINS = 200
 """Polls of a rank that waits for a command, before it sleeps."""
-NAPS_SECONDS = 5e-5, 5e-3
-"""The first and the longest sleep."""
 
 
 def block_at(arena: Arena, offset: int, nbytes: int = 0) -> NDArray[np.uint8]:
@@ -130,7 +128,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._turns = 0
-        self._nap_seconds, self._longest_seconds = NAPS_SECONDS
+        self._since = time.monotonic()
 
     def rest(self, most_seconds: float = 1.0) -> None:
         """Let others run, for at most so long."""
@@ -138,5 +136,4 @@ class Waiting:
         if self._turns < SPINS:
             give_way()
         else:
-            time.sleep(min(self._nap_seconds, most_seconds))
-            self._nap_seconds = min(1.5 * self._nap_seconds, self._longest_seconds)
+            time.sleep(min(nap_seconds(time.monotonic() - self._since), most_seconds))

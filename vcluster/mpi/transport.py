@@ -31,7 +31,12 @@ of a channel or an algorithm, a member's call of a collective, a message was tak
 SMALL_BYTES = 1 << 14
 """Blocks up to this size are copied into one message of MPI."""
 
+FIRST_NAP_SECONDS, LONGEST_NAP_SECONDS = 5e-5, 4e-3
+"""The first and the longest sleep of a rank that waits. It polls between them: no other rank can wake it."""
+_WAITED_OVER_NAP = 8
+
 _HEAD = struct.Struct("<8q")
+_TAG, _TAG_PLACE = struct.Struct("<q"), 32
 _HEADS, _BODIES = 1, 2
 """Tags of MPI."""
 
@@ -59,6 +64,11 @@ class _Incoming(NamedTuple):
     message: Message
     request: Any
     """The receive of its body; None if it has none."""
+
+
+def nap_seconds(waited_seconds: float) -> float:
+    """How long a rank sleeps that has waited so long: a small part of it, so that it is late by no more than that."""
+    return min(max(FIRST_NAP_SECONDS, waited_seconds / _WAITED_OVER_NAP), LONGEST_NAP_SECONDS)
 
 
 def load_mpi() -> Any:
@@ -133,12 +143,18 @@ class Transport:
         if not request.Test():
             self._sending.append((request, block, None))
 
-    def poll(self) -> None:
-        """Take in what has arrived, and let what is being sent go on."""
+    def has_sent(self, block: bytearray) -> bool:
+        """Whether a block that was sent may change again."""
+        if self._sending:
+            self.poll()
+        return not self._sending or all(memory is not block for _, memory, _ in self._sending)
+
+    def poll(self, *, one: bool = False) -> None:
+        """Take in what has arrived, or ``one`` message of it, and let what is being sent go on."""
         if not self._turn.acquire(blocking=False):  # another thread of the host is doing this
             return
         try:
-            while self._take_in_one():
+            while self._take_in_one() and not one:
                 pass
             if self._incoming:
                 self._deliver()
@@ -241,6 +257,11 @@ class Transport:
 def head_of(block: bytearray, kind: int, address: Address, lane: int, tag: int, nbytes: int, size: int) -> None:
     """Write the head of a block that is sent whole. ``size`` is that of the head and the description."""
     _HEAD.pack_into(block, 0, kind, *address, lane, tag, nbytes, size, 0)
+
+
+def retag(block: bytearray, tag: int) -> None:
+    """Write another tag into the head of a block."""
+    _TAG.pack_into(block, _TAG_PLACE, tag)
 
 
 def _flat(buffer: Any) -> memoryview:

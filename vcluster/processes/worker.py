@@ -171,7 +171,7 @@ class Worker:
     def serve(self) -> None:
         """Say that the device is ready, and execute the host's commands until it sends None."""
         self.link.send("ready")
-        if self._own_process:
+        if self._own_process and self.endpoint.shares_memory:  # otherwise nobody wakes it
             self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
             command = self.link.receive()

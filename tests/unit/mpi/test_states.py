@@ -11,6 +11,7 @@ from vcluster.memory import BLOCKED, Need, Operation, State
 from vcluster.mpi import requirement
 from vcluster.mpi.guard import _how, _name
 from vcluster.mpi.statuses import HostStatus
+from vcluster.mpi.transport import nap_seconds
 from vcluster.runs.deadlock import look
 
 
@@ -84,3 +85,8 @@ def test_no_import_of_the_package_loads_mpi4py():
     code = ("import sys, vcluster, vcluster.mpi, vcluster.runs.cluster; vcluster.VirtualCluster; "
             "sys.exit('mpi4py' in sys.modules or 'vcluster.mpi.transport' in sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_rank_that_waits_is_late_by_a_small_part_of_its_wait():
+    naps = [nap_seconds(waited) for waited in (0.0, 1e-4, 1e-3, 8e-3, 1.0, 100.0)]
+    assert naps == pytest.approx([5e-5, 5e-5, 1.25e-4, 1e-3, 4e-3, 4e-3])

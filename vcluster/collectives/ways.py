@@ -1,0 +1,49 @@
+"""The ways to run calls, by backend: how the members of a group meet, and what runs a call, or one that is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from parallelism.algorithms import MPI
+from parallelism.collectives import Reduction
+from vcluster.collectives.by_messages import ByMessages
+from vcluster.collectives.general import General
+from vcluster.collectives.group import Call, Group
+from vcluster.collectives.prepared import PreparedCall
+from vcluster.messages import Endpoint
+
+
+def never(calls: Sequence[Call]) -> None:
+    """A repeated call is run as the first one was."""
+
+
+def no_library(call: Call, reduction: Reduction | None) -> None:
+    """``ValueError``: there is no MPI library."""
+    raise ValueError(
+        f"{call.kind}: algorithm='mpi' asks for the collective of an MPI library, and the devices of this cluster are "
+        f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py")
+
+
+class Ways(NamedTuple):
+    """How the members of a group meet, and how they run a call."""
+
+    group: Callable[[Endpoint, tuple[int, ...]], Group] = Group
+    direct: type[General | ByMessages] = General
+    prepared: Callable[[Sequence[Call]], type[PreparedCall] | None] | None = None
+    """By the calls of all members, the way of a direct call that is repeated; None: in shared memory."""
+    library: type[ByMessages] = ByMessages
+    """The way of a call with ``algorithm="mpi"``."""
+    check_library: Callable[[Call, Reduction | None], None] = no_library
+    """Refuses such a call if it cannot be run."""
+
+    def of(self, algorithm: str | None) -> type[General | ByMessages]:
+        """How a call with this algorithm is run."""
+        if algorithm in (None, "direct"):
+            return self.direct
+        return self.library if algorithm == MPI else ByMessages
+
+
+IN_SHARED_MEMORY = Ways()
+AS_MESSAGES = Ways(direct=ByMessages, prepared=never)
+"""Of the ``queue`` transport."""
