@@ -102,7 +102,7 @@ def exchange_sum(device, x):
     return total
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "mine"), [
     ("all_reduce", ring_sum), ("all_reduce", ring_all_reduce), ("all_gather", ring_gather),
     ("all_to_all", exchange_blocks), ("broadcast", from_root), ("reduce", to_root), ("scatter", scattered),

@@ -257,7 +257,7 @@ def worlds():
                 yield pytest.param(mesh, *runtime, True, id=name, marks=pytest.mark.slow)
 
 
-@pytest.mark.slow_for("devices=3")
+@pytest.mark.slow_for("devices=3", "pp=2, dp=2")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):
@@ -573,6 +573,7 @@ def scribble(device):
     return g
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 def test_results_are_the_callers_own(cluster_of, backend, transport):
     assert cluster_of(Mesh(devices=3), backend, transport).run(scribble).outputs == [3, 3, 3]

@@ -50,7 +50,7 @@ def events(run, rank):
     return [event for event in run.trace if event.rank == rank and event.name == "reshard"]
 
 
-@pytest.mark.slow_for("queue")
+@pytest.mark.slow_for("queue", "None")
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("shape", [SHAPE, None])
 def test_every_shard_is_that_of_the_target_and_the_bytes_are_those_planned(cluster_of, backend, transport, shape):
@@ -346,6 +346,7 @@ def check_random(cluster, rng, count):
             assert received[rank][2 * i : 2 * i + 2] == [plan.bytes_received[rank] for plan in plans], where
 
 
+@pytest.mark.slow_for("z=3")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("mesh", MESHES[3:5] + MESHES[6:8], ids=str)
 def test_random_layouts(cluster_of, mesh):

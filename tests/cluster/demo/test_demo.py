@@ -426,9 +426,13 @@ def test_a_hardware_that_cannot_be_is_a_wrong_word(capsys, tmp_path):
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow     # `plan --verify` does the same every day (cli/test_verified_plans.py)
 def test_the_demo_of_plans_runs_its_first(capsys):
     status, out = here(capsys, "plan --devices 2 --layers 2 --rows 2 --backend thread")
     assert status == 0 and out.count(" ok  ") == 4
     assert "The best split of a small GPT over 2 devices of dgx-h100" in out and "Why the first: the second (" in out
+
+
+def test_the_demo_of_plans_refuses_an_unknown_machine(capsys):
     assert serve(command.PROGRAM, command.main, ["plan", "--hardware", "dgx-h10"]) == 2
     assert "did you mean 'dgx-h100'" in capsys.readouterr().err

@@ -168,6 +168,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.slow_for("gpt")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "replicas", "ranks", "devices", "schedule", "chunks"), [
     ("chain", 1, 2, 2, "1f1b", 1), ("chain", 2, 2, 2, "zero_bubble_v", 2), ("mlp", 2, 2, 2, "zero_bubble_h1", 1),

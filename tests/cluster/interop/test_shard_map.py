@@ -42,7 +42,7 @@ def cluster():
         yield cluster
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):
@@ -66,7 +66,7 @@ def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):
             e.name for e in run.trace.filter(kind="collective", rank=0)]
 
 
-@pytest.mark.sampled(4, 3)
+@pytest.mark.sampled(8, 7)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", shard_map_examples.OTHERS)
 def test_a_module_in_the_words_of_gspmd_is_the_same_program(name, by_jax, cluster):
@@ -78,7 +78,7 @@ def test_a_module_in_the_words_of_gspmd_is_the_same_program(name, by_jax, cluste
         assert_allclose(ours, by_jax[f"{name}/{i}"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(4, 3)
+@pytest.mark.sampled(8, 7)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", shard_map_examples.OTHERS)
 def test_a_module_that_xla_has_split_and_compiled_runs_as_it_is(name, by_jax, cluster):

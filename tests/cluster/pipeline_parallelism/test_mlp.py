@@ -55,6 +55,7 @@ def train(cluster, mlp, optimizer, steps, **order):
     return result, reference
 
 
+@pytest.mark.slow_for("6-thread")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("stages", range(1, 7))

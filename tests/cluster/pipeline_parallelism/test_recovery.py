@@ -111,6 +111,7 @@ def test_it_goes_on_with_another_number_of_stages(cluster_of, tmp_path):
     assert reference.loss == resumed.loss
 
 
+@pytest.mark.slow_for("Mesh(dp=2)")
 @pytest.mark.not_on_mpi("a rank that dies ends the job")
 @pytest.mark.parametrize("mesh", [Mesh(pp=3), Mesh(dp=2)], ids=str)
 def test_a_replaced_device_is_noticed_until_the_model_is_whole_again(cluster_of, mesh):

@@ -122,6 +122,7 @@ def test_loss_gradients_and_logits_are_those_of_numpy(cluster_of, mesh):
             assert_array_equal(result.parameters[i][j], array - 0.5 * gradient)
 
 
+@pytest.mark.slow_for("Mesh(dp=2, pp=2, tp=2)")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("mesh", "pipeline", "policy"),

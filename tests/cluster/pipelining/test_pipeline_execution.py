@@ -142,6 +142,7 @@ def test_live_activations_are_as_many_as_the_schedule_counts(cluster_of, name):
 USUAL = ("zero_bubble_v", "dual_pipe_v", "zero_bubble_h2")
 
 
+@pytest.mark.slow_for("zero_bubble_v")
 @pytest.mark.parametrize(
     "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in FLUSHED if name not in USUAL)]
 )
@@ -305,6 +306,7 @@ def test_pipedream_uses_the_weights_of_the_papers_by_hand(cluster_of):
     assert_allclose(run.result.loss, np.mean(losses), rtol=1e-13)
 
 
+@pytest.mark.slow_for("dp2_pp3")
 @pytest.mark.parametrize(("mesh", "stages"), [(Mesh(pp=4), 4), (Mesh(dp=2, pp=3), 3), (Mesh(pp=1), 1)])
 def test_stashed_weights_make_the_steps_of_one_process_that_keeps_every_version(cluster_of, mesh, stages):
     mlp, reference = mlp_of("pipedream", stages, 10, 1), None

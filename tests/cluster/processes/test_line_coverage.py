@@ -90,6 +90,7 @@ def test_under_coverage_run_too(folder):
     assert missing(folder, "test_it.py") == []
 
 
+@pytest.mark.slow
 def test_a_script_whose_subprocesses_are_measured_leaves_a_file_for_each_device(folder):
     config = folder / "config"
     config.write_text(f"[run]\nparallel = true\nsource = {folder}\n")

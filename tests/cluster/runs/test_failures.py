@@ -460,6 +460,7 @@ def test_stale_messages_of_a_failed_run_are_not_received_later(cluster):
         check_works(cluster)
 
 
+@pytest.mark.slow_for("queue")
 def test_failures_in_a_row_leave_a_working_cluster(cluster):
     def kernel(device, failing, length):
         for step in range(length):

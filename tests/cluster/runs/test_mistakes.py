@@ -248,6 +248,7 @@ def test_a_device_that_receives_from_a_host_that_sent_nothing(cluster, monkeypat
     fails(cluster, DeadlockError, kernel, match="rank 0 waits for the host")
 
 
+@pytest.mark.slow_for("4-thread")
 @pytest.mark.sampled(3)
 def test_any_number_of_messages_to_the_host_lie_there_after_the_run(cluster):
     def kernel(device):

@@ -178,6 +178,7 @@ def check_named(cluster_of, mesh, name, backend="thread"):
     return check(cluster_of(mesh, backend), case.operation(sharding, policy, zigzag="zigzag" in name), case)
 
 
+@pytest.mark.slow_for("Mesh(x=1)")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mesh", "name"), FEW, ids=str)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):

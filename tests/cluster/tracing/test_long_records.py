@@ -28,6 +28,7 @@ def long(device, times):
     return times
 
 
+@pytest.mark.slow_for("thread")
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
                                                     pytest.param("process", "queue", marks=pytest.mark.slow)])
 def test_a_long_record_tells_what_a_short_one_does(cluster_of, backend, transport):

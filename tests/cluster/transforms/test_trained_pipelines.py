@@ -56,7 +56,7 @@ def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 
 
-@pytest.mark.slow_for("mlp-pp=2 zero_bubble", "mixture")
+@pytest.mark.slow_for("mlp-pp=2 zero_bubble", "mixture", "llama")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "clip", "backend"),

@@ -20,6 +20,7 @@ from parallelism.layouts import annotate
 WIDE = models.mlp((4096, 16384, 4096), 64, "f4")
 
 
+@pytest.mark.slow_for("p.w0")
 @pytest.mark.parametrize("name", ["p.w0", "p.w1", "p.b0"])
 def test_a_layout_costs_what_the_program_takes_with_it_given(name):
     solution = auto_shard(WIDE, Mesh(y=4), "dgx-h100")

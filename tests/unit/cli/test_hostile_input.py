@@ -325,7 +325,8 @@ def test_every_command_refuses_what_it_does_not_take_in_one_line(files, monkeypa
         raise Started
 
     monkeypatch.setattr(VirtualCluster, "__init__", start)
-    monkeypatch.setattr("vcluster.cli.plan.find_plan", start)      # nothing was wrong: the search begins
+    for module in ("vcluster.cli.plan", "vcluster.demo.plan"):      # nothing was wrong: the search begins
+        monkeypatch.setattr(f"{module}.find_plan", start)
     options = sorted(set(re.findall("--[a-z][a-z-]*", answer(main, [name, "--help"])[1])))
     value = st.sampled_from(FILES) | values
     option = st.sampled_from(options)

@@ -38,8 +38,9 @@ def wanted(collective, values, root, size):
     }[collective]
 
 
-def test_every_collective_by_every_algorithm():
-    for shown in every_explanation():
+@pytest.mark.parametrize("sizes", [(1, 2, 3, 5, 8), pytest.param((4, 6, 7, 9), marks=pytest.mark.slow)], ids=str)
+def test_every_collective_by_every_algorithm(sizes):
+    for shown in every_explanation(sizes):
         plan, size = shown.algorithm, shown.algorithm.size
         for result, right in zip(shown.results, wanted(plan.collective, inputs(size), size // 2, size), strict=True):
             if right is None:

@@ -45,7 +45,7 @@ def figures_of(name: str) -> Figures:
     return figures(run_of(name), "dgx-a100")
 
 
-@pytest.mark.slow_for("overlap", "contexts")
+@pytest.mark.slow_for("overlap", "contexts", "all of it")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_figures_are_those_of_the_simulation(name: str) -> None:
     run, found = run_of(name), figures_of(name)
@@ -61,6 +61,7 @@ def test_the_figures_are_those_of_the_simulation(name: str) -> None:
     assert json["mesh"] == dict(run.mesh.shape) and Strategy.parse(json["strategy"]) == run.strategy
 
 
+@pytest.mark.slow_for("overlap", "contexts", "all of it")
 @pytest.mark.parametrize("name", RUNS)
 def test_parts_add_up_to_the_step(name: str) -> None:
     found = figures_of(name)

@@ -80,6 +80,7 @@ def test_a_stage_of_a_float32_step_holds_sixteen_bytes_a_parameter_and_one_gradi
             "optimizer": 8 * sum(counts) + 8, "outputs": 0}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatches(microbatches):
     # Rajbhandari et al. 2020, sections 5.1 and 7: 2 Psi in all, and a quarter of the state on each of 4 replicas.
@@ -107,6 +108,7 @@ def test_without_zero_each_gradient_is_summed_once():
         assert received[rank, "all_reduce"] == large        # 2 P (n - 1) / n with n = 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "axis", "loss"), [("tp=2 sp", "tp", 3), ("cp=2", "cp", 1)])
 def test_gradients_that_devices_of_a_stage_have_terms_of_are_summed_once(text, axis, loss):
     """Of norms and biases under sequence parallelism, of all weights under context parallelism.  The loss of each
@@ -135,6 +137,7 @@ def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apar
             rank: whole.peak_bytes(rank) for rank in folded.ranks}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_zero_3_in_a_pipeline_gathers_parameters_twice_for_each_microbatch(microbatches):
     # Rajbhandari et al. 2020, section 7.2.2: each pass gathers, and the backward reduce-scatters, (n - 1) / n of Psi.
