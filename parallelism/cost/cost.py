@@ -32,6 +32,7 @@ import numpy as np
 from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, bus_factor, kind_of, record_of
 from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
+from parallelism.cost.channel_loads import NO_LOADS, ChannelLoads
 from parallelism.cost.group_shapes import group_shapes, has_own_ports, places_of
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.lines import Falling, Term
@@ -39,7 +40,7 @@ from parallelism.cost.phase_costs import channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
-from parallelism.hardware import Channel, Hardware, LinkPath
+from parallelism.hardware import Hardware, LinkPath
 from parallelism.hardware.fields import changed
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
@@ -194,30 +195,29 @@ class Costs:
 
     def channel_bytes(
         self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
-    ) -> dict[Channel, float]:
+    ) -> ChannelLoads:
         """The bytes that cross each channel in a collective that costs so, all its phases together."""
-        found: dict[Channel, float] = {}
-        self._add_bytes(found, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs)
-        return found
+        return self._bytes_added(
+            NO_LOADS, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs)
 
-    def _add_bytes(
-        self, found: dict[Channel, float], collective: str, name: str, nbytes: float, groups: Groups, root: int,
+    def _bytes_added(
+        self, found: ChannelLoads, collective: str, name: str, nbytes: float, groups: Groups, root: int,
         pairs: Pairs = (),
-    ) -> None:
+    ) -> ChannelLoads:
         def part(collective: str, nbytes: float, groups: Groups, root: int = 0) -> tuple[float, str]:
+            nonlocal found
             seconds, name = self._cheapest(collective, nbytes, groups, root)
-            self._add_bytes(found, collective, name, nbytes, groups, root)
+            found = self._bytes_added(found, collective, name, nbytes, groups, root)
             return seconds, name
 
         halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
-        if halves is not None:
-            seconds_in_parts(collective, part, nbytes, groups, *halves, root)
-            return
-        for channel, load in self._loads(collective, name, groups, root, pairs).items():
-            found[channel] = found.get(channel, 0.0) + load * nbytes
+        if halves is None:
+            return found.added(self._loads(collective, name, groups, root, pairs), nbytes)
+        seconds_in_parts(collective, part, nbytes, groups, *halves, root)
+        return found
 
     @memoized
-    def _loads(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Channel, float]:
+    def _loads(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> ChannelLoads:
         return channel_loads(
             self.hardware, tuple(each_phase(self._rules(collective, name, groups[0], root, pairs))), groups)
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
 from parallelism.algorithms.patterns import Rule, each_phase
+from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
 from parallelism.cost.port_costs import many_lines, terms_by_rule
-from parallelism.hardware import Channel, Hardware, Ints
+from parallelism.hardware import Hardware, Ints
 
 MOST_PATTERNS = 2**15
 """The most patterns of messages that are kept for a hardware."""
@@ -34,6 +35,10 @@ one makes there, the most of them that come together on a channel, and over how 
 
 Seen = dict[tuple[int, int], tuple[Phase, tuple[tuple[int, int, int, int], ...]]]
 """The same by the identity of the two arrays, which a phase keeps alive: many phases share them."""
+
+
+ByLevel = dict[tuple[int, int], tuple[Ints, NDArray[np.float64]]]
+"""That of `ChannelLoads`."""
 
 
 @lru_cache(maxsize=8)
@@ -89,7 +94,7 @@ def terms(
     return found
 
 
-def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
+def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLoads:
     """By channel, the parts of S that cross it when every group runs these phases."""
     messages = sum(len(phase.sources) for phase in made) * len(groups)
     if messages <= MOST_LOADS and not hardware.faults and all(
@@ -97,7 +102,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
         return _spread(hardware, _loads_of_switches(hardware, made, groups), groups)
     ranks, places = _ranks_and_places(hardware, groups)
     by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
-    slowed: dict[Channel, float] = {}
+    slowed: dict[tuple[int, int], float] = {}
     for phase in made:
         times = (1 if phase.piped else phase.times) / phase.whole
         for used in _used(hardware, phase, ranks, places):
@@ -106,23 +111,22 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
                 by_level.setdefault(used.level, []).append((used.channels[some], times * used.loads[some]))
                 for i, concerned in enumerate(used.slowed):
                     if load := float(used.parts[concerned].sum()):
-                        channel = used.level, i, 0
-                        slowed[channel] = slowed.get(channel, 0.0) + times * load
-    found: dict[Channel, float] = {}
+                        slowed[used.level, i] = slowed.get((used.level, i), 0.0) + times * load
+    found: ByLevel = {key: (np.zeros(1, np.int64), np.array([load])) for key, load in slowed.items()}
     for level, each in by_level.items():
         numbers, place = np.unique(np.concatenate([channels for channels, _ in each]), return_inverse=True)
         sums, start = np.zeros(len(numbers)), 0
         for channels, loads in each:                                # in the order of the phases
             sums[place[start:start + len(channels)]] += loads       # the channels of one phase differ
             start += len(channels)
-        found |= {(level, -1, number): load for number, load in zip(numbers.tolist(), sums.tolist(), strict=True)}
-    return _spread(hardware, found | slowed, groups)
+        found[level, -1] = numbers, sums
+    return _spread(hardware, found, groups)
 
 
-def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
+def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLevel:
     """`channel_loads` without faults, many phases at once; the loads of a channel are added in their order."""
     _, places = _ranks_and_places(hardware, groups)
-    found: dict[Channel, float] = {}
+    found: ByLevel = {}
     if not made:
         return found
     lengths = np.array([len(phase.sources) for phase in made]) * len(groups)
@@ -152,9 +156,7 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> dict
             crossed |= loads.any(axis=0)
             for each, time in zip(loads, times[start:start + count].tolist(), strict=True):
                 sums += time * each
-        places_crossed = np.flatnonzero(crossed)
-        found |= zip(((level, -1, number) for number in (first + places_crossed).tolist()),
-                     sums[places_crossed].tolist(), strict=True)
+        found[level, -1] = first + np.flatnonzero(crossed), sums[crossed]
     return found
 
 
@@ -246,20 +248,23 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Itera
         yield used.level, Line(float(latency.max()), load, per_second)
 
 
-def _spread(hardware: Hardware, found: dict[Channel, float], groups: Groups) -> dict[Channel, float]:
+def _spread(hardware: Hardware, found: ByLevel, groups: Groups) -> ChannelLoads:
     """The loads of channels, where those of striped levels spread over the ports of the members in each unit."""
-    striped = [level for level in range(len(hardware.links)) if is_striped(hardware, level)]
-    if not striped or all(channel[0] not in striped for channel in found):
-        return found
-    places = _ranks_and_places(hardware, groups)[1]
+    striped = [level for level in range(len(hardware.links)) if (level, -1) in found and is_striped(hardware, level)]
+    if striped:
+        places = _ranks_and_places(hardware, groups)[1]
     for level in striped:
+        numbers, loads = found[level, -1]
+        of_channel = np.zeros(2 * int(places.max()) + 2)
+        of_channel[numbers] = loads
         of_member = unit_of_member(hardware.inside(level), places).ravel()
         ports = np.bincount(of_member)
         for end in (0, 1):
-            channels = [(level, -1, number) for number in (2 * places.ravel() + end).tolist()]
-            loads = np.bincount(of_member, [found.pop(channel, 0.0) for channel in channels]) / ports
-            found |= {channel: load for channel, load in zip(channels, loads[of_member].tolist(), strict=True) if load}
-    return found
+            channels = 2 * places.ravel() + end
+            of_channel[channels] = (np.bincount(of_member, of_channel[channels]) / ports)[of_member]
+        numbers = np.flatnonzero(of_channel)
+        found[level, -1] = numbers, of_channel[numbers]
+    return ChannelLoads(found)
 
 
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:

@@ -19,6 +19,7 @@ from math import prod
 import numpy as np
 
 from parallelism.algorithms import Phase, Phases
+from parallelism.arrays import distinct
 from parallelism.hardware import Hardware, Ints
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
@@ -37,9 +38,9 @@ def positions_on_torus(hardware: Hardware, group: tuple[int, ...]) -> Ints | Non
     if link.shape not in ("ring", "torus"):
         return None
     coordinates = np.array(np.unravel_index(places // inside % link.units, link.extents))
-    spread = [len(np.unique(along)) for along in coordinates]
+    spread = [len(distinct(along)) for along in coordinates]
     whole = all(n in (1, extent) for n, extent in zip(spread, link.extents, strict=True))
-    if not whole or len(np.unique(places // inside)) < len(group) or prod(spread) != len(group):
+    if not whole or len(distinct(places // inside)) < len(group) or prod(spread) != len(group):
         return None
     return np.lexsort(coordinates[::-1]).reshape([n for n in spread if n > 1])
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.events.event import Event
 
 ABSENT = int(np.iinfo(np.int64).min)
@@ -139,7 +140,7 @@ class Columns:
         column = self[name]
         if isinstance(column, Table):
             return {column.values[i] for i in _occurring(column.index)}
-        values = set(_occurring(column) if column.dtype == np.int64 else np.unique(column).tolist())
+        values = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
         return {None if value == ABSENT else value for value in values}
 
     def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -221,7 +222,7 @@ def combined(first: npt.NDArray[np.int64], *others: npt.NDArray[np.int64]) -> np
 def operations(events: Columns) -> int:
     """How many operations these are: the events of a collective are one for all members of its group."""
     shared = events.isin("kind", {"collective"}) & events.present("sequence")
-    return len(np.unique(events.take(shared).key("group", "sequence"))) + int(np.count_nonzero(~shared))
+    return len(distinct(events.take(shared).key("group", "sequence"))) + int(np.count_nonzero(~shared))
 
 
 def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
@@ -287,7 +288,7 @@ def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
     """The integers that occur; small ones are counted, which is much faster than to sort them."""
     if len(numbers) and numbers.min() >= 0 and numbers.max() < len(numbers) + 1024:
         return np.flatnonzero(np.bincount(numbers)).tolist()
-    return list(np.unique(numbers).tolist())
+    return list(distinct(numbers).tolist())
 
 
 def _ranked(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_alike
 from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
@@ -90,7 +91,7 @@ class Templates:
         if len(self.classes) == 1:
             return [(0,)]
         first = np.unique(self.class_of, return_index=True)[1].tolist()
-        patterns = np.unique(np.sort(self.class_of[groups], axis=1), axis=0)
+        patterns = distinct(np.sort(self.class_of[groups], axis=1), axis=0)
         met: list[set[int]] = [set() for _ in self.classes]
         for classes in (set(row) for row in patterns.tolist()):
             for which in classes:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.hardware import Channel, Hardware
 from parallelism.operation.errors import keys_by_value
 from parallelism.simulation.event_classes import Ints, Templates
@@ -74,7 +75,8 @@ def folded_ways(
                     crossing |= _over_ports(hardware, used.prices[price], member, rank)
                 else:
                     crossing |= used.prices[price].crossing
-            ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(crossing=crossing)))
+            ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(
+                crossing=ChannelLoads.of(crossing))))
         of_key[key] = known[priced]
     return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
 
@@ -95,10 +97,8 @@ def _position(templates: Templates, look: int, rank: int) -> int:
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
     """The bytes over the ports of a rank: those over the ports of ``member``, the same position in the priced group."""
     there, here = hardware.place(member), hardware.place(rank)
-    return {
-        (level, fault, 2 * here + number % 2): nbytes
-        for (level, fault, number), nbytes in price.crossing.items() if number // 2 == there
-    }
+    return {(level, fault, 2 * here + number % 2): nbytes
+            for (level, fault, number), nbytes in price.crossing.between(2 * there, 2 * there + 2)}
 
 
 def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives, messages: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import distinct
 from parallelism.events import HOST, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.memoized import memoized
@@ -277,7 +278,7 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
-    groups = [ranks and tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values]
+    groups = [ranks and tuple(lanes.first[distinct(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(groups))}
     between = events.present("peer") & (peer != HOST)
     representative = peer.copy()

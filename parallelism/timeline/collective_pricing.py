@@ -5,9 +5,9 @@ library would choose.  A resharding takes as long as the collectives inside, one
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from itertools import chain
 from math import fsum, isinf
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,10 @@ import numpy.typing as npt
 from parallelism.algorithms import KINDS, MPI, NAMED_OTHERWISE, kind_of_event
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
+from parallelism.cost.channel_loads import NO_LOADS, ChannelLoads
 from parallelism.events import Columns, Table
 from parallelism.events.columns import combined
-from parallelism.hardware import Channel, Hardware
+from parallelism.hardware import Channel, Hardware, Ints
 from parallelism.timeline.fair_sharing import LEAST, Way
 from parallelism.timeline.matching import group_sizes
 
@@ -32,7 +33,7 @@ class CollectivePrice(NamedTuple):
 
     seconds: float = 0.0
     algorithm: str | None = None
-    crossing: Mapping[Channel, float] = {}
+    crossing: ChannelLoads = NO_LOADS
     """The bytes on each channel of links."""
 
 
@@ -98,7 +99,7 @@ def collective_price(
     named, root = None if call.algorithm in ("direct", MPI) else call.algorithm, call.root or 0
     cost = costs.collective(
         call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs)
-    crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else {}
+    crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else NO_LOADS
     return CollectivePrice(cost.seconds, cost.algorithm, crossing)
 
 
@@ -134,18 +135,23 @@ def _with_reshardings(
                 crossing[channel].append(nbytes)
             place_of[known] = len(prices)
             # fsum: the sums do not depend on the order.
-            prices.append(CollectivePrice(slowest, None, {channel: fsum(each) for channel, each in crossing.items()}))
+            sums = ChannelLoads.of({channel: fsum(each) for channel, each in crossing.items()})
+            prices.append(CollectivePrice(slowest, None, sums))
         of_event[alike] = place_of[known]
     return prices, of_event
 
 
 def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
     """The links of a collective, each with the bytes that cross it spread over the seconds; at most its bandwidth."""
-    used = {
-        channel: min(nbytes / (hardware.links[channel[0]].bytes_per_second * price.seconds), hardware.part(channel))
-        for channel, nbytes in price.crossing.items() if nbytes and price.seconds
-    }
+    used: list[tuple[tuple[int, int], Ints, Floats]] = []
+    for (level, fault), (numbers, nbytes) in sorted(price.crossing.by_level.items(), key=itemgetter(0)):
+        some = nbytes != 0
+        if price.seconds and some.any():
+            parts = nbytes[some] / (hardware.links[level].bytes_per_second * price.seconds)
+            used.append(((level, fault), numbers[some], np.minimum(parts, hardware.part((level, fault, 0)))))
     if not used:
         return None
-    most = max(used.values())
-    return Way(tuple((channel, max(part / most, LEAST)) for channel, part in sorted(used.items())), most)
+    most = max(float(parts.max()) for *_, parts in used)
+    return Way(tuple(
+        ((*key, number), part) for key, numbers, parts in used
+        for number, part in zip(numbers.tolist(), np.maximum(parts / most, LEAST).tolist(), strict=True)), most)

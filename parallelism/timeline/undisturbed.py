@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.events import ABSENT
 from parallelism.events.columns import codes, combined
 from parallelism.timeline.engine import Sharing
@@ -146,7 +147,7 @@ def _agree(steps: Steps, slot: Places, lane: Places, meets: Places) -> bool:
     same = steps.costs[meets] == steps.costs[meets][first][slot]
     members = np.bincount(slot)[slot] == steps.sizes[meets]
     pairs = combined(slot.astype(np.int64), lane[meets])
-    return bool(same.all() and members.all()) and len(np.unique(pairs)) == len(pairs)
+    return bool(same.all() and members.all()) and len(distinct(pairs)) == len(pairs)
 
 
 def _operations(roles: npt.NDArray[np.uint8], works: Places, lane: Places) -> Places:
@@ -312,7 +313,7 @@ class _Crossing(NamedTuple):
         ends: list[Numbers] = []
         number: dict[Any, int] = {}
         for begin, lasts, way, ways in transfers:
-            for i in np.unique(way).tolist():
+            for i in distinct(way).tolist():
                 each = ways[i]
                 if each is None:
                     continue

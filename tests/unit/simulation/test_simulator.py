@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -261,3 +264,17 @@ def test_a_function_is_laid_out_on_the_mesh_that_is_given():
         simulate(function, "dgx-h100")
     with pytest.raises(TypeError, match=r"a Function or a Step, got int$"):
         simulate(3, "dgx-h100")
+
+
+def test_simulating_loads_no_masked_arrays():
+    program = """
+        import sys
+        from parallelism import Executable, Hardware, Mesh, ir, simulate
+        from parallelism.layouts import annotate
+        product = ir.record(lambda x, w: x @ w, ir.TensorType("f32", (6, 8)), ir.TensorType("f32", (8, 5)))
+        program = Executable(annotate(product, {"x": "[None, tp]", "w": "[tp, None]"}), Mesh(tp=8))
+        for fold in (True, False):
+            assert simulate(program, Hardware.preset("dgx-h100"), fold=fold).count("all_reduce", rank=0) == 1
+        assert "numpy.ma" not in sys.modules        # it would take longer to import than the simulation
+    """
+    assert subprocess.run([sys.executable, "-c", dedent(program)], check=False).returncode == 0
