@@ -15,14 +15,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from parallelism import Mesh, Pipeline, explain
+from parallelism import Mesh, Pipeline, TensorSharding, explain, models
+from parallelism.algorithms import closed_form
+from parallelism.planning import Plans, find_plan
 from vcluster.check import (
     Answer,
     check_collective,
@@ -143,6 +145,61 @@ def _crossing(size: int, alpha: float, beta: float) -> float:
     return low
 
 
+def _next_stage(rank: int, dp: int, pp: int, tp: int) -> float:
+    mesh = Mesh(dp=dp, pp=pp, tp=tp)
+    at = mesh.index(rank)
+    return mesh.rank(dp=at["dp"], pp=at["pp"] + 1, tp=at["tp"])
+
+
+def _first_row(rank: int, batch: int, dp: int, pp: int, tp: int) -> float:
+    return TensorSharding("dp").slices((batch,), Mesh(dp=dp, pp=pp, tp=tp), rank)[0].start
+
+
+@cache
+def _least_microbatches(pp: int, bubble: float) -> float:
+    return next(m for m in range(1, 1000) if Pipeline(pp, m, "1f1b").schedule.idle_fraction() <= bubble + 1e-12)
+
+
+GPT_3 = models.TransformerSpec(layers=96, width=12288, heads=96, vocabulary=51200, sequence=2048, dtype="bfloat16")
+
+
+@cache
+def _plans(**settings: Any) -> Plans:
+    """Plans for GPT-3 on 512 GPUs, timed as if nothing shared links."""
+    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    return find_plan(GPT_3, hardware="dgx-h100:64", batch=1536, schedule="1f1b", zero=1, simulations=0, **chosen)
+
+
+def _check_plan(mine: Callable[[], Any]) -> Answer:
+    """A split by hand: it fits, and its step takes at most 5% longer than that of the best one with tp in a node."""
+    subject, given = f"plan of {mine.__name__}", mine()
+    names = ("tp", "pp", "microbatch")
+    if not isinstance(given, dict) or sorted(given) != sorted(names) or any(
+            type(number) is not int or number < 1 for number in given.values()):
+        return Answer(False, subject, f"it is {given!r}, and should be a dict of three numbers from 1 on, such as "
+                      "dict(tp=1, pp=1, microbatch=1)")
+    best = _plans(tp=(1, 2, 4, 8), pp=(1, 2, 4, 8, 16), microbatch=(1, 2, 4))[0]
+    plans, (tp, pp, microbatch) = _plans(**given), (given[name] for name in names)
+    if len(plans) == 0:
+        if plans.tightest is None:
+            return Answer(False, subject, f"it is refused: {', '.join(plans.refused)}")
+        return Answer(False, subject,
+                      f"it does not fit: a device needs {plans.tightest.peak_bytes / 1e9:.0f} GB, and has 80",
+                      likely=f"the parameters are split over {tp * pp} devices only" if tp * pp < 32 else
+                      "the activations of so large microbatches take too much")
+    seconds, count = plans[0].seconds, 1536 * tp * pp // 512 // microbatch
+    figures = (("", "seconds", "memory", "bubble"), ("yours", f"{seconds:.1f}", f"{plans[0].peak_bytes / 1e9:.0f} GB",
+                                                    f"{(pp - 1) / (count + pp - 1):.0%}"))
+    if seconds <= 1.05 * best.seconds:
+        return Answer(True, subject, "it fits, and no split with tp inside a node is more than 5% faster",
+                      figures=figures)
+    return Answer(False, subject, f"it fits, and a step takes {seconds:.1f} s; {best.seconds:.1f} s are possible", (),
+                  "tp reaches over the links between nodes, which are slow" if tp > 8 else
+                  f"the bubble: {pp} stages have {count} microbatches" if (pp - 1) / (count + pp - 1) > 0.2 else
+                  "the sums of tp, in every layer, cost much: would fewer ways do, with more stages?" if tp == 8 else
+                  "the products of so small microbatches are slow, or messages between so many stages", figures)
+
+
 EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
     1: {
         "rows": _formula(
@@ -214,10 +271,34 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
             [(1, 0, 1, 2, 2, 2), (1, 2, 3, 2, 3, 4), (0, 1, 0, 3, 2, 5)], {
                 "the first axis is counted fastest, and it should be the last":
                     lambda a, b, c, dp, pp, tp: a + dp * (b + pp * c)}),
+        "next_stage": _formula(
+            _next_stage, [(0, 1, 2, 2), (1, 2, 3, 4), (17, 2, 3, 4), (1, 3, 2, 2)], {
+                "that is the next device of the same stage: tp is counted fastest": lambda rank, dp, pp, tp: rank + 1,
+                "that is the same stage of the next replica": lambda rank, dp, pp, tp: rank + pp * tp,
+                "the axis before the last one has as many stages as pp, but a step along it passes all of tp":
+                    lambda rank, dp, pp, tp: rank + pp}),
+        "first_row": _formula(
+            _first_row, [(5, 8, 2, 2, 2), (3, 8, 2, 2, 2), (17, 12, 3, 2, 4), (8, 12, 3, 2, 4)], {
+                "all devices of a replica work on the same rows":
+                    lambda rank, batch, dp, pp, tp: rank * batch // (dp * pp * tp),
+                "dp is the first axis, and the first axis is counted slowest":
+                    lambda rank, batch, dp, pp, tp: rank % dp * (batch // dp),
+                "that is the number of the replica, not of its first row":
+                    lambda rank, batch, dp, pp, tp: rank // (pp * tp)}),
         "parameters": _formula(
             lambda n, dp, pp, tp: sum(n / pp / tp for _ in Mesh(dp=dp, pp=pp, tp=tp)) / (dp * pp * tp),
             [(64, 1, 2, 2), (96, 2, 2, 2), (960, 4, 8, 2)], {
                 "replicas do not share parameters: each has all of them": lambda n, dp, pp, tp: n / (dp * pp * tp)}),
+        "gradient": lambda mine: check_sharded(mine, "B_dp, K; B_dp, N -> K, N", lambda x, dy: x.T @ dy),
+        "gradient_bytes": _formula(
+            lambda n, width, dp, pp, tp: closed_form("all_reduce", "ring", dp).bytes_received(n * width / pp / tp)[0],
+            [(960, 4, 2, 2, 2), (960, 2, 4, 1, 2), (4800, 4, 8, 2, 1), (4800, 4, 1, 2, 2)], {
+                "a device has only its part of the parameters":
+                    lambda n, width, dp, pp, tp: 2 * (dp - 1) / dp * n * width,
+                "there are two halves": lambda n, width, dp, pp, tp: (dp - 1) / dp * n / (pp * tp) * width,
+                "gradients have a width, in bytes": lambda n, width, dp, pp, tp: 2 * (dp - 1) / dp * n / (pp * tp),
+                "the ring is that of the replicas, and not that of all devices":
+                    lambda n, width, dp, pp, tp: 2 * (1 - 1 / (dp * pp * tp)) * n / (pp * tp) * width}),
     },
     8: {
         "seconds": _formula(
@@ -226,10 +307,31 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
                 "a lower utilization makes it slower, not faster":
                     lambda flops, n, rate, part: flops * part / (n * rate),
                 "the devices work at the same time": lambda flops, n, rate, part: flops / (rate * part)}),
+        "state": _formula(
+            lambda n, dp, pp, tp: (2 + 2) * n / pp / tp + 12 * n / Mesh(dp=dp, pp=pp, tp=tp).size,
+            [(175e9, 8, 8, 8), (1e9, 1, 1, 1), (13e9, 4, 1, 2)], {
+                "nothing is split over dp here; with ZeRO the optimizer's state is":
+                    lambda n, dp, pp, tp: 16 * n / (pp * tp),
+                "ZeRO of stage 1 splits the optimizer's state over dp, and neither weights nor gradients":
+                    lambda n, dp, pp, tp: 16 * n / (dp * pp * tp),
+                "the gradients are missing": lambda n, dp, pp, tp: (2 + 12 / dp) * n / (pp * tp),
+                "every device has a part of the layers only: pp and tp are missing":
+                    lambda n, dp, pp, tp: (4 + 12 / dp) * n}),
         "microbatches": _formula(
             lambda batch, dp, microbatch: len(range(0, batch, dp * microbatch)),
             [(1536, 8, 1), (1536, 16, 2), (64, 1, 4)], {
-                "each replica has only its part of the batch": lambda batch, dp, microbatch: batch // microbatch}),
+                "each replica has only its part of the batch": lambda batch, dp, microbatch: batch // microbatch,
+                "that is the number of sequences of a replica: they go in microbatches":
+                    lambda batch, dp, microbatch: batch // dp}),
+        "enough": _formula(
+            _least_microbatches, [(8, 0.3), (4, 0.25), (2, 0.3), (5, 0.2)], {
+                "rounded down: with one microbatch fewer the bubble is larger than allowed":
+                    lambda pp, bubble: (pp - 1) * (1 - bubble) // bubble,
+                "the bubble is compared with the busy time; it is a part of all the time":
+                    lambda pp, bubble: -(-(pp - 1) // bubble),
+                "all stages are counted: a rank waits for the others":
+                    lambda pp, bubble: -(-pp * (1 - bubble) // bubble)}),
+        "plan": _check_plan,
     },
 }
 """By lesson and exercise, its check."""
