@@ -96,46 +96,10 @@ class Window:
     def repeat(self, levels: Levels, times: Floats, durations: Floats, messages: Floats, repeats: Ints) -> None:
         """Changes the ``times`` of the window and of the one before it to those after so many ``repeats``."""
         every, inner = self._inner(levels)
-        here, there = np.arange(len(self.actions)), len(self.actions) + np.arange(len(self.actions))
-        left, active = repeats.copy(), np.flatnonzero(repeats)
         now = np.append(times[every], np.zeros((1, times.shape[1])), axis=0)
-        base = np.zeros(times.shape[1])
-        before, after = (np.concatenate(side) for side in (inner.before, inner.taken))
-        message = np.concatenate(inner.message)
-        kept: tuple[Floats, Floats] | None = None
-        while len(active):
-            mine = now[:, active]
-            shift = mine[there].min(axis=0)         # small numbers keep the rounding small
-            mine[:-1] -= shift
-            base[active] += shift
-            previous, earlier = mine[here].copy(), mine[there].copy()
-            mine[there] = previous
-            row = messages[:, active]
-            # An action of the first rank waits for none: the time 0 that stands for it must be early.
-            mine[-1] = -base[active]
-            inner.run(mine, durations[:, active], row, 0, inner.depth)
-            left[active] -= 1
-            grown, grown_before = mine[here] - previous, previous - earlier
-            lead = mine[before] - (mine[after] + row[message])
-            if kept is not None:
-                span = np.abs(grown).max(axis=0)
-                steady = (np.abs(grown - grown_before) <= ROUNDING * span).all(axis=0)
-                slope = lead - kept[1]
-                slope[np.abs(slope) <= ROUNDING * span] = 0.0
-                nearing = lead * slope < 0
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    lasts = np.where(nearing, np.floor(-lead / slope), np.inf).min(axis=0)
-                jump = np.where(steady, np.minimum(lasts, left[active]), 0.0)
-                mine[here] += jump * grown
-                mine[there] += jump * grown
-                left[active] -= jump.astype(np.int64)
-                lead = lead + jump * slope
-            mine[-1] = 0.0
-            now[:, active] = mine
-            going = left[active] > 0
-            kept = grown[:, going], lead[:, going]
-            active = active[going]
-        times[every] = now[:-1] + base
+        going = _Repetitions(inner, len(self.actions), now, durations, messages, repeats.copy())
+        going.run()
+        times[every] = now[:-1] + going.base
 
     def _inner(self, levels: Levels) -> tuple[Ints, Levels]:
         """The actions of the window, then those of the one before; and the levels, with these numbers."""
@@ -146,6 +110,102 @@ class Window:
         mine = Levels(*(each[self.start:self.end] for each in levels))
         return every, mine._replace(**{name: tuple([number[level] for level in getattr(mine, name)])
                                        for name in ("action", "before", "taken")})
+
+
+class _Repetitions:
+    """Many plans, each of which repeats a window: their times, and how often they have to do so.
+
+    Some come to a steady state in which not one repetition but a cycle of several adds constants: as many as there are
+    ranks if a wait goes down the pipeline and back.
+    """
+
+    def __init__(
+        self, inner: Levels, count: int, now: Floats, durations: Floats, messages: Floats, left: Ints
+    ) -> None:
+        """``now`` are the times of the ``count`` actions of the window, of those of the one before, and a row of 0."""
+        self.inner, self.count, self.now, self.left = inner, count, now, left
+        self.durations, self.messages = durations, messages
+        self.base = np.zeros(now.shape[1])
+        """What the times are later than ``now``, by plan: small numbers keep the rounding small."""
+        self.before, self.after = (np.concatenate(side) for side in (inner.before, inner.taken))
+        self.message = np.concatenate(inner.message)
+
+    def run(self) -> None:
+        """Repeats the windows as often as they have to."""
+        waiting = [(np.flatnonzero(self.left), 1)]
+        while waiting:
+            active, cycle = waiting.pop()
+            waiting += self._in_cycles(active, cycle)
+
+    def _in_cycles(self, active: Ints, cycle: int) -> list[tuple[Ints, int]]:
+        """Goes on with some plans in cycles of so many repetitions.  The plans that are not done, with other cycles."""
+        here, there = slice(0, self.count), slice(self.count, 2 * self.count)
+        patience = 3 * self.count if cycle == 1 else 4
+        seen = np.zeros((patience if cycle == 1 else 0, self.now.shape[1]))
+        kept: tuple[Floats, Floats] | None = None
+        others = list[tuple[Ints, int]]()
+        for number in range(patience):
+            if (few := self.left[active] < cycle).any():        # those are repeated one by one
+                others.append((active[few], 1))
+                active = active[~few]
+                kept = kept and (kept[0][:, ~few], kept[1][:, ~few])
+            if not len(active):
+                return others
+            mine = self.now[:, active]
+            shift = mine[there].min(axis=0)
+            mine[:-1] -= shift
+            self.base[active] += shift
+            start, start_before = mine[here].copy(), mine[there].copy()
+            # An action of the first rank waits for none: the time 0 that stands for it must be early.
+            mine[-1] = -self.base[active]
+            leads = self._repeated(mine, active, cycle)
+            grown, grown_before = mine[here] - start, mine[there] - start_before
+            self.left[active] -= cycle
+            if cycle == 1:
+                seen[number, active] = grown[0]
+            last = leads
+            if kept is not None:
+                span = np.abs(grown).max(axis=0)
+                same = np.maximum(np.abs(grown - grown_before), np.abs(grown - kept[0]))
+                steady = (same <= ROUNDING * span).all(axis=0)
+                slope = leads - kept[1]
+                slope[np.abs(slope) <= ROUNDING * span] = 0.0
+                nearing = leads * slope < 0
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    lasts = np.where(nearing, np.floor(-leads / slope), np.inf).min(axis=0)
+                jump = np.where(steady, np.minimum(lasts, self.left[active] // cycle), 0.0)
+                mine[here] += jump * grown
+                mine[there] += jump * grown
+                self.left[active] -= jump.astype(np.int64) * cycle
+                last = leads + jump * slope
+            mine[-1] = 0.0
+            self.now[:, active] = mine
+            going = self.left[active] > 0
+            kept = grown[:, going], last[:, going]
+            active = active[going]
+        cycles = _cycles(seen[:, active]) if cycle == 1 else np.ones(len(active), np.int64)
+        return others + [(active[cycles == each], int(each)) for each in np.unique(cycles)]
+
+    def _repeated(self, mine: Floats, active: Ints, cycle: int) -> Floats:
+        """Repeats the window in the times of some plans.  By how much each action waits longer for the one before it
+        than for the one whose result it takes, in every repetition."""
+        durations, messages = self.durations[:, active], self.messages[:, active]
+        leads = np.empty((cycle, len(self.before), len(active)))
+        for lead in leads:
+            mine[self.count:-1] = mine[:self.count]
+            self.inner.run(mine, durations, messages, 0, self.inner.depth)
+            np.subtract(mine[self.before], mine[self.after] + messages[self.message], out=lead)
+        return leads.reshape(-1, len(active))
+
+
+def _cycles(grown: Floats) -> Ints:
+    """For each column the least number of rows after which its end comes again, twice; 1 if nothing does."""
+    found = np.ones(grown.shape[1], np.int64)
+    for cycle in range(len(grown) // 3, 1, -1):
+        last, before, first = (grown[len(grown) - n * cycle:][:cycle] for n in (1, 2, 3))
+        apart = np.maximum(np.abs(last - before), np.abs(before - first))
+        found[(apart <= 100 * ROUNDING * np.abs(last).max(axis=0)).all(axis=0)] = cycle
+    return found
 
 
 class _Names:
