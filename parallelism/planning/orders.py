@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -154,74 +155,84 @@ def _works(steps: Any) -> Any:
 
 
 def _order(rows: Sequence[Sequence[Work]], stages: int) -> Order:
-    count = sum(map(len, rows))
-    rank_of = [0] * stages
-    number: dict[Work, int] = {}
-    for rank, row in enumerate(rows):
-        for work in row:
-            number[work] = len(number)
-            rank_of[work[0]] = rank
-    before, taken = np.full(count, count), np.full(count, count)
-    duration, message = np.zeros(count, np.int64), np.full(count, -1)
-    messages: dict[tuple[int, int, str], int] = {}
-    for rank, row in enumerate(rows):
-        last = count
-        for work in row:
-            i = number[work]
-            stage, kind, microbatch = work
-            before[i], last = last, i
-            duration[i] = 4 * place_of(stage, stages) + KINDS.index(kind)
-            source = stage - 1 if kind == "F" else stage + 1 if kind in ("B", "I") else -1
-            if not 0 <= source < stages:
-                continue
-            wanted = [(source, "F", microbatch)] if kind == "F" else [
-                (source, "B", microbatch), (source, "I", microbatch)]
-            taken[i] = next(number[each] for each in wanted if each in number)
-            if rank_of[source] != rank:
-                key = rank_of[source], rank, "F" if kind == "F" else "B"
-                message[i] = messages.setdefault(key, len(messages))
-    message[message < 0] = len(messages)
-    levels = levels_of(_levels(rows, number, before, taken), before, taken, duration, message)
-    states = [_states(row, stages) for row in rows]
-    every = np.array([state for each in states for state in each])
+    lengths = np.array([len(row) for row in rows])
+    count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
+    stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
+    stage, microbatch = np.array(stage_of), np.array(microbatch_of)
+    kind = np.select([np.array(named) == each for each in KINDS], range(len(KINDS)), -1)
+    assert kind.min() >= 0
+    number = np.full((stages, len(KINDS), microbatch.max() + 1), -1)
+    number[stage, kind, microbatch] = np.arange(count)
+    rank, rank_of = np.repeat(np.arange(len(rows)), lengths), np.zeros(stages, np.int64)
+    rank_of[stage] = rank
+    before = np.arange(count) - 1
+    before[starts] = count
+    place = np.array([place_of(each, stages) for each in range(stages)])[stage]
+    forward, backward = kind == KINDS.index("F"), (kind == KINDS.index("B")) | (kind == KINDS.index("I"))
+    source = np.where(forward, stage - 1, np.where(backward, stage + 1, -1))
+    at = np.flatnonzero((source >= 0) & (source < stages))
+    given = number[source[at], :, microbatch[at]]           # a result is that of one of these kinds
+    f, b, i = (given[:, KINDS.index(each)] for each in "FBI")
+    taken = np.full(count, count)
+    taken[at] = np.where(forward[at], f, np.where(b >= 0, b, i))
+    assert taken.min() >= 0
+    sent = at[rank_of[source[at]] != rank[at]]
+    way = (rank_of[source[sent]] * len(rows) + rank[sent]) * 2 + ~forward[sent]
+    ways, of_way = np.unique(way, return_inverse=True)
+    messages = tuple((each // 2 // len(rows), each // 2 % len(rows), "FB"[each % 2]) for each in ways.tolist())
+    message = np.full(count, len(messages))
+    message[sent] = of_way
+    levels = levels_of(_levels(starts, before, taken), before, taken, 4 * place + kind, message)
+    kept, begun, first_state = _states(rank, starts, place, kind)
     return Order(
-        len(rows), stages, levels, count, np.array([number[row[-1]] for row in rows]), tuple(rank_of), tuple(messages),
-        every[:, :-1], every[:, -1], np.cumsum([0, *map(len, states[:-1])]),
-        np.array([4 * stage + KINDS.index(kind) for stage, kind, _ in number]), np.array([work[2] for work in number]))
+        len(rows), stages, levels, count, starts + lengths - 1, tuple(rank_of.tolist()), messages, kept, begun,
+        first_state, 4 * stage + kind, microbatch)
 
 
-def _levels(rows: Sequence[Sequence[Work]], number: dict[Work, int], before: Ints, taken: Ints) -> Ints:
+def _levels(starts: Ints, before: Ints, taken: Ints) -> Ints:
     """The level of each action."""
     level, count = [-1] * (len(before) + 1), len(before)
     waiting: dict[int, list[int]] = {}
-    needs, after = taken.tolist(), [-1] * count
-    for i, j in enumerate(before.tolist()):
-        if j != count:
-            after[j] = i
+    needs, last = taken.tolist(), {*(starts - 1).tolist(), count - 1}
     previous = before.tolist()
-    ready = [number[row[0]] for row in rows]
+    ready = starts.tolist()
     while ready:
         i = ready.pop()
-        while i >= 0:
-            if needs[i] != count and level[needs[i]] < 0:
-                waiting.setdefault(needs[i], []).append(i)
+        while True:
+            need = needs[i]
+            if need != count and level[need] < 0:
+                waiting.setdefault(need, []).append(i)
                 break
-            level[i] = 1 + max(level[previous[i]], level[needs[i]])
-            ready += waiting.pop(i, ())
-            i = after[i]
+            one, other = level[previous[i]], level[need]
+            level[i] = 1 + (one if one > other else other)
+            if i in waiting:
+                ready += waiting.pop(i)
+            if i in last:
+                break
+            i += 1
     return np.array(level[:count])
 
 
-def _states(row: Sequence[Work], stages: int) -> list[tuple[int, ...]]:
-    """The different states of a rank: a row of `Order.kept`, and the action that begins.
+def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, Ints, Ints]:
+    """The different states of each rank: rows of `Order.kept`, the actions that begin, and the first of each rank.
 
     A microbatch whose backward, or both halves of it, is done leaves nothing.
     """
-    kept = [0] * 8
-    found: dict[tuple[int, ...], None] = {}
-    for stage, kind, _ in row:
-        place = place_of(stage, stages)
-        found[*kept, 4 * place + KINDS.index(kind)] = None
-        kept[2 * place] += (kind == "F") - (kind in ("B", "W"))
-        kept[2 * place + 1] += (kind == "I") - (kind == "W")
-    return list(found)
+    changes = np.zeros((len(rank), 8), np.int64)
+    f, b, i, w = (kind == each for each in range(4))
+    every = np.arange(len(rank))
+    changes[every, 2 * place] = f.astype(np.int64) - (b | w)
+    changes[every, 2 * place + 1] = i.astype(np.int64) - w
+    kept = np.cumsum(changes, axis=0) - changes
+    kept -= kept[starts][rank]
+    least, most = kept.min(axis=0), kept.max(axis=0)
+    columns = [rank, *(kept - least).T, 4 * place + kind]
+    key = np.zeros(len(rank), np.int64)
+    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 16], strict=True):
+        if int(key.max() + 1) * extent >= 2**62:            # fewer different numbers in the same order
+            key = np.unique(key, return_inverse=True)[1]
+        key = key * extent + column
+    first = np.unique(key, return_index=True)[1]
+    return kept[first], columns[-1][first], np.searchsorted(rank[first], np.arange(len(starts)))
+
+

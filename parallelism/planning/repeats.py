@@ -8,7 +8,7 @@ one; when that is follows from how much later one of the two is, and by how much
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,19 +77,18 @@ class Window:
         if length <= 0:
             return None
         named, others = _Names(more), _Names(less)
-        start = next((i for i in range(less[0].depth) if others.level(i) != named.level(i)), 0)
+        start = others.first_other(named)
         end = start + length
         if start < length or end > more[0].depth:
             return None
-        if any(named.level(i) != named.level(i - length, period) for i in range(start, end)) or any(
-                named.level(i + length) != others.level(i, period) for i in range(start, less[0].depth)):
+        if not (named.are(start, end, named, start - length, period)
+                and named.are(end, more[0].depth, others, start, period)):
             return None
         actions = np.concatenate(more[0].action[start:end])
-        place = {named.of(i): i for i in np.concatenate(more[0].action[start - length:start]).tolist()}
-        earlier = np.array([place.get(named.of(i, -period), -1) for i in actions.tolist()])
-        known = {*actions.tolist(), *earlier.tolist(), len(more[1])}
-        waited = {int(i) for side in (more[0].before, more[0].taken) for level in side[start:end] for i in level}
-        if -1 in known or not waited <= known:
+        known = {name: i for i, name in named.of(np.concatenate(more[0].action[start - length:start]), period)}
+        earlier = np.array([known.get(name, -1) for _, name in named.of(actions)])
+        waited = np.concatenate([level for side in (more[0].before, more[0].taken) for level in side[start:end]])
+        if earlier.min() < 0 or not np.isin(waited, np.concatenate([actions, earlier, [len(more[1])]])).all():
             return None
         return cls(start, end, actions, earlier)
 
@@ -209,19 +208,41 @@ def _cycles(grown: Floats) -> Ints:
 
 
 class _Names:
-    """Levels by what their actions are."""
+    """Levels by what their actions are: numbers that are equal for equal actions of two orders."""
 
     def __init__(self, labelled: Labelled) -> None:
-        self.levels, key, microbatch = labelled
-        self.key, self.microbatch = key.tolist(), microbatch.tolist()
+        levels, self.key, self.microbatch = labelled
+        self.depth = levels.depth
+        key, microbatch = np.append(self.key, -1), np.append(self.microbatch, 0)    # the last stands for no action
+        number = np.repeat(np.arange(self.depth), [len(level) for level in levels.action])
+        action, before, taken, duration, message = (np.concatenate(side) for side in levels)
+        order = np.lexsort((microbatch[action], key[action], number))
+        named = [column[side] for side in (action, before, taken) for column in (key, microbatch)]
+        self.rows = np.stack([*named, duration, message], axis=1)[order]
+        """All that is said of the actions, level by level: their stage and kind, their microbatch, ..."""
+        self.level = number[order]
 
-    def of(self, action: int, shift: int = 0) -> tuple[int, int] | None:
-        """The stage and kind of an action, and its microbatch, shifted; None for none."""
-        return None if action == len(self.key) else (self.key[action], self.microbatch[action] + shift)
+    def of(self, actions: Ints, shift: int = 0) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Each action, with its stage and kind, and its microbatch, shifted."""
+        return zip(actions.tolist(), zip(
+            self.key[actions].tolist(), (self.microbatch[actions] + shift).tolist(), strict=True), strict=True)
 
-    def level(self, number: int, shift: int = 0) -> list[tuple[object, ...]]:
-        """All that is said of the actions of a level, with microbatches that are shifted."""
-        sides: Sequence[Ints] = [each[number] for each in self.levels]
-        return sorted((self.of(action, shift), self.of(before, shift), self.of(taken, shift), duration, message)
-                      for action, before, taken, duration, message in zip(*(side.tolist() for side in sides),
-                                                                          strict=True))
+    def first_other(self, longer: _Names) -> int:
+        """The first level that is not the same in others, of which there are more; 0 if there is none."""
+        count = min(len(self.level), len(longer.level))
+        same = (self.level[:count] == longer.level[:count]) & (self.rows[:count] == longer.rows[:count]).all(axis=1)
+        if not same.all():
+            at = int(np.argmin(same))
+            return int(min(self.level[at], longer.level[at]))
+        return int(longer.level[count]) if count < len(longer.level) and longer.level[count] < self.depth else 0
+
+    def are(self, start: int, end: int, others: _Names, start_of_others: int, shift: int) -> bool:
+        """Whether some levels are as many of others, with microbatches that are shifted."""
+        mine = slice(*np.searchsorted(self.level, [start, end]))
+        given = slice(*np.searchsorted(others.level, [start_of_others, start_of_others + end - start]))
+        if not np.array_equal(self.level[mine] - start, others.level[given] - start_of_others):
+            return False
+        moved = others.rows[given].copy()
+        for column in (0, 2, 4):
+            moved[:, column + 1] += np.where(moved[:, column] >= 0, shift, 0)
+        return np.array_equal(self.rows[mine], moved)
