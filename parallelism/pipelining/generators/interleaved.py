@@ -22,7 +22,8 @@ def interleaved_1f1b(rank: int, ranks: int, microbatches: int, chunks: int = 1) 
     section 2.2, arXiv:2104.04473.  There a round has ``ranks`` microbatches.  Here, as in torch, there are
     ``microbatches // ranks`` rounds (at least one), and a round has as many microbatches as needed.
     """
-    yield from only_first(microbatches, by_turns(rank, ranks, microbatches, chunks))
+    every = by_turns(rank, ranks, microbatches, chunks)
+    yield from only_first(microbatches, every) if microbatches % max(1, microbatches // ranks) else every
 
 
 def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bool = False) -> Iterator[Work]:

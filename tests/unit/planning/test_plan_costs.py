@@ -15,6 +15,7 @@ from parallelism.planning.growth import Growth, segments_between, spliced
 from parallelism.planning.orders import KINDS, Order, order_of, place_of
 from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
+from parallelism.planning.repeats import _Repetitions
 from parallelism.planning.search import full_seconds
 from parallelism.planning.sheets import Formulas, Unpriceable
 from parallelism.planning.small_steps import Pattern, SmallSteps, _of_two_blocks
@@ -244,6 +245,29 @@ def test_repeated_levels_take_as_long_as_those_of_the_whole_order(
     np.testing.assert_allclose(order.ends(durations, messages, fewer)[:, 0], expected[:, 0], rtol=1e-13, atol=0)
     changes, peaks = rng.integers(0, 50, (8, 3)), rng.integers(0, 90, (16, 3))
     assert (order.peaks(changes, peaks) == whole.peaks(changes, peaks)).all()
+
+
+def test_a_wait_that_goes_down_the_pipeline_and_back_is_a_cycle_of_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages take longer than the warm-up covers, so a microbatch waits for the one as many before as there are
+    ranks; but in the last plan the first rank is the slowest, and every microbatch adds the same."""
+    done = [0, 0]
+    repeated = _Repetitions._repeated
+
+    def counted(self: _Repetitions, mine: Any, active: Any, cycle: int) -> Any:
+        done[cycle > 1] += cycle
+        return repeated(self, mine, active, cycle)
+
+    monkeypatch.setattr(_Repetitions, "_repeated", counted)
+    ranks, microbatches = 6, 1003
+    order, repeats = order_of("1f1b", ranks, microbatches, 1)
+    durations = np.full((16, 3), 2 / 3)
+    durations[4:8] = [[0.5], [1.0], [1], [1]]
+    durations[:4, 2] = 5.0
+    messages = np.append(np.full((len(order.messages), 3), [1 / 7, 3 / 7, 1 / 7]), np.zeros((1, 3)), axis=0)
+    expected = Order.of("1f1b", ranks, microbatches, 1).ends(durations, messages)
+    np.testing.assert_allclose(order.ends(durations, messages, repeats), expected, rtol=1e-13, atol=0)
+    assert repeats > 900
+    assert done[1] >= 2 * ranks and sum(done) < 250
 
 
 def test_an_order_whose_levels_do_not_repeat_is_made_as_a_whole() -> None:
