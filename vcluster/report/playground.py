@@ -1,12 +1,15 @@
 """The playground: a page on which the ideas of the package are tried out, without Python, installation or network.
 
 The page has the messages of each algorithm, its phases, the orders of actions of each schedule, the steps from each
-layout to each other, and the seconds of products as tables, which are written here from the package.  What its script
-computes (bytes, seconds, the times of a schedule) is in ``playground_sums.js``, which needs no page.
+layout to each other, and the seconds of products as tables, which are written here from the package; the plans of some
+searches are kept in ``playground_plans.json``, because a search takes seconds (`benchmarks.playground_plans`).  What
+its script computes (bytes, seconds, the times of a schedule) is in ``playground_sums.js``, which needs no page.
 """
 
+import json
 from collections.abc import Iterable
 from functools import partial
+from importlib.resources import files
 from itertools import groupby, permutations, product
 from os import PathLike
 from typing import Any
@@ -37,17 +40,19 @@ SHAPES = ((8, 12), (7, 10))
 EXTENTS = (1, 16, 64, 256, 1024, 4096, 16384)
 """The extents m, n and k of the page's products."""
 SECTIONS = {"collectives": "playground_collectives.js", "layouts": "playground_layouts.js",
-            "schedules": "playground_schedules.js", "products": "playground_products.js"}
+            "schedules": "playground_schedules.js", "products": "playground_products.js",
+            "plans": "playground_plans.js"}
 _LEFT_OUT = {"permute", "barrier"}     # their messages follow from the caller's pairs, or have no bytes
 
 
 def playground(path: str | PathLike[str]) -> None:
     """Write the page to ``path``.  ``OSError`` if it cannot be written."""
     data = {
-        "title": "Collectives, layouts, pipelines: a playground", "facts": [], "left_out": [],
-        "verdict": ["Choose an algorithm, a layout, a schedule or a product, and see each message and each wait.",
+        "title": "Collectives, layouts, pipelines, plans: a playground", "facts": [], "left_out": [],
+        "verdict": ["Choose an algorithm, a layout, a schedule, a product or a plan, and see what moves and waits.",
                     "All orders are those that vcluster runs. The address of this page keeps your choice."],
-        "collectives": collectives(), "layouts": layouts(), "schedules": schedules(), "products": products()}
+        "collectives": collectives(), "layouts": layouts(), "schedules": schedules(), "products": products(),
+        "plans": plans()}
     with written_whole(path) as file:
         file.write(page(data, "playground.html", SECTIONS, ("page.css", "playground.css"), ("playground_sums.js",)))
 
@@ -175,3 +180,9 @@ def products() -> dict[str, Any]:
                         2 * m * n * k, 2 * (m * k + k * n + m * n), dtype=dtype, shape=(1, m, n, k))
                     for m, n, k in product(EXTENTS, repeat=3)]}
     return {"extents": EXTENTS, "hardware": found}
+
+
+def plans() -> dict[str, Any]:
+    """By question: the names of the settings that differ; of each plan that fits these, its seconds and its bytes."""
+    found: dict[str, Any] = json.loads((files("vcluster.report") / "playground_plans.json").read_text("utf-8"))
+    return found

@@ -74,3 +74,13 @@ function productAt(tables, name, m, n, k) {          // what a product does and 
   return {flops, bytes, intensity, ridge, seconds, reached: flops / seconds, share: flops / seconds / hardware.flops_per_second,
     bound: intensity < ridge ? "memory" : "compute"};
 }
+function fitting(plans, names, wanted) {             // the places of the plans that have the wanted settings
+  const places = [];
+  plans.forEach((plan, place) => {
+    if (names.every((name, at) => wanted[name] === undefined || String(plan[at]) === wanted[name])) places.push(place);
+  });
+  return places;
+}
+function slower(plans, place) {                      // by how much a plan takes longer than the first
+  return (100 * (plans[place].at(-2) / plans[0].at(-2) - 1)).toFixed(1) + "%";
+}

@@ -15,7 +15,7 @@ CHOOSE = """((id, value) => {
   control.dispatchEvent(new Event("input"));
 })"""
 
-SAID = ["#ring-said", "#moves-said", "#race-said", "#product-said"]
+SAID = ["#ring-said", "#moves-said", "#race-said", "#product-said", "#plans-said"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,8 @@ def browser():
 def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
     browser.open(page, width=1300)
     for control, value in [("kind", "all_gather"), ("ranks", "8"), ("step", "3"), ("first", "gpipe"),
-                           ("mesh", "x=2, y=3"), ("tensor", "7x10"), ("target", "[(x, y), None]"), ("m", "1024")]:
+                           ("mesh", "x=2, y=3"), ("tensor", "7x10"), ("target", "[(x, y), None]"), ("m", "1024"),
+                           ("question", "gpt3-13b, 512 sequences, 8 x dgx-h100"), ("plan-pp", "4")]:
         browser.value(f"{CHOOSE}('{control}', '{value}')")
     assert browser.text("#ring-said").startswith("Step 3 of ")
     assert browser.value("document.querySelectorAll('#ring circle').length") == 8
@@ -45,6 +46,7 @@ def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
     assert browser.text("#moves-said").startswith("[x, None] to [(x, y), None]: slice over y")
     assert browser.value("document.querySelectorAll('#shards rect').length") == 6
     assert "bound by compute" in browser.text("#product-said")
+    assert browser.text("#plans-said").startswith("66 of 160 plans that fit.")
     kept = browser.value("location.hash")
     said = [browser.text(each) for each in SAID]
     assert "kind=all_gather" in kept and "first=gpipe" in kept

@@ -22,7 +22,7 @@ from parallelism.pipelining import Pipeline
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from vcluster.__main__ import main
-from vcluster.report.playground import collectives, layouts, products, schedules
+from vcluster.report.playground import collectives, layouts, plans, products, schedules
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it runs the script of the page")
@@ -155,6 +155,23 @@ def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> 
     same = in_node(cases, "(p => [digits(p.intensity) === digits(c[6]), seconds(p.seconds) === seconds(c[7]), "
                           "bytes(p.bytes) === bytes(c[5])])(productAt(tables, ...c))", tables["products"])
     assert all(map(all, same))
+
+
+@needs_node
+def test_the_page_finds_the_plans_with_the_wanted_settings() -> None:
+    draw, tables, cases, expected = random.Random(11), plans(), [], []
+    for _ in range(100):
+        question = draw.choice(list(tables))
+        names, rows = tables[question]["names"], tables[question]["plans"]
+        model = draw.choice(rows)
+        wanted = {name: str(model[names.index(name)]) for name in draw.sample(names, draw.randint(0, len(names)))}
+        places = [place for place, row in enumerate(rows)
+                  if all(str(row[names.index(name)]) == value for name, value in wanted.items())]
+        cases.append([question, wanted])
+        expected.append([places, f"{100 * (rows[places[0]][-2] / rows[0][-2] - 1):.1f}%"])
+        assert [row[-2] for row in rows] == sorted(row[-2] for row in rows)
+    found = "(at => [at, slower(tables[c[0]].plans, at[0])])(fitting(tables[c[0]].plans, tables[c[0]].names, c[1]))"
+    assert in_node(cases, found, tables) == expected
 
 
 def test_the_command_writes_a_page_without_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
