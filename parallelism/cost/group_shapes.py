@@ -99,7 +99,7 @@ def blocks_of(hardware: Hardware, group: tuple[int, ...]) -> Blocks | None:
     return _blocks(units, hardware.placement, group)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _blocks(units: tuple[int, ...], placement: tuple[int, ...], group: tuple[int, ...]) -> Blocks | None:
     places, size = np.array([placement[rank] for rank in group] if placement else group, np.int64), len(group)
     inside = []

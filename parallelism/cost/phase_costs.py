@@ -81,14 +81,16 @@ def terms(
     most = max(1, MOST_LOADS // (len(groups) * len(groups[0])))
     for rule in rules:
         by_rule = terms_by_rule(hardware, rule, groups[0], blocks, share) if alone else None
-        if by_rule is None:
-            waiting += each_phase((rule,))
-            if len(waiting) < most:
-                continue
-        for start in range(0, len(waiting), most):
-            look(waiting[start:start + most])
-        waiting = []
-        add(by_rule or ())
+        for phase in each_phase((rule,)) if by_rule is None else ():
+            waiting.append(phase)
+            if len(waiting) == most:
+                look(waiting)
+                waiting = []
+        if by_rule is not None:
+            if waiting:
+                look(waiting)
+                waiting = []
+            add(by_rule)
     if waiting:
         look(waiting)
     return found

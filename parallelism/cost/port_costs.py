@@ -18,6 +18,9 @@ from parallelism.cost.group_shapes import Blocks, places_of, unit_of_member
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
 from parallelism.hardware import Hardware, Ints
 
+MOST_IN_TURNS = 4096
+"""Turns in larger groups that are not regular are looked at phase by phase: there are as many messages as pairs."""
+
 Terms = list[tuple[Term | Falling, int]]
 """Different terms, and how often each comes."""
 
@@ -29,6 +32,8 @@ def terms_by_rule(
 
     ``blocks`` is how the group lies, if it does so.
     """
+    if isinstance(rule, tuple) or (blocks is None and isinstance(rule, Turns) and rule.g > MOST_IN_TURNS):
+        return None
     if isinstance(rule, OneByOne):
         return _one_by_one(hardware, rule, group, share)
     if isinstance(rule, Turns):

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import kind_of
 from parallelism.algorithms.patterns import Around, OneByOne, Phase, Rule, Swap, Turns, each_phase, with_root
-from parallelism.cost import Costs, cost, phase_costs
+from parallelism.cost import Costs, cost, phase_costs, port_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Line, Term
@@ -220,6 +220,17 @@ def test_phases_and_rules_have_the_lines_of_their_messages_on_striped_links_too(
         term = Term(_lines_by_hand(hardware, phase, group))
         by_hand[term] = by_hand.get(term, 0) + phase.times
     assert list(phase_costs.terms(hardware, rules, (group,)).items()) == list(by_hand.items())
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100:4", "tpu-v5e"])
+def test_few_phases_at_a_time_have_the_terms_of_many(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware, group = Hardware.preset(preset), (0, 1, 2, 3, 4, 8, 9, 12, 17)
+    for kind, root in (("all_reduce", 0), ("all_to_all", 0), ("broadcast", 4), ("gather", 8)):
+        told = Costs(hardware).prices(kind, 2**20, group, root=root)
+        with monkeypatch.context() as patch:
+            patch.setattr(phase_costs, "MOST_LOADS", 20)
+            patch.setattr(port_costs, "MOST_IN_TURNS", 8)
+            assert Costs(hardware).prices(kind, 2**20, group, root=root) == told
 
 
 def test_phases_that_differ_in_their_parts_take_as_long_together_as_one_by_one() -> None:
