@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("flags", "devices"), [
-    ({"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True, "global_batch_size": 8}, 4),
+    ({"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True, "global_batch_size": 4}, 4),
     pytest.param({"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "selective",
                   "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2,
                   "global_batch_size": 8, "fp32": True}, 8, marks=pytest.mark.slow),

@@ -801,6 +801,7 @@ print("running")
 """
 
 
+@pytest.mark.slow_for("thread")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
     with script(OFTEN, backend=backend) as (process, _):

@@ -70,6 +70,7 @@ def test_steps_cost_what_the_closed_form_says(size):
         assert len(plan.steps) == form.steps, ident(plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", range(1, 10))
 def test_views_of_a_position_are_the_steps(size):
     for plan in every_algorithm([size]):

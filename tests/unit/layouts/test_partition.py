@@ -110,6 +110,7 @@ def step(stages, inputs, microbatches, *, halves=False):
 # -- what the stages do together ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("gpt")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("count", "microbatches", "options"), [

@@ -228,6 +228,7 @@ def of_stream(ops, batch, spec):
             and op.inputs[0].type.shape[::2] == (batch, spec.width)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("rows", [None, "dp"])
 @pytest.mark.parametrize("changes", [
@@ -330,6 +331,7 @@ def block_bytes(spec, batch, mesh, sequence):
     return found[0] - found[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
 @pytest.mark.parametrize(("t", "sequence"), [(1, False), (8, False), (8, True)])
 def test_activations_of_a_block_take_the_memory_of_korthikanti(name, t, sequence):

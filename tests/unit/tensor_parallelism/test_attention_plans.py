@@ -271,6 +271,7 @@ def test_the_bytes_of_a_policy_are_its_formula(policy):
 # -- memory and balance ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_a_ring_of_eight_never_holds_more_than_two_blocks_of_keys_and_values(zigzag):
     extents = {"batch": 2, "sequence": 43, "heads": 4, "kv_heads": 2, "head_dim": 3}

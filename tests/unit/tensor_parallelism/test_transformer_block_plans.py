@@ -184,6 +184,7 @@ OVER_G = {                                              # forward and backward, 
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_bytes_and_collectives_of_a_policy_are_its_formula(name):
     sharding, policy, ahead, back = FORMULAS[name]

@@ -30,7 +30,7 @@ def test_sequences_are_split_and_a_step_trains_as_alone(model, text):
     check(model, 4, text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("text", ["ep=2", "ep=4 zero:ep=1", "dp=2 ep=2 zero=1", "dp=3 ep:dp=3 zero=3",
                                   "ep=2 tp=2 dp=2"])
 def test_experts_are_split_and_a_step_trains_as_alone(text):

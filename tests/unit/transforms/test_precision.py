@@ -57,6 +57,7 @@ ZERO_TABLE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parameters", ZERO_TABLE)
 def test_memory_is_that_of_the_table_of_zero(parameters):
     step = train_step(one_product(int(parameters)), Adam())
@@ -82,7 +83,7 @@ def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
     assert Parts.of(step).forward.outputs[0].type.dtype == np.float32
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 tp=2 sp zero=3", "dp:node=2 dp=2 zero=3"])
 @pytest.mark.parametrize(("gradients", "dtype"), [("bf16", BF16), ("f32", np.dtype(np.float32))])
 def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(text, gradients, dtype):
@@ -103,7 +104,7 @@ def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(t
     assert sum(count for (_, axes), count in summed.items() if "dp" in axes) >= len(Parts.of(step).gradients)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("gradients", "size"), [("f32", 4), ("bf16", 2)])
 @pytest.mark.parametrize("text", ["pp=2 1f1b:4", "pp=2 zero_bubble_h1:4 tp=2 sp", "pp=2 1f1b:4 dp=2 zero=3"])
 def test_a_stage_keeps_gradients_in_their_own_dtype(text, gradients, size):
