@@ -129,12 +129,19 @@ def finish(
     sources = kind.sources_of(position, size, root, algorithm.pairs)
     if not sources:
         return np.zeros_like(x)
-    arrays = [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
+    arrays = sources_held(algorithm, position, held)
     if kind.joins:
         return np.stack(arrays) if arrays[0].ndim == 0 else np.concatenate(arrays, axis=dim)
     if kind.function is not None:
         return np.asarray(kind.function(arrays))
     return arrays if kind.lists else arrays[0]
+
+
+def sources_held(algorithm: Algorithm, position: int, held: Mapping[int, Array]) -> list[Array]:
+    """The arrays, or blocks of them, that the result at ``position`` is made of, in group order."""
+    kind, size = kind_of(algorithm.collective), algorithm.size
+    sources = kind.sources_of(position, size, algorithm.root, algorithm.pairs)
+    return [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
 
 
 def chunk_nbytes(

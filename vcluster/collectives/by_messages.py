@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Message, Result
-from parallelism.collectives.buffers import arrive, finish, outgoing, start
+from parallelism.collectives.buffers import arrive, finish, outgoing, sources_held, start
+from parallelism.collectives.results import joined
 from vcluster.collectives.general import Way, deliver, write
 from vcluster.collectives.group import Call
 from vcluster.messages import Wait, encode_message
@@ -24,7 +25,7 @@ class ByMessages(Way):
 
     x: NDArray[Any] | None = None
     result: Any = None
-    """The array, or the list of them, that is left after the last step."""
+    """The array, or the list of them, that is left after the last step, or the `Result` that joins arrays."""
     dtype: np.dtype[Any] | None = None
     """The dtype of the result, of which NumPy's joining and adding keep all but the byte order."""
     terms: int = 0
@@ -66,7 +67,11 @@ class ByMessages(Way):
         self.dtype = giver.dtype if kind.joins or kind.reduces else None
         self.terms = len(kind.sources_of(position, group.size, call.root))
         dim = call.concat_dim if kind.blocks_of_all else call.dim
-        self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
+        if kind.joins and kind.is_got_by(position, call.root):  # joined where the result lies
+            whole = joined(sources_held(steps, position, held), dim)
+            self.result = whole._replace(dtype=giver.dtype or whole.dtype)
+        else:
+            self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
 
     def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  It may be a view of an input, or of a message, and is copied."""
@@ -76,8 +81,8 @@ class ByMessages(Way):
         return deliver(write(self.endpoint, self.call.kind, results, out), out)
 
     def _own(self, array: Any) -> Result | None:
-        if array is None:
-            return None
+        if array is None or isinstance(array, Result):
+            return array
         array, reduction = np.asarray(array), self.reduction
 
         def fill(own: NDArray[Any]) -> None:

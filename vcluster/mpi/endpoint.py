@@ -212,4 +212,4 @@ class _PollingSignals(Signals):
         now = time.monotonic()
         if longest_ns == self._first_nap_ns:
             self._since = now
-        time.sleep(nap_seconds(now - self._since))
+        self._endpoint.transport.rest(nap_seconds(now - self._since))

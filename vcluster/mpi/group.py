@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
-from vcluster.collectives.general import Posted, deliver, own_result, write
+from vcluster.collectives.general import Posted, deliver, new_array, own_result, write
 from vcluster.collectives.group import may_be_prepared
 from vcluster.collectives.prepared import PreparedCall
 from vcluster.memory import Need
-from vcluster.messages import Endpoint, Wait
+from vcluster.messages import Endpoint, Wait, encode_message
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.library import OfLibrary, check_library
@@ -148,12 +148,15 @@ class Exchanged(ByMessages):
     views: list[NDArray[Any] | None] | None = None
     """The arrays of all members, if they came with their calls."""
     calls: Sequence[Call] = ()
+    out: NDArray[Any] | None = None
+    """Where a large sum is made, if it is given and contiguous."""
 
     def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
         """Keep ``x`` for the messages; a small one that the result overwrites is copied."""
         ByMessages.prepare(self, x, out)
         if x is not None and out is not None and x.nbytes <= POSTED_BYTES and np.may_share_memory(x, out):
             self.x = x.copy()
+        self.out = out if out is not None and out.flags.c_contiguous else None
 
     def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
         """Go on with what this member has posted for a call that another member did not make."""
@@ -180,11 +183,50 @@ class Exchanged(ByMessages):
             group.forget(sequence)
         if self.views is None:
             self.on_message = _unrecorded
-            yield from self.exchange(sequence, calls)
+            yield from (self._sum if call.of_kind.sums_all else self.exchange)(sequence, calls)
         return calls
+
+    def _sum(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
+        """An all_reduce as in `exchange`, but each piece of the sum is made, or copied, where the result lies."""
+        group, x, reduction = self.group, self.x, self.reduction
+        assert x is not None and reduction is not None
+        mine, g = group.position, group.size
+        total = self.out
+        if total is None or total.shape != x.shape or total.dtype != x.dtype:
+            total = new_array(self.endpoint, x.shape, x.dtype)
+        is_in_place = np.may_share_memory(total, x)
+        terms, sums = np.array_split(x.reshape(-1), g), np.array_split(total.reshape(-1), g)
+        others = [*range(mine + 1, g), *range(mine)]  # each begins elsewhere
+        for peer in others:
+            yield from self._give(peer, terms[peer], sequence)
+        found = list(terms)
+        if is_in_place:
+            found[mine] = terms[mine].copy()  # the sum is made where it lies
+        for peer in others:
+            found[peer] = yield from self._take(peer, sequence)
+        reduction.reduce(found, sums[mine])
+        if is_in_place:
+            yield from group.settle()
+        for peer in others:
+            yield from self._give(peer, sums[mine], sequence)
+        for peer in others:
+            sums[peer][...] = yield from self._take(peer, sequence)
+        yield from group.settle()
+        self.result = total
+
+    def _give(self, position: int, array: NDArray[Any], sequence: int) -> Generator[Wait, None, Any]:
+        mailbox = self.endpoint.mailbox(self.group.ranks[position])
+        return mailbox.sending(encode_message(array), sequence, lane=self.group.key)
+
+    def _take(self, position: int, sequence: int) -> Generator[Wait, None, Any]:
+        mailbox = self.endpoint.mailbox(self.group.ranks[position])
+        envelope = yield from mailbox.receiving(sequence, lane=self.group.key)
+        return envelope.open()
 
     def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given."""
+        if self.views is None and self.call.of_kind.sums_all:
+            return deliver(self.result, out)
         if self.views is None:
             return (yield from ByMessages.finish(self, out))
         result = own_result(self.calls, self.group.position, self.views, self.reduction)

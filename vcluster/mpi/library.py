@@ -26,11 +26,15 @@ from vcluster.collectives import ByMessages, Call
 from vcluster.collectives.general import deliver, write
 from vcluster.messages import Wait
 from vcluster.mpi.endpoint import MpiEndpoint
+from vcluster.mpi.transport import SMALL_BYTES
 
 _OPS = {
     "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
 }
 """The operation of MPI for each that has a name here; a mean is divided at the end."""
+
+LOOKS = 50
+"""Looks at a request in one poll, for a large array: with each of them MPI moves a part."""
 
 _REDUCED = "?bhilqBHILQfdgFDG"
 """The dtypes that every MPI reduces, by the characters of NumPy; bools as bytes."""
@@ -64,12 +68,16 @@ class OfLibrary(ByMessages):
         start = _Start(communicator, end.transport.mpi, self.call, calls, self.x, self.reduction)
         _STARTS[self.call.kind](start)
 
+        looks = LOOKS if max(call.nbytes for call in calls) > SMALL_BYTES else 1
+
         def is_done() -> bool:
-            if start.request.Test():
-                return True
+            for _ in range(looks):
+                if start.request.Test():
+                    return True
             end.take_in()
             return False
 
+        end.transport.collectives += 1
         try:
             if not is_done():
                 yield Wait(is_done, list)  # all are in the call: nothing that a device does is missing
@@ -77,6 +85,8 @@ class OfLibrary(ByMessages):
             end.communicators.leave(communicator)
             end.transport.leave(start.request, start.memory)
             raise
+        finally:
+            end.transport.collectives -= 1
         self.result = start.result()
         self.terms = self.call.size
 

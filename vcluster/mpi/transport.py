@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -98,6 +99,8 @@ class Transport:
         self._status = mpi.Status()
         self._turn = threading.Lock()
         self._pid = os.getpid()
+        self.collectives = 0
+        """Collectives of MPI that are under way."""
         self._left: list[Any] = []
         """Requests that nobody waits for any more, and the memory that they use."""
 
@@ -247,6 +250,11 @@ class Transport:
                 self._sending.append(entry)
             elif entry[2] is not None:
                 entry[2]()
+
+    def rest(self, seconds: float) -> None:
+        """Sleep so long, or for a moment if large arrays are on the way: MPI moves them while somebody polls."""
+        is_moving = self._sending or self._incoming or self.collectives
+        time.sleep(min(seconds, FIRST_NAP_SECONDS) if is_moving else seconds)
 
     @property
     def is_sending(self) -> bool:
