@@ -8,7 +8,7 @@ of pieces.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,45 +68,63 @@ class StepParts:
 
 def parts_of(
     trace: Trace, events: Sequence[DeviceEvents], lengths: Sequence[int], devices: Sequence[int],
-    priced: Callable[[int, DeviceEvents], Columns],
+    priced: Callable[[int, DeviceEvents], Columns], same_price: Callable[[int, DeviceEvents], Any],
 ) -> StepParts:
     """The parts of a trace of representatives.
 
     ``events``, ``lengths`` and ``devices`` are those of each rank of the trace, in order.  ``priced(rank, events)``
-    returns columns with the seconds of the events that a piece stands for.
+    returns columns with the seconds of the events that a piece stands for;
+    ``same_price(rank, events)`` is equal on ranks on which these are equal.
     """
     columns, moved = trace.columns, moving(trace)
     coarse = _Shares(part_of, split, columns, split(trace, moved), len(PARTS))
     fine = _Shares(step_part_of, step_split, columns, step_split(trace, moved), len(STEP_PARTS))
     whole = np.ones(len(columns), np.bool_)
-    inside: list[tuple[int, int, Columns]] = []
+    inside: list[tuple[int, int, int, ByOperation]] = []
+    known: dict[Any, _Piece] = {}
     start = 0
     for rank, each, length in zip(trace.ranks, events, lengths, strict=True):
         at = start + np.concatenate([np.zeros(0, np.int64), *(piece.places for piece in each.pieces)])
         whole[at] = False
         different = {id(piece.events): piece.events for piece in each.pieces}
-        costs = {key: priced(rank, stands_for) for key, stands_for in different.items()}
+        costs: dict[int, _Piece] = {}
+        for key, stands_for in different.items():
+            alike = key, same_price(rank, stands_for)
+            if alike not in known:
+                cost = priced(rank, stands_for)
+                known[alike] = _Piece(totals_by_operation(cost).get(rank, {}), *(
+                    shares.of_piece(rank, cost, trace) for shares in (coarse, fine)))
+            costs[key] = known[alike]
         count: Counter[tuple[int, int]] = Counter()
         for piece in each.pieces:
             count[id(piece.events), piece.stage] += len(piece.places)
         for (key, stage), times in count.items():
-            inside.append((times, stage, costs[key]))
+            inside.append((rank, times, stage, costs[key].totals))
         for shares in (coarse, fine):
             shares.take(rank, at)
-            for (key, _), times in count.items():
-                shares.give(rank, costs[key], times, trace)
+        for (key, _), times in count.items():
+            coarse.seconds[rank] += times * costs[key].split
+            fine.seconds[rank] += times * costs[key].step_split
         start += length
     totals = {rank: dict(each) for rank, each in totals_by_operation(columns.take(whole)).items()}
-    for times, stage, cost in inside:
-        for rank, found in totals_by_operation(cost).items():
-            mine = totals.setdefault(rank, {})
-            for operation, total in found.items():
-                own = operation if operation.stage is None else operation._replace(stage=stage)
-                mine[own] = mine.get(own, OperationTotals()).plus(total, times)
+    for rank, times, stage, found in inside:
+        mine = totals.setdefault(rank, {}) if found else {}
+        for operation, total in found.items():
+            own = operation if operation.stage is None else operation._replace(stage=stage)
+            mine[own] = mine.get(own, OperationTotals()).plus(total, times)
     return StepParts(
         trace, {rank: Split(*each.tolist()) for rank, each in coarse.seconds.items()},
         {rank: StepSplit(*each.tolist()) for rank, each in fine.seconds.items()}, totals,
         dict(zip(trace.ranks, devices, strict=True)))
+
+
+class _Piece(NamedTuple):
+    """What a piece stands for, once."""
+
+    totals: ByOperation
+    split: npt.NDArray[np.float64]
+    step_split: npt.NDArray[np.float64]
+    """The seconds of each part, as `split`."""
 
 
 class _Shares:
@@ -124,15 +142,13 @@ class _Shares:
         """Takes the events at these places out of the parts of a rank."""
         self.seconds[rank] -= self._by_part(self.parts[at], self.durations[at])
 
-    def give(self, rank: int, columns: Columns, times: int, trace: Trace) -> None:
-        """Adds events of a rank of the ``trace`` to its parts, so often."""
+    def of_piece(self, rank: int, columns: Columns, trace: Trace) -> npt.NDArray[np.float64]:
+        """The seconds of each part of events that a piece on a rank of the ``trace`` stands for."""
         if columns.isin("kind", {"wait"}).any():        # what is behind compute is in no part
             alone = Trace(columns, trace.size, mesh_shape=trace.mesh_shape, hardware=trace.hardware, ranks=[rank],
                           priced=trace.priced)
-            seconds = np.array(self.split(alone)[rank])
-        else:
-            seconds = self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
-        self.seconds[rank] += times * seconds
+            return np.array(self.split(alone)[rank])
+        return self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
 
     def _by_part(self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The seconds of each part."""

@@ -101,7 +101,7 @@ def step_parts(
     simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     each, pieces, trace = _folded(simulated, pricing)
     return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
-                    each.lengths, each.lanes.sizes.tolist(), pieces.priced)
+                    each.lengths, each.lanes.sizes.tolist(), pieces.priced, pieces.same_price)
 
 
 def equal_devices(
@@ -212,6 +212,16 @@ class _Pieces:
             lasts = (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
             self._seconds[key] = events, float(lasts)
         return self._seconds[key][1]
+
+    def same_price(self, rank: int, events: DeviceEvents) -> tuple[tuple[GroupKey, int], ...]:
+        """Equal on ranks on which these events take equal seconds."""
+        return tuple([(axes, self._number(axes, rank))
+                      for axes in sorted({each.axes for each in events.collectives}, key=str)])
+
+    @memoized
+    def _number(self, axes: GroupKey, rank: int) -> int:
+        """The number of the group of a rank along the axes, as in `_numbers`."""
+        return int(self._numbers(axes)[(members(self.mesh, axes) == rank).any(axis=1)][0])
 
     def priced(self, rank: int, events: DeviceEvents) -> Columns:
         """The events on a rank, with the seconds that each takes where it waits for no other device.
