@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, figures
 from vcluster.__main__ import PROGRAM, main
+from vcluster.cli.training import rarely_collected
 from vcluster.demo.command_line import serve
 
 MODEL, ON, SPLIT = map(str.split, (
@@ -112,3 +114,11 @@ def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], words: str
     status, out, err = said(capsys, *words.split())
     assert (status, out) == (2, "")
     assert error in err and err.count("\n") == 1
+
+
+def test_the_collector_of_cycles_is_as_before_after_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    before = gc.get_threshold()
+    with rarely_collected():
+        assert gc.get_threshold()[0] > before[0]
+    said(capsys, "gpt", *MODEL, *ON, "--bf16", "--global-batch-size", "7")      # 7 rows do not fit 4 devices
+    assert gc.get_threshold() == before
