@@ -45,6 +45,8 @@ _RULES = (
     "background:none;max-width:none}",
     " th{font-weight:600;color:var(--quiet)}",
     " .left{text-align:left}",
+    " .facts td{white-space:normal}",
+    " .facts th{min-width:max-content}",
     " thead th{border-bottom:1px solid var(--line);white-space:normal}",
     " code,.vcluster pre{font:12.5px/1.45 ui-monospace,monospace;background:none;color:inherit;padding:0;margin:0;"
     "border:0}",
@@ -127,7 +129,7 @@ def facts(rows: Iterable[tuple[str, Cell]]) -> Markup:
     """A table of names and what they are."""
     body = "".join(f'<tr><th class="left">{escape(name)}</th><td class="left">{text_of(value)}</td></tr>'
                    for name, value in rows)
-    return wide(f"<table><tbody>{body}</tbody></table>")
+    return wide(f'<table class="facts"><tbody>{body}</tbody></table>')
 
 
 def grid(

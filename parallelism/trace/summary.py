@@ -19,6 +19,8 @@ from parallelism.trace.transfers import Moving, moving
 _MOST_ROWS, _MOST_SHOWN, _MOST_FOLDED = 64, 18, 1024
 """The largest number of rows of a table as text, in a notebook, and in a folded table of a notebook."""
 
+_ZEROS = frozenset({seconds(0), nbytes(0), count(0), f"{0:.1%}"})
+
 
 class _Table(NamedTuple):
     columns: Sequence[str]
@@ -47,11 +49,21 @@ def as_html(trace: Trace) -> str:
     head, *lines = _headline(trace)
     return figure(
         *map(note, lines), timelines([("", trace)], [moved]),
-        *(_html_table(each, outside) for each in _tables(trace, moved, by_rank)), title=head)
+        *(_html_table(_without_zeros(each), outside) for each in _tables(trace, moved, by_rank)), title=head)
+
+
+def _without_zeros(one: _Table) -> _Table:
+    """The table without the columns in which every figure is 0; what remains is easier to read."""
+    kept = [place for place, column in enumerate(zip(*one.rows, strict=True))
+            if place < max(one.left, 1) or not _ZEROS.issuperset(column)]
+    return one._replace(columns=[one.columns[place] for place in kept],
+                        rows=[[row[place] for place in kept] for row in one.rows])
 
 
 def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
     """A table for a notebook.  That of many ranks is folded, and the ranks of ``outside`` stay outside."""
+    if len(one.columns) == 1:       # ranks without any figure
+        return ""
     if one.ranks > MOST_RANKS:
         first = len(one.rows) - one.ranks
         by_rank = {row[0]: row for row in one.rows[first:]}

@@ -183,6 +183,13 @@ def test_summary_fits_80_columns_and_says_hostile_names_harmlessly():
     assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<table>") == 3 + 2
 
 
+def test_in_a_notebook_no_column_and_no_table_is_all_zeros():
+    events = [Event(0, "compute", "f", 0, 1.0, phase="F"), Event(1, "compute", "b", 0, 1.0, phase="B")]
+    html = Trace(events)._repr_html_()
+    assert re.findall("<th>(.*?)</th>", html) == ["rank", "forward", "backward"]
+    assert html.count("<td>0 s</td>") == 2      # a rank has a 0 where another one has none
+
+
 @pytest.mark.parametrize("count", [16, 17])
 def test_in_a_notebook_tables_of_more_than_16_ranks_fold_and_the_slowest_and_the_fullest_stay_outside(count):
     events = [Event(r, "compute", "c", 0, 5.0 if r == 3 else 1.0) for r in range(count)]
