@@ -254,6 +254,16 @@ class _Pieces:
             self._alike[key] = int(alike[0]) if groups[own].size == len(ranks) and (alike == alike[0]).all() else None
         return self._alike[key]
 
+    def are_of_equals(self, lanes: Lanes) -> bool:
+        """Whether all members of each group in a piece are in one lane, so that they begin the piece at one time."""
+        for (axes, ranks), alike in self._alike.items():
+            if alike is not None:
+                groups = members(self.mesh, axes)
+                lane = lanes.lane_of[groups[np.isin(groups, np.frombuffer(ranks, np.int64)).any(axis=1)]]
+                if (lane != lane[:, :1]).any():
+                    return False
+        return True
+
     @memoized
     def _numbers(self, axes: GroupKey) -> Ints:
         """A number for each group along the axes; equal numbers for groups in which all collectives cost the same."""
@@ -272,10 +282,13 @@ class _Folded(NamedTuple):
 
 
 def _folded(simulated: SimulatedOperation, pricing: Pricing, *, op_by_op: bool = False) -> _Folded:
-    """Simulates the representatives: with pieces, unless ``op_by_op`` or if messages share links with pieces."""
+    """Simulates the representatives: with pieces, unless ``op_by_op``, or if messages share links with pieces.
+
+    Neither has it pieces if members of a group in one do the same at different times, because they wait for others.
+    """
     pieces = _Pieces(simulated.mesh, pricing)
     each = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
-    if _on_levels(each.events, pricing, pieces.levels):
+    if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.lanes):
         each = _representatives(simulated.templates(), pricing)
     return _Folded(each, pieces, _timed(each, pricing))
 

@@ -20,11 +20,11 @@ LAYOUTS = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down":
 
 def step_of(
     mesh: Mesh, rows: int, microbatches: int, *, layers: int = 2, schedule: str = "1f1b", chunks: int = 1,
-    recompute: bool = False,
+    recompute: bool = False, width: int = 8, heads: int = 4,
 ) -> PipelinedStep:
     """A step of a small GPT, with stages on ``pp`` and split over ``tp`` inside."""
     inside, stages = Mesh(tp=mesh.shape.get("tp", 1)), mesh.shape["pp"] * chunks
-    function = models.gpt(vocabulary=12, width=8, heads=4, layers=layers, sequence=3, batch=ir.symbol("B"))
+    function = models.gpt(vocabulary=12, width=width, heads=heads, layers=layers, sequence=3, batch=ir.symbol("B"))
     if inside.size > 1:
         function = annotate(function, {
             f"p.{layer}.{name}": layout for layer in range(layers) for name, layout in LAYOUTS.items()})
@@ -42,6 +42,8 @@ def step_of(
     (Mesh(pp=2, dp=2), 9, 3, {"recompute": True}, True),
     (Mesh(pp=2), 4, 4, {"layers": 4, "schedule": "zero_bubble_v", "chunks": 2}, True),
     (Mesh(pp=1), 3, 1, {}, True),
+    # Stages of equal programs, whose members wait for unequal ones: no pieces.
+    (Mesh(pp=4, tp=3), 8, 4, {"layers": 4, "width": 12, "heads": 6}, False),
 ])
 def test_equal_to_the_parts_of_all_events(
     mesh: Mesh, rows: int, microbatches: int, options: dict[str, Any], link_sharing: bool
