@@ -14,7 +14,8 @@ from benchmarks.peers.link import serve
 def main(path: str, rank: int, size: int, store: str) -> None:
     """Serve one rank.
 
-    all_reduce and broadcast work in place there: the input is put into the output before each round.
+    all_reduce and broadcast work in place there: the input is put into the output before each round, and before each
+    call of an all_reduce in a loop, whose sums would grow without bound.
     """
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")
@@ -42,8 +43,13 @@ def _call(dist: Any, trial: Trial, x: Any, out: Any) -> Callable[[], Any]:
             dist.recv(out, 0)
             dist.send(out, 0)
 
+    def all_reduce() -> Any:
+        if trial.case.in_a_loop:
+            trial.load()
+        dist.all_reduce(out)
+
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(out),
+        "all_reduce": all_reduce,
         "all_gather": lambda: dist.all_gather_into_tensor(out, x),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, x),
         "all_to_all": lambda: dist.all_to_all_single(out, x),
