@@ -17,7 +17,7 @@ Slots are found by a key of the group in a directory that each device keeps.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
@@ -273,16 +273,29 @@ class Group:
 
     def all_come(self, sequence: int) -> Generator[Wait]:
         """Return when every member has posted an operation."""
-        if not self._all_have(sequence + 1, 0):
-            yield self._wait(sequence + 1, 0)
+        return self.all_come_or(sequence, 0, lambda: False)
+
+    def all_come_or(self, sequence: int, seen: int, is_released: Callable[[], bool]) -> Generator[Wait]:
+        """Return when every member has posted an operation, or ``is_released()``.
+
+        The first ``seen`` of the others, in turn, are known to have posted it.
+        """
+        self._looked_at = seen
+
+        def is_ready() -> bool:
+            return is_released() or self._all_have(sequence + 1, 0)
+
+        if not is_ready():
+            yield Wait(is_ready, lambda: self._missing(sequence + 1, 0))
         self._endpoint.signals.fence()
 
     def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
         """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
         self.wake_if_last(sequence + 1, LINE)
+        self._looked_at = 0
         if together and not self._all_have(sequence + 1, LINE):
-            yield self._wait(sequence + 1, LINE)
+            yield Wait(lambda: self._all_have(sequence + 1, LINE), lambda: self._missing(sequence + 1, LINE))
 
     def settle(self) -> Generator[Wait]:
         """Wait until the arrays of messages that were sent may change again. Here they were copied."""
@@ -315,9 +328,6 @@ class Group:
         both = zip(self.buffers(sequence), calls, strict=True)
         return [buffer.array(buffer.words[PAYLOAD], call) for buffer, call in both]
 
-    def _wait(self, count: int, word: int) -> Wait:
-        return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
-
     def _missing(self, count: int, word: int) -> list[Need]:
         """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         needs, lane = [], ("group", self.key)
@@ -331,24 +341,25 @@ class Group:
         return needs
 
     def _all_have(self, count: int, word: int) -> bool:
-        """Whether every member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
-        slots = self.slots
-        for i in range(self._looked_at, self.size):
+        """Whether every other member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
+        slots, in_turn = self.slots, self._in_turn
+        for place in range(self._looked_at, len(in_turn)):
+            i = in_turn[place]
             slot = slots[i] or self._find(i)
             if slot is None or (slot.done if word else slot.posted)[0] < count:
-                self._looked_at = i  # look here first the next time
+                self._looked_at = place  # look here first the next time
                 return False
-        self._looked_at = 0
         return True
 
-    def wake_if_last(self, count: int, word: int) -> None:
+    def wake_if_last(self, count: int, word: int, seen: int = 0) -> None:
         """Wake the others if every member has posted (``word`` 0) or finished (``word`` LINE) so many operations.
 
-        None of them can go on before.  Of two that come last at the same moment, at least one sees both.
+        None of them can go on before.  Of two that come last at the same moment, at least one sees both.  The first
+        ``seen`` of the others, in turn, are known to have.
         """
         signals, slots = self._endpoint.signals, self.slots
         signals.fence()
-        for i in self._in_turn:
+        for i in self._in_turn[seen:] if seen else self._in_turn:
             slot = slots[i] or self._find(i)
             if slot is None or (slot.done if word else slot.posted)[0] < count:
                 return

@@ -102,10 +102,14 @@ class LastArriver(Prepared):
                 left -= 1
                 if not left:
                     return False
-        self._group.wake_if_last(sequence + 1, 0)  # this may be the last arriver for one that calls otherwise
-        self._endpoint.tasks.drive(self._lane, self._group.all_come(sequence), self._text)
+        group = self._group
+        group.wake_if_last(sequence + 1, 0, place)  # this may be the last arriver for one that calls otherwise
+        coming = group.all_come_or(sequence, place, lambda: bool(released[0] == word))
+        self._endpoint.tasks.drive(self._lane, coming, self._text)
+        if released[0] == word:
+            return True
         is_same = all(token[0] == signature + sequence for token, signature in others)
-        return released[0] == word if is_same else None
+        return False if is_same else None
 
     def release(self, sequence: int) -> None:
         """Every member has come: make the result for all, and let the others continue."""
