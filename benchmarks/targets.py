@@ -61,6 +61,15 @@ STREAM_RATE, STREAM_FACTOR = 10e9, 40.0
 LOOP_FACTORS = {2: (1.5, 3.0), 4: (1.0, 2.0), 8: (1.0, 2.0)}
 """A small collective in a plain loop, by its mean over the best peer's: in a fast phase of the machine and in a slow
 one, by the number of devices."""
+CLIFF_FACTORS = {
+    "a float": 1.5, "a np.float64": 1.5, "an int": 1.5, "64 KiB + 4 B": 2.0, "transposed": 1.0, "1100 shapes": 2.0,
+    "a new shape": 12.0,
+}
+"""Calls beside the same on the fast way, by the name that `benchmarks.suites.cliffs` gives them."""
+CLIFF_SECONDS = {"100,000 numbers": 10e-3, "recorded": 1.0}
+"""Cases that are held against plain seconds."""
+GROWTH_FACTOR = 2.5
+"""From 32 to 64 and from 64 to 128 devices: in proportion, and a quarter more."""
 SLOW_SECONDS = 1.0
 """10^7 additions in Python take longer in a slow phase."""
 JUDGED = (2, 4, 8)

@@ -10,6 +10,7 @@ from benchmarks.results import Results
 from benchmarks.suites import (
     block,
     checks,
+    cliffs,
     collectives,
     idle,
     limits,
@@ -43,6 +44,7 @@ SUITES = {
     "run": Suite("an empty run, and runs with large arguments and results", run.measure, run.report),
     "collectives": Suite("each collective by size, devices and memory", collectives.measure, collectives.report),
     "loops": Suite("small collectives in plain loops, beside MPICH and gloo", loops.measure, loops.report),
+    "cliffs": Suite("calls that could fall off the fast way, beside those that do not", cliffs.measure, cliffs.report),
     "messages": Suite("round trips, and a stream, beside multiprocessing.Queue", messages.measure, messages.report),
     "checks": Suite("what supervision, checks and tracing cost an operation", checks.measure, checks.report),
     "limits": Suite("how soon a mistake is told, and what is left behind", limits.measure, limits.report),

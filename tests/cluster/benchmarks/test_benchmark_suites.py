@@ -99,6 +99,14 @@ def test_startup(tmp_path):
 
 
 @pytest.mark.slow
+def test_cliffs(tmp_path):
+    document = figures(tmp_path, "cliffs")
+    found = {(m["operation"], m["devices"]) for m in of(document, "cliffs")}
+    assert {("a float", 2), ("64 KiB + 4 B", 2), ("transposed", 2), ("1100 shapes", 2), ("100,000 numbers", 2),
+            ("recorded", 64), ("recorded, ring", 16)} <= found
+
+
+@pytest.mark.slow
 def test_run(document):
     large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
     assert cells(of(document, "run")) == {("empty", 2, 0)} | large

@@ -107,7 +107,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "loops", "messages", "checks", "limits", "step", "block", "products",
+        "startup", "run", "collectives", "loops", "cliffs", "messages", "checks", "limits", "step", "block", "products",
         "idle", "tracing", "simulate", "plan", "mpi", "peers",
     ]
     assert max(map(len, lines)) <= 80
@@ -363,6 +363,10 @@ def pretended_results() -> Results:
                 results.add("peers", "mpich", operation, [0.4], **options)
         for operation, system in itertools.product(("all_reduce", "broadcast", "barrier"), ("vcluster", "mpich")):
             results.add("loops", system, operation, [0.1234, 0.5678], devices=devices, nbytes=8)
+        for what in (
+            "an array of 1", "a np.float64", "100,000 numbers", "contiguous", "NumPy's copy", "transposed", "barrier",
+        ):
+            results.add("cliffs", "vcluster", what, [0.1234, 0.5678], devices=devices)
     results.additions = {"loops": (0.5, 0.7)}
     for what in ("import numpy", "import vcluster", "import VirtualCluster"):
         results.add("startup", "vcluster", what, [0.1234])
