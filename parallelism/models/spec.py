@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -19,6 +19,8 @@ from parallelism.models.layers import attention, cross_entropy, dropout, rotary
 Shape = tuple[int, ...]
 Parameters = dict[str, Any]
 
+VOCABULARY_MULTIPLE = 128
+"""What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
 CHOICES = {"activation": ("gelu", "relu", "swiglu"), "norm": ("layer", "rms"), "positions": ("learned", "rotary")}
 
 
@@ -103,6 +105,17 @@ class TransformerSpec:
         given = self.attention_dropout, self.hidden_dropout
         attention_rate, hidden_rate = (self.dropout if rate is None else rate for rate in given)
         return attention_rate, hidden_rate
+
+    def padded(self, multiple: int = VOCABULARY_MULTIPLE) -> TransformerSpec:
+        """The same model with its vocabulary padded to a multiple, so that devices can share it evenly.
+
+        Megatron-LM pads as well (``--make-vocab-size-divisible-by``).  The rows that are added stand for no token, but
+        are computed with.
+
+        >>> TransformerSpec(layers=12, width=768, heads=12, vocabulary=50_257, sequence=1024).padded().vocabulary
+        50304
+        """
+        return replace(self, vocabulary=-(-self.vocabulary // multiple) * multiple)
 
     # -- figures -------------------------------------------------------------------------------------------------------
 

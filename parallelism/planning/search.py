@@ -54,11 +54,12 @@ def find_plan(
     """The plans for training steps of ``model`` on batches of ``batch`` rows, the best first.
 
     ``model`` is a `TransformerSpec`, the name of a published one, or the program of a loss with the symbol ``B`` for
-    the rows of the batch.  ``hardware`` is a `Hardware`, a file, a preset with the number of its nodes (``dgx-h100:8``
-    has 64 GPUs), or a preset alone with the number of ``devices``.  ``memory`` limits the bytes of a device, as a
-    number or a text such as ``72GB``; None is all of its memory.  ``fixed`` has one value, or a list, of any of
-    `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``, ``schedule="gpipe"``.  ``optimizer`` is AdamW unless
-    another is given.
+    the rows of the batch.  Of a published one the vocabulary is padded to a multiple of 128 (`TransformerSpec.padded`),
+    so that ``tp`` can divide it; a `TransformerSpec` is taken as it is.  ``hardware`` is a `Hardware`, a file, a preset
+    with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the number of ``devices``.
+    ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
+    ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
+    ``schedule="gpipe"``.  ``optimizer`` is AdamW unless another is given.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full

@@ -42,6 +42,9 @@ class TrainedModel:
     def of(cls, model: TransformerSpec | Function | str, optimizer: SGD | Adam) -> TrainedModel:
         """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
 
+        The vocabulary of a published one is padded (`TransformerSpec.padded`), as the commands do; that of a spec is
+        not.
+
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
         float32.  A program is trained in the dtypes that it has.
 
@@ -49,7 +52,7 @@ class TrainedModel:
         others.
         """
         if isinstance(model, str):
-            model = transformer(model)
+            model = transformer(model).padded()
         if isinstance(model, TransformerSpec):
             return cls._of_spec(model, optimizer)
         if not isinstance(model, Function):

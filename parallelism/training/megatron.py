@@ -16,6 +16,7 @@ from typing import Any
 
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.models.spec import VOCABULARY_MULTIPLE
 from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.training_run import TrainingRun
 from parallelism.transforms import (
@@ -60,9 +61,10 @@ class MegatronFlags:
 
     Defaults are those of Megatron-LM, with these differences.  Weights are in bfloat16, with a main copy in float32,
     unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
-    of 128, whatever ``tensor_model_parallel_size`` is.  Where stages cannot have equally many layers, the first and the
-    last have fewer, because they have the embedding and the head.  Adam is AdamW.  Gradients are clipped only if
-    ``clip_grad`` says so, and scaled only if ``loss_scale`` does, by this constant.
+    of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
+    stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
+    head.  Adam is AdamW.  Gradients are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
+    by this constant.
     """
 
     num_layers: int | None = None
@@ -169,8 +171,7 @@ class MegatronFlags:
                 figures["feed_forward"] = int(4 * figures["width"] * 2 / 3) // 64 * 64
             usual = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "fused_attention": False}
             spec = TransformerSpec(**usual | figures)
-        unit = self.make_vocab_size_divisible_by or 128
-        return replace(spec, vocabulary=-(-spec.vocabulary // unit) * unit)
+        return spec.padded(self.make_vocab_size_divisible_by or VOCABULARY_MULTIPLE)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

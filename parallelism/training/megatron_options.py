@@ -40,7 +40,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("num-query-groups", "model", "heads of keys and values, with --group-query-attention"),
     Option("seq-length", "model", "tokens of a sequence"),
     Option("vocab-size", "model", "size of the vocabulary"),
-    Option("make-vocab-size-divisible-by", "model", "what the vocabulary is padded to a multiple of (128)"),
+    Option("make-vocab-size-divisible-by", "model", "the vocabulary is padded to a multiple of N (128)"),
     Option("swiglu", "model", "a gate in the feed-forward block", switch=True),
     Option("normalization", "model", "the norms", choices=("LayerNorm", "RMSNorm")),
     Option("position-embedding-type", "model", "how positions enter", choices=("learned_absolute", "rope")),

@@ -92,6 +92,14 @@ def named_model(word: str) -> TransformerSpec | None:
     return None if word.lower() == PLAIN else transformer(word)
 
 
+def tokens_text(word: str, flags: MegatronFlags) -> str:
+    """How large the vocabulary of a model is, and what it was padded from."""
+    named = named_model(word)
+    given = flags.vocab_size or (named.vocabulary if named else 0)
+    padded = flags.spec(named).vocabulary
+    return f"{padded} tokens" + (f" (padded from {given})" if padded != given else "")
+
+
 def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
     """The hardware of ``--hardware`` with room for ``--devices``, and their number."""
     name, devices = arguments.hardware, arguments.devices

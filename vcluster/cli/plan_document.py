@@ -18,6 +18,7 @@ from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
+from vcluster.cli.megatron_words import tokens_text
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import accessing
 
@@ -82,6 +83,7 @@ def document_of(
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
         "why_not": [_why_not(asked, plans, *question, rows[0]) for question in questions.items()] if rows else [],
+        **({"tokens": tokens_text(asked.name, asked.flags)} if isinstance(asked.model, TransformerSpec) else {}),
         "needs": [{"without": next(iter(need.setting), ""), "split": need.split, "stage": need.stage,
                    "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
         "all": _all(plans),
@@ -194,7 +196,7 @@ _PLAN_NUMBERS = ("seconds", "tflops_per_device", "mfu", "hfu", "bubble", "peak_b
 
 def _check(document: Mapping[str, Any]) -> None:
     """``ValueError`` unless the document has what is printed of it."""
-    _fields(document, _TEXTS, _NUMBERS, "the document")
+    _fields(document, (*_TEXTS, *(["tokens"] if "tokens" in document else [])), _NUMBERS, "the document")
     _mapping(document.get("refused"), "refused")
     for name in ("plans", "front", "why_not", "needs"):
         if not isinstance(document.get(name), list) or not all(isinstance(each, dict) for each in document[name]):

@@ -37,8 +37,10 @@ def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
     proof = "none fits" if not document["plans"] else "the first is the best of all" if not gap else (
         f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
-    text = (f"{document['model']}, {count(document['parameters'])} parameters: {document['batch']} sequences a step on "
-            f"{document['devices']} devices of {document['hardware']}, {gigabytes(document['memory_bytes'])} GB each")
+    tokens = f", {document['tokens']}" if "tokens" in document else ""
+    text = (f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
+            f"step on {document['devices']} devices of {document['hardware']}, "
+            f"{gigabytes(document['memory_bytes'])} GB each")
     refused = document["refused"]
     lines = [*wrap(text, WIDTH), "", *wrap(
         f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "

@@ -24,6 +24,7 @@ from vcluster.cli.megatron_words import (
     hardware_and_devices,
     named_model,
     tell_unchanging,
+    tokens_text,
     training_parser,
 )
 from vcluster.demo import WrongWords, mesh_of
@@ -60,7 +61,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     except ValueError as error:
         raise WrongWords(str(error)) from None
     tell_unchanging(arguments)
-    print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model))
+    tokens = tokens_text(arguments.model, flags)
+    print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
     if arguments.report is not None:
         with accessing(arguments.report, option="report"):
             html(found.trace, arguments.report, hardware=hardware)
@@ -113,10 +115,10 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
-def told(found: Figures, name: str) -> str:
-    """The figures in 80 columns."""
+def told(found: Figures, name: str, tokens: str) -> str:
+    """The figures in 80 columns; of a Transformer with how large its vocabulary is, in words."""
     run = found.run
-    lines = [_model(run.model, name), *_run(run, found.hardware), ""]
+    lines = [*_model(run.model, name, tokens), *_run(run, found.hardware), ""]
     speeds = [f"step {seconds(found.seconds)}", f"{found.tflops_per_device:.1f} Tflop/s a device",
               f"MFU {found.mfu:.1%}", f"HFU {found.hfu:.1%}"]
     if found.tokens_per_second is not None:
@@ -135,11 +137,11 @@ def gigabytes(nbytes: float) -> str:
     return f"{size:.2g}" if size < 0.995 else f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
-def _model(model: Any, name: str) -> str:
+def _model(model: Any, name: str, tokens: str) -> list[str]:
     if not isinstance(model, TransformerSpec):
-        return name
-    return (f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, {model.heads} "
-            f"heads, {model.vocabulary} tokens")
+        return [name]
+    return wrap(f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, "
+                f"{model.heads} heads, {tokens}", WIDTH)
 
 
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:

@@ -69,7 +69,8 @@ def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.C
     lines = out.splitlines()
     assert (status, err) == (0, "") and max(map(len, lines)) <= 80
     assert "; the first is the best of all" in " ".join(out.split())
-    for words in ("4 devices of dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
+    assert "parameters, 128 tokens (padded from 100): 8 sequences a step on 4 devices" in " ".join(out.split())
+    for words in ("dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
                   "Why the first: the second (", "Why not pp=1: the best plan with pp=1 (dp=4",
                   "Why not tp=8: no plan has tp=8",
                   "python -m vcluster simulate gpt --num-layers 2", "--pipeline-model-parallel-size 2"):

@@ -11,6 +11,7 @@ import pytest
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, figures
 from vcluster.__main__ import PROGRAM, main
+from vcluster.cli.megatron_words import flags_of, tokens_text, training_parser
 from vcluster.cli.training import rarely_collected
 from vcluster.demo.command_line import serve
 
@@ -68,8 +69,21 @@ def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFix
     assert status == 0 and page.stat().st_size > 10_000
     *lines, written = out.splitlines()
     assert max(map(len, lines)) <= 80 and written == f"The page is {page}"
-    for word in ("llama3-8b: 1.49 G parameters", "step ", "MFU", "bubble", "stage 0 to 1", "optimizer"):
+    for word in ("llama3-8b: 1.49 G parameters", "32 heads, 128256 tokens\n", "step ", "MFU", "bubble", "stage 0 to 1",
+                 "optimizer"):
         assert word in out, word
+
+
+@pytest.mark.parametrize(("words", "tokens"), [
+    ("gpt2", "50304 tokens (padded from 50257)"),
+    ("gpt2 --vocab-size 256", "256 tokens"),
+    ("gpt2 --vocab-size 257", "384 tokens (padded from 257)"),
+    ("gpt2 --vocab-size 257 --make-vocab-size-divisible-by 10", "260 tokens (padded from 257)"),
+    ("llama3-8b", "128256 tokens"),
+])
+def test_what_a_vocabulary_is_padded_from_is_told(words: str, tokens: str) -> None:
+    parsed = training_parser("vcluster", "simulate", "", (), {}).parse([*words.split(), "--hardware", "dgx-a100"])
+    assert tokens_text(parsed.model, flags_of(parsed)) == tokens
 
 
 def test_a_file_with_the_name_of_a_model_is_a_file(

@@ -175,6 +175,13 @@ def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, 
         (1, 0), (2, 0), (4, 0), *((tp, 1) for tp in fits)}
 
 
+def test_tp_divides_the_vocabulary_of_a_model_by_its_name() -> None:
+    named, exact = (TrainedModel.of(model, Adam()) for model in ("gpt3-13b", models.transformer("gpt3-13b")))
+    assert {*choices(named, 8, 8, {"tp": 4})["tp"].tolist()} == {4}
+    refused = choices(exact, 8, 8, {"tp": 4}).refused
+    assert [*refused] == ["tp does not divide the vocabulary"]
+
+
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
 
 
