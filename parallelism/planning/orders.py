@@ -27,8 +27,11 @@ Bools = npt.NDArray[np.bool_]
 Work = tuple[int, str, int]
 
 KINDS = "F", "B", "I", "W"
-FIRST, MIDDLE, LAST, ONLY = range(4)
-"""The places of a stage in the pipeline: stages between the first and the last do the same work."""
+FIRST, MIDDLE, LAST, ONLY, LONGER = range(5)
+"""The places of a stage in the pipeline: stages between the first and the last do the same work, but those with one
+block more are `LONGER`."""
+PLACES = 5
+NONE_LONGER = range(0)
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,11 @@ class Order:
     """The levels that repeat with more microbatches."""
 
     @classmethod
-    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int) -> Order:
-        """The order of a schedule by its name."""
+    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER) -> Order:
+        """The order of a schedule by its name, where these stages are ``longer`` than others: see `place_of`."""
         more = (chunks,) if chunks > 1 else ()
         rows = [list(_works(SCHEDULES[schedule](rank, ranks, microbatches, *more))) for rank in range(ranks)]
-        return _order(rows, ranks * chunks)
+        return _order(rows, ranks * chunks, longer)
 
     @property
     def labelled(self) -> Labelled:
@@ -103,14 +106,16 @@ class Order:
         return found
 
 
-def place_of(stage: int, stages: int) -> int:
-    """The place of a stage: `FIRST`, ..."""
+def place_of(stage: int, stages: int, longer: range = NONE_LONGER) -> int:
+    """The place of a stage: `FIRST`, ..., given the stages that have one block more."""
     if stages == 1:
         return ONLY
-    return FIRST if stage == 0 else LAST if stage == stages - 1 else MIDDLE
+    return FIRST if stage == 0 else LAST if stage == stages - 1 else LONGER if stage in longer else MIDDLE
 
 
-def order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> tuple[Order, int]:
+def order_of(
+    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER
+) -> tuple[Order, int]:
     """An order for so many microbatches, and how often its `Order.window` comes once more.
 
     It is that of few microbatches if the levels and the states of the orders of few microbatches, and of a period more,
@@ -123,21 +128,23 @@ def order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> tuple
             few += (microbatches - few) % period
             if few + period > microbatches:
                 continue
-            order = _repeating(schedule, ranks, few, chunks, period)
+            order = _repeating(schedule, ranks, few, chunks, longer, period)
             if order is not None:
                 return order, (microbatches - few) // period
-    return _order_of(schedule, ranks, microbatches, chunks), 0
+    return _order_of(schedule, ranks, microbatches, chunks, longer), 0
 
 
 @lru_cache(maxsize=512)
-def _order_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> Order:
-    return Order.of(schedule, ranks, microbatches, chunks)
+def _order_of(schedule: str, ranks: int, microbatches: int, chunks: int, longer: range) -> Order:
+    return Order.of(schedule, ranks, microbatches, chunks, longer)
 
 
 @lru_cache(maxsize=512)
-def _repeating(schedule: str, ranks: int, microbatches: int, chunks: int, period: int) -> Order | None:
+def _repeating(
+    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range, period: int
+) -> Order | None:
     """The order, with a window of so many microbatches; None if nothing repeats."""
-    less, order = (_order_of(schedule, ranks, count, chunks) for count in (microbatches - period, microbatches))
+    less, order = (_order_of(schedule, ranks, count, chunks, longer) for count in (microbatches - period, microbatches))
     same = (np.array_equal(of, than) for of, than in (
         (less.kept, order.kept), (less.begun, order.begun), (less.first_state, order.first_state)))
     if less.messages != order.messages or not all(same):
@@ -154,7 +161,7 @@ def _works(steps: Any) -> Any:
             yield step
 
 
-def _order(rows: Sequence[Sequence[Work]], stages: int) -> Order:
+def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
     lengths = np.array([len(row) for row in rows])
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
     stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
@@ -167,7 +174,7 @@ def _order(rows: Sequence[Sequence[Work]], stages: int) -> Order:
     rank_of[stage] = rank
     before = np.arange(count) - 1
     before[starts] = count
-    place = np.array([place_of(each, stages) for each in range(stages)])[stage]
+    place = np.array([place_of(each, stages, longer) for each in range(stages)])[stage]
     forward, backward = kind == KINDS.index("F"), (kind == KINDS.index("B")) | (kind == KINDS.index("I"))
     source = np.where(forward, stage - 1, np.where(backward, stage + 1, -1))
     at = np.flatnonzero((source >= 0) & (source < stages))
@@ -218,7 +225,7 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
 
     A microbatch whose backward, or both halves of it, is done leaves nothing.
     """
-    changes = np.zeros((len(rank), 8), np.int64)
+    changes = np.zeros((len(rank), 2 * PLACES), np.int64)
     f, b, i, w = (kind == each for each in range(4))
     every = np.arange(len(rank))
     changes[every, 2 * place] = f.astype(np.int64) - (b | w)
@@ -228,7 +235,7 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
     least, most = kept.min(axis=0), kept.max(axis=0)
     columns = [rank, *(kept - least).T, 4 * place + kind]
     key = np.zeros(len(rank), np.int64)
-    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 16], strict=True):
+    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 4 * PLACES], strict=True):
         if int(key.max() + 1) * extent >= 2**62:            # fewer different numbers in the same order
             key = np.unique(key, return_inverse=True)[1]
         key = key * extent + column

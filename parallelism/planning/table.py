@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parallelism.memoized import memoized
 from parallelism.pipelining.generators import V_SHAPED
-from parallelism.planning.orders import FIRST, KINDS, LAST, MIDDLE, ONLY, Order, order_of, place_of
+from parallelism.planning.orders import FIRST, KINDS, LAST, LONGER, MIDDLE, ONLY, PLACES, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.row_prices import Layout, RowPrices
 from parallelism.planning.sheets import Unpriceable
@@ -22,6 +22,7 @@ from parallelism.planning.small_steps import Pattern, small_steps
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import Forms, SheetCosts, SheetSeconds
 from parallelism.timeline import Pricing
+from parallelism.training.megatron import longer_stages
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ class Shape(NamedTuple):
     ranks: int
     microbatches: int
     chunks: int
+    longer: range
+    """The stages that have one block more than the others."""
 
     @property
     def stages(self) -> int:
@@ -48,6 +51,11 @@ class _Ends(NamedTuple):
     back: float
     """Minus infinite where the two exchange nothing."""
     after: Floats
+
+
+def laid_out_as(place: int) -> int:
+    """The place of the stage whose pieces a stage at a place has: longer ones do what others between do."""
+    return MIDDLE if place == LONGER else place
 
 
 class PlanTable:
@@ -83,12 +91,15 @@ class PlanTable:
         found = self._shapes.get(row)
         if found is None:
             s = self.settings(row)
-            found = self._shapes[row] = Shape(s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"])
+            found = self._shapes[row] = Shape(
+                s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"],
+                longer_stages(self.task.model.blocks, s["pp"] * s["chunks"]))
         return found
 
-    def blocks(self, shape: Shape) -> int:
+    def blocks(self, shape: Shape, place: int) -> int:
         """The blocks of a stage."""
-        return self.task.model.blocks // shape.stages
+        is_longer = place == LONGER or (place == LAST and shape.stages - 1 in shape.longer)
+        return self.task.model.blocks // shape.stages + is_longer
 
     def actions(self, row: int, kind: str) -> SheetCosts:
         """The costs of the actions of a kind of a plan."""
@@ -120,22 +131,28 @@ class PlanTable:
     def _devices(self, row: int) -> list[tuple[SheetCosts, int, int]]:
         """Of the devices that differ: the costs of their end, their place, and their blocks.  See `_number_of`."""
         shape = self.shape(row)
-        blocks = self.blocks(shape) * shape.chunks
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.schedule in V_SHAPED:
             if self.settings(row)["cp"] > 1 and several.exchanged(FIRST):
                 # As one stage the two would sum these gradients over the devices inside of it once, at the end.
                 raise Unpriceable("two stages of a device share weights whose gradients are summed inside of each")
+            blocks = self.blocks(shape, FIRST) * shape.chunks
             return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
-        places = dict.fromkeys(place_of(rank, shape.ranks) for rank in (0, shape.ranks // 2, shape.ranks - 1))
-        return [(several, place, blocks) for place in places]
+        return [(several, laid_out_as(place), self.blocks(shape, place) * shape.chunks)
+                for place in self._places(shape)[0]]
 
-    def _number_of(self, shape: Shape, different: int) -> Ints:
-        """For each rank, the number of its kind of devices among the ``different`` ones."""
-        number = np.minimum(np.arange(shape.ranks), 1)
-        if shape.schedule not in V_SHAPED:
-            number[-1] = different - 1
-        return number
+    @memoized
+    def _places(self, shape: Shape) -> tuple[tuple[int, ...], Ints]:
+        """The places of devices that differ; and for each rank the number of its place among them."""
+        places = [place_of(rank, shape.ranks, shape.longer) for rank in range(shape.ranks)]
+        different = tuple(dict.fromkeys(places))
+        return different, np.array([different.index(place) for place in places])
+
+    def _number_of(self, shape: Shape) -> Ints:
+        """For each rank, the number of its kind of devices among those of `_devices`."""
+        if shape.schedule in V_SHAPED:
+            return np.minimum(np.arange(shape.ranks), 1)
+        return self._places(shape)[1]
 
     def _seconds_of(self, costs: SheetCosts, layout: Layout) -> SheetSeconds:
         key = id(costs), layout.inside
@@ -151,8 +168,7 @@ class PlanTable:
         It needs the end of the step alone: neither actions nor their order.
         """
         s, shape = self.settings(row), self.shape(row)
-        uneven = self.task.model.blocks % shape.stages
-        if uneven or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
+        if (shape.longer and shape.chunks > 1) or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
         key = (shape.schedule in V_SHAPED, shape.ranks, shape.chunks, *(s[name] for name in (
             "dp", "cp", "tp", "sp", "zero")))
@@ -165,7 +181,7 @@ class PlanTable:
         self.held(row)
         order = self._order(self.shape(row))
         for place, kind in order.works:
-            self.actions(row, kind).memory(place, kind, self.blocks(self.shape(row)))
+            self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(self.shape(row), place))
         for end, place, blocks in self._devices(row):
             end.end_peak(place, blocks)
 
@@ -199,17 +215,17 @@ class PlanTable:
 
     def peaks(self, shape: Shape, rows: Sequence[int]) -> Ints:
         """The memory of the fullest device of each plan."""
-        order, blocks = self._order(shape), self.blocks(shape)
-        changes, peaks = np.zeros((8, len(rows)), np.int64), np.zeros((16, len(rows)), np.int64)
+        order = self._order(shape)
+        changes, peaks = (np.zeros((each * PLACES, len(rows)), np.int64) for each in (2, 4))
         held, ends = np.zeros((shape.ranks, len(rows)), np.int64), np.zeros((shape.ranks, len(rows)), np.int64)
         for i, row in enumerate(rows):
             for place, kind in order.works:
-                memory = self.actions(row, kind).memory(place, kind, blocks)
+                memory = self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(shape, place))
                 peaks[4 * place + KINDS.index(kind), i] = memory.peak
                 if kind in "FI":
                     changes[2 * place + (kind == "I"), i] = memory.change
             devices = self._devices(row)
-            number = self._number_of(shape, len(devices))
+            number = self._number_of(shape)
             held[:, i] = np.array([self._held(row, *each) for each in devices])[number]
             ends[:, i] = np.array([end.end_peak(place, own) for end, place, own in devices])[number]
         every: Ints = (held + np.maximum(order.peaks(changes, peaks), ends)).max(axis=0)
@@ -220,7 +236,7 @@ class PlanTable:
         held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
         held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
         if shape.schedule in V_SHAPED and place == ONLY:
-            stages, each = self.ends(row, in_stages=True), self.blocks(shape)
+            stages, each = self.ends(row, in_stages=True), self.blocks(shape, FIRST)
             held += sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
         else:
             held += end.held(place, blocks, "gradients")
@@ -272,14 +288,15 @@ class PlanTable:
 
     def _column(self, order: Order, shape: Shape, row: int) -> tuple[Floats, Floats]:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
-        s, layout, blocks = self.settings(row), self.layout(row), self.blocks(shape)
+        s, layout = self.settings(row), self.layout(row)
         key = (order.works, order.messages, shape.stages, layout, s["sp"], s["recompute"], s["microbatch"],
                self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         if key not in self._columns:
-            durations = np.zeros(16)
+            durations = np.zeros(4 * PLACES)
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
-                durations[4 * place + KINDS.index(kind)] = seconds.action(place, kind, blocks)
+                durations[4 * place + KINDS.index(kind)] = seconds.action(
+                    laid_out_as(place), kind, self.blocks(shape, place))
             taken = tuple((kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
                           for kind in dict.fromkeys(kind for _, _, kind in order.messages))
             self._columns[key] = durations, self._messages(order.messages, taken, layout)
@@ -301,7 +318,7 @@ class PlanTable:
         if key not in self._ends:
             devices, last = self._devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
-            before, after = np.array(pairs)[self._number_of(shape, len(devices))].T
+            before, after = np.array(pairs)[self._number_of(shape)].T
             there = back = -np.inf
             if last and (nbytes := devices[0][0].exchanged(devices[0][1])):
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))

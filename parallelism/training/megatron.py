@@ -41,10 +41,15 @@ def first_layers(layers: int, stages: int) -> tuple[int, ...]:
 
     Those with fewer come first and last, because there are the embedding and the head.
     """
-    few, more = divmod(layers, stages)
-    before = (stages - more + 1) // 2
-    counts = [few] * before + [few + 1] * more + [few] * (stages - more - before)
-    return 0, *accumulate(counts[:-1])
+    few, longer = layers // stages, longer_stages(layers, stages)
+    return 0, *accumulate(few + (stage in longer) for stage in range(stages - 1))
+
+
+def longer_stages(layers: int, stages: int) -> range:
+    """The stages that have one layer more than the others; none if all have equally many."""
+    more = layers % stages
+    before = (stages - more + 1) // 2 if more else 0
+    return range(before, before + more)
 
 
 def overlap_of(replicas: int) -> Overlap:

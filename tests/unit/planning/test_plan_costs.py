@@ -1,6 +1,7 @@
 """The seconds and the memory that are put together from pieces, against the simulation of each plan."""
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from parallelism.layouts import localize
 from parallelism.planning import find_plan
 from parallelism.planning.costing import costed
 from parallelism.planning.growth import Growth, segments_between, spliced
-from parallelism.planning.orders import KINDS, Order, order_of, place_of
+from parallelism.planning.orders import KINDS, PLACES, Order, order_of, place_of
 from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
 from parallelism.planning.repeats import _Repetitions
@@ -22,6 +23,7 @@ from parallelism.planning.small_steps import Pattern, SmallSteps, _of_two_blocks
 from parallelism.planning.space import Choices, choices
 from parallelism.planning.table import PlanTable
 from parallelism.planning.trained import TrainedModel
+from parallelism.training.megatron import first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
@@ -84,7 +86,7 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
 
     heads = one(1, 2, 4, 6)
     spec = models.TransformerSpec(
-        layers=one(1, 2, 4, 6), width=heads * one(4, 6, 16), heads=heads, vocabulary=one(24, 48, 50), dtype=one(
+        layers=one(1, 2, 4, 5, 6, 7), width=heads * one(4, 6, 16), heads=heads, vocabulary=one(24, 48, 50), dtype=one(
             "float32", "bfloat16"), sequence=one(6, 8, 12), activation=one("gelu", "relu", "swiglu"),
         norm=one("layer", "rms"), positions=one("learned", "rotary"), biases=one(True, False), tied=one(True, False),
         fused_attention=one(True, False), key_value_heads=one(None, 1 if heads == 1 else heads // 2 or 1))
@@ -115,6 +117,32 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, 8), **fixed)
     assert len(possible) == 1 and hardware.overlapping and hardware.collective_share > 0
     assert_as_simulated(table, possible, 0)
+
+
+@pytest.mark.parametrize(("layers", "settings"), [
+    (7, {"pp": 4, "microbatch": 2, "zero": 1}),
+    (3, {"pp": 2, "microbatch": 1, "recompute": "full"}),
+    pytest.param(7, {"pp": 4, "tp": 2, "sp": True, "microbatch": 2, "schedule": "zero_bubble_h1"},
+                 marks=pytest.mark.slow),
+    pytest.param(14, {"pp": 8, "microbatch": 1, "schedule": "gpipe"}, marks=pytest.mark.slow),
+    pytest.param(10, {"pp": 8, "microbatch": 1}, marks=pytest.mark.slow),
+])
+def test_stages_may_have_unequal_numbers_of_blocks(layers: int, settings: dict[str, Any]) -> None:
+    """Of four stages of seven blocks the first has one, the others two; of two of three, the last has two."""
+    spec = models.TransformerSpec(layers=layers, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
+    task = Task(TrainedModel.of(spec, ADAM_W), 40, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
+    table, possible = table_of(task, **(PLAIN | {"tp": 1} | settings))
+    assert len(possible) == 1 and layers % settings["pp"]
+    assert_as_simulated(table, possible, 0)
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(7, 4), (10, 8), (3, 2), (126, 16), (8, 4), (5, 1)])
+def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> None:
+    first = [*first_layers(layers, stages), layers]
+    lengths = [end - start for start, end in pairwise(first)]
+    longer = longer_stages(layers, stages)
+    assert [stage in longer for stage in range(stages)] == [each > min(lengths) for each in lengths]
+    assert sum(lengths) == layers and max(lengths) - min(lengths) == (layers % stages > 0)
 
 
 def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTable, Choices]:
@@ -243,7 +271,7 @@ def test_repeated_levels_take_as_long_as_those_of_the_whole_order(
     fewer = rng.integers(0, repeats + 1, 30)
     fewer[0] = repeats
     np.testing.assert_allclose(order.ends(durations, messages, fewer)[:, 0], expected[:, 0], rtol=1e-13, atol=0)
-    changes, peaks = rng.integers(0, 50, (8, 3)), rng.integers(0, 90, (16, 3))
+    changes, peaks = rng.integers(0, 50, (2 * PLACES, 3)), rng.integers(0, 90, (16, 3))
     assert (order.peaks(changes, peaks) == whole.peaks(changes, peaks)).all()
 
 
