@@ -7,6 +7,7 @@ a few splits read it. A device reads some thirty stubs as it starts, and a parse
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from os.path import dirname, exists
 
 from parallelism.spelling import no_public_name
 
@@ -16,8 +17,9 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
 
     ``stub`` is the path of the stub, or that of the package's ``__init__.py``, with the stub beside it.
     """
+    directory = dirname(stub)  # noqa: PTH120 - pathlib takes longer to import than all of this
     path = stub if stub.endswith("i") else f"{stub}i"
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes longer to import than all of this
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
         _, *imports = f"\n{file.read()}".split("\nfrom .")
     module_of: dict[str, str] = {}
     for module, _, names in (line.partition(" import ") for line in imports):
@@ -27,6 +29,9 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
 
     def load(name: str) -> object:
         if name not in module_of:
+            # ``from room import module`` asks here first, and imports the module then.
+            if exists(f"{directory}/{name}.py"):  # noqa: PTH110 - as above
+                raise AttributeError(f"module {package!r} has not loaded {name!r}", name=name)
             no_public_name(package, name, every_name)
         module = module_of[name]
         loaded = import_module(f"{package}.{module or name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vclust
 
 ROOT = next(path for path in Path(__file__).absolute().parents if path.name == "parallelism").parent
 _OURS = tuple(f"{ROOT / name}{os.sep}" for name in PACKAGES)
-_STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_STDLIB = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
@@ -37,7 +36,7 @@ def is_ours(filename: str) -> bool:
 def is_installed(filename: str) -> bool:
     """Whether a file belongs to the standard library, an installed package or us, and so never changes."""
     return (
-        is_ours(filename) or filename.startswith(("<frozen ", *_STDLIB)) or any(part in filename for part in _INSTALLED)
+        is_ours(filename) or filename.startswith(("<frozen ", _STDLIB)) or any(part in filename for part in _INSTALLED)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
 from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.processes import start_early
-from vcluster.runs import notebook
+from vcluster.runs.log import log
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from vcluster.runs.engine import Body
     from vcluster.runs.run import Kernel, Output, Run
     from vcluster.runs.run_loop import ShowOutput
-
-_log = logging.getLogger("vcluster")
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport accepts at most this many devices: it needs one queue for each ordered pair of devices."""
@@ -167,10 +164,14 @@ class VirtualCluster:
 
     def _repr_html_(self) -> str:
         pids = [] if self.closed or self._backend == "thread" else self.pids()
+        from vcluster.runs import notebook
+
         return notebook.html_of(self, pids, self._hardware)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """IPython asks for this wherever it shows a cluster, in a terminal, too."""
+        from vcluster.runs import notebook
+
         notebook.let_go_after_the_cell(self)
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
@@ -219,6 +220,8 @@ class VirtualCluster:
                 with self.around_run(body.endpoint, program) as shipped:
                     return body.run(program, args, kwargs, shipped)
             except ClusterError as error:
+                from vcluster.runs import notebook
+
                 notebook.name_cells(error)
                 raise
             finally:
@@ -251,7 +254,7 @@ class VirtualCluster:
             body.break_off(ClusterError("the cluster was closed while a run was in progress"))
             with self._running:
                 body.finalizer()
-            _log.info("%s ended", repr(self))
+            log("%s ended", repr(self))
         except BaseException:  # Ctrl-C while another thread's run comes to its end
             body.asked = None
             raise
@@ -282,7 +285,7 @@ class VirtualCluster:
         with naming_limits(self.size):
             self._body = self._new_body(owner=self)
         # Not the cluster itself: a handler that keeps records would keep the devices.
-        _log.info("%s started; pids by rank: %s", repr(self), self._body.crew.pids())
+        log("%s started; pids by rank: %s", repr(self), self._body.crew.pids())
 
     if not TYPE_CHECKING:   # a type checker reports an unknown name itself
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import logging
 import multiprocessing
 import os
 import queue
@@ -26,6 +25,7 @@ from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
 from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.processes.kept_programs import SentProgram
+from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
 from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
@@ -35,8 +35,6 @@ from vcluster.tracing import Recorder
 if TYPE_CHECKING:
     from parallelism.timeline import Pricing
     from vcluster.mpi import MpiCrew
-
-_log = logging.getLogger("vcluster")
 
 
 class Body:
@@ -256,7 +254,7 @@ class Body:
                 self._bury_heap(rank)
                 self._environments.pop(rank, None)
             self._start_devices(dead)
-            _log.info("ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
+            log("ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
                       dead, self._number, self.crew.pids())
         except Exception:
             self.finalizer()

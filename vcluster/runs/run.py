@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -118,4 +117,6 @@ class Run(Sequence[Output]):
 def _short(value: Any) -> Markup:
     text = repr(value)
     kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
+    from html import escape  # its table of entities takes a millisecond to import, and few look at a run
+
     return Markup(f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>")
