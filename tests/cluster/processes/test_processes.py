@@ -190,6 +190,18 @@ def test_a_killed_process_is_seen_at_its_sentinel(start_method):
 
 
 @pytest.mark.slow_for("spawn")
+def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
+    """Otherwise the starts of many devices take a time that grows with the square of their number."""
+    looked = []
+    with blocked(start_method, 3) as started:
+        wait_for = processes._Popen.wait
+        with monkeypatch.context() as patch:
+            patch.setattr(processes._Popen, "wait", lambda popen, timeout=None: (
+                looked.append(popen.pid), wait_for(popen, timeout))[1])
+            assert ask(abs, -3, start_method=start_method) == 3
+    assert looked and not {each.pid for each in started} & {*looked}
+
+
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
     before = psutil.Process().num_fds()
