@@ -108,6 +108,8 @@ class Plan:
     is_simulated: bool
     plans: Plans = field(repr=False, compare=False)
     """The plans that this is one of."""
+    known: Figures | None = field(default=None, repr=False, compare=False)
+    """The figures, where the search has them."""
 
     @property
     def task(self) -> Task:
@@ -159,7 +161,7 @@ class Plan:
     @cached_property
     def figures(self) -> Figures:
         """The time and the memory of a step by the full simulation: parts, use of the devices, links, categories."""
-        return figures(self.run, self.task.hardware)
+        return self.known or figures(self.run, self.task.hardware)
 
     @property
     def memory(self) -> list[dict[str, int]]:

@@ -24,6 +24,7 @@ from parallelism.planning.explanation import (
 )
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.space import Choices, Refused, checked_settings, choices
+from parallelism.training import Figures
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,6 +72,8 @@ class Plans(Sequence[Plan]):
     """The settings that restricted the search."""
     again: Callable[..., Plans] = field(repr=False)
     """Searches the same task with other settings: ``again(tp=8)``."""
+    known: Mapping[int, Figures] = field(default_factory=dict, repr=False)
+    """The figures of plans that were simulated fully, by place."""
     tightest: Plan | None = field(default=None, repr=False)
     """If no plan fits, the one that needs least memory."""
 
@@ -197,7 +200,7 @@ class Plans(Sequence[Plan]):
 
     def _at(self, place: int) -> Plan:
         return Plan(self.choices.settings(place), self.full.get(place, float(self.bounds[place])),
-                    float(self.bounds[place]), int(self.peaks[place]), place in self.full, self)
+                    float(self.bounds[place]), int(self.peaks[place]), place in self.full, self, self.known.get(place))
 
     def _heading(self) -> str:
         proved = "the first is the best" if not self.gap else f"the first is within {self.gap:.1%} of the best"

@@ -22,15 +22,20 @@ from parallelism.planning.plan import Plan, Task
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.rarely_collected import rarely_collected
+from parallelism.training import Figures, figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
 _log = logging.getLogger("parallelism")
+KEPT = 10
+"""The simulated plans whose figures are kept: as many as a command tells, if not asked for more."""
 Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told now and then while plans are searched."""
 
 
 @overload
+@rarely_collected()
 def find_plan(
     model: Function, *, hardware: Hardware | str | PathLike[str], batch: int, devices: int | None = ...,
     memory: float | str | None = ..., optimizer: SGD | Adam | None = ..., strategies: Literal["auto"],
@@ -39,6 +44,7 @@ def find_plan(
 
 
 @overload
+@rarely_collected()
 def find_plan(
     model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
     devices: int | None = ..., memory: float | str | None = ..., optimizer: SGD | Adam | None = ...,
@@ -46,6 +52,7 @@ def find_plan(
 ) -> Plans: ...
 
 
+@rarely_collected()
 def find_plan(
     model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
     devices: int | None = None, memory: float | str | None = None, optimizer: SGD | Adam | None = None,
@@ -99,7 +106,7 @@ def find_plan(
         refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
     rows = np.flatnonzero(fits)
     rows = rows[np.lexsort((rows, peaks[rows], seconds[rows]))]
-    full, gap = _best_first(task, possible, seconds, rows, simulations, told)
+    full, gap, known = _best_first(task, possible, seconds, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
     _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
@@ -111,7 +118,8 @@ def find_plan(
         perf_counter() - start, setup, timing, gap,
         {name: value for name, value in fixed.items() if value is not None},
         partial(cast("Callable[..., Plans]", find_plan), model, hardware=found, devices=count, batch=batch,
-                memory=limit, optimizer=optimizer, progress=progress))
+                memory=limit, optimizer=optimizer, progress=progress),
+        known={place: known[row] for place, row in enumerate(rows.tolist()) if row in known})
     if least is not None:
         smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
                         is_simulated=False, plans=plans)
@@ -122,24 +130,22 @@ def find_plan(
 def _best_first(
     task: Task, possible: Choices, bounds: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], most: int | None,
     told: Progress,
-) -> tuple[Mapping[int, float], float]:
-    """The seconds of the plans that were simulated fully, by row; and the gap of `Plans`."""
-    full: dict[int, float] = {}
+) -> tuple[Mapping[int, float], float, Mapping[int, Figures]]:
+    """The seconds of the plans that were simulated fully, by row; the gap of `Plans`; and the figures of some."""
+    full, known = dict[int, float](), dict[int, Figures]()
     best = np.inf
     for done, row in enumerate(rows.tolist()):
         if bounds[row] >= best:
-            return full, 0.0
+            return full, 0.0, known
         if most is not None and done >= most:
-            return full, float(1 - bounds[row] / best) if full else 1.0
+            return full, float(1 - bounds[row] / best) if full else 1.0, known
         told("simulated", done, min(len(rows), most or len(rows)))
-        full[row] = full_seconds(task, possible.settings(row))
+        found = figures(task.run(possible.settings(row)), task.hardware)
+        full[row] = found.seconds
         best = min(best, full[row])
-    return full, 0.0
-
-
-def full_seconds(task: Task, settings: Mapping[str, Any]) -> float:
-    """The seconds of a step of a plan in which links are shared."""
-    return task.simulate(settings).makespan_seconds
+        if len(known) < KEPT:
+            known[row] = found
+    return full, 0.0, known
 
 
 def _logged(what: str, done: int, count: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.models import TransformerSpec
+from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
 from parallelism.trace import Trace
 from parallelism.training.training_run import TrainingRun
@@ -159,6 +160,7 @@ class Figures:
         }
 
 
+@rarely_collected()
 def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **options: Any) -> Figures:
     """The figures of a step, simulated with one representative of all equal devices.
 

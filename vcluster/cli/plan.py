@@ -146,9 +146,9 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             plans = find_plan(
                 model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
                 optimizer=ADAM_W, simulations=arguments.simulations, progress=told, **fixed)
-        if not len(plans) and plans.tightest is None:
-            raise ValueError(plans.refusals)
-        document, trace = document_of(asked, plans, arguments.top, questions)
+            if not len(plans) and plans.tightest is None:
+                raise ValueError(plans.refusals)
+            document, trace = document_of(asked, plans, arguments.top, questions, told)
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
     except (ValueError, TypeError, OSError) as error:

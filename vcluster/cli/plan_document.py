@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -66,14 +66,20 @@ class Asked:
 
 def document_of(
     asked: Asked, plans: Plans, top: int, questions: Mapping[str, Mapping[str, Any]],
+    told: Callable[[str, int, int], object] = lambda *_: None,
 ) -> tuple[dict[str, Any], Trace | None]:
     """The document of a search, and the trace of the first plan.
 
     It has the ``top`` plans, the answers to ``questions``, which are settings by their words, and the settings of all
-    plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those that may need less.
+    plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those that may need less.  ``told``
+    hears how many of the plans have their figures.
     """
-    told = sorted(plans[:top], key=lambda plan: plan.figures.seconds)
-    rows = [_row(asked, plan) for plan in told]
+    best = plans[:top]
+    for done, plan in enumerate(best):
+        told("parts of the best plans", done, len(best))
+        _ = plan.figures
+    best = tuple(sorted(best, key=lambda plan: plan.figures.seconds))
+    rows = [_row(asked, plan) for plan in best]
     document = {
         "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
@@ -88,7 +94,7 @@ def document_of(
                    "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
         "all": _all(plans),
     }
-    return document, told[0].figures.trace if told else None
+    return document, best[0].figures.trace if best else None
 
 
 def _all(plans: Plans) -> dict[str, Any]:

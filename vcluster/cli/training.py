@@ -1,10 +1,8 @@
 """`simulate gpt`: the time and the memory of a training step in the flags of Megatron-LM."""
 
 import argparse
-import gc
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -56,7 +54,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     hardware, devices = hardware_and_devices(arguments)
     try:
         run = training_run(arguments, flags, devices)
-        with progress("simulating", alone=True), rarely_collected():
+        with progress("simulating", alone=True):
             found = figures(run, hardware)
     except ValueError as error:
         raise WrongWords(str(error)) from None
@@ -74,17 +72,6 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         if not arguments.json:
             print(f"\n{where}")
     return 0
-
-
-@contextmanager
-def rarely_collected() -> Iterator[None]:
-    """The collector of cycles runs seldom inside: nearly all of the many objects of a simulation live to its end."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: int) -> TrainingRun:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from parallelism.rarely_collected import rarely_collected
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, figures
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli.megatron_words import flags_of, tokens_text, training_parser
-from vcluster.cli.training import rarely_collected
 from vcluster.demo.command_line import serve
 
 MODEL, ON, SPLIT = map(str.split, (

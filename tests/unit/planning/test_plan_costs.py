@@ -17,7 +17,6 @@ from parallelism.planning.orders import KINDS, PLACES, Order, order_of, place_of
 from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
 from parallelism.planning.repeats import _Repetitions
-from parallelism.planning.search import full_seconds
 from parallelism.planning.sheets import Formulas, Unpriceable
 from parallelism.planning.small_steps import Pattern, SmallSteps, _of_two_blocks
 from parallelism.planning.space import Choices, choices
@@ -47,7 +46,7 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
     else:
         assert found <= trace.makespan_seconds * (1 + 1e-12), settings
     assert table.peaks(shape, [row])[0] == max(trace.peaks().values()), settings
-    full = full_seconds(table.task, settings)
+    full = table.task.simulate(settings).makespan_seconds
     assert found <= full * (1 + 1e-12)
     return full
 
@@ -205,7 +204,7 @@ def test_plans_of_random_spaces(seed: int) -> None:
             try:
                 full.append(assert_as_simulated(table, possible, row))
             except Unpriceable:
-                full.append(full_seconds(task, possible.settings(row)))
+                full.append(task.simulate(possible.settings(row)).makespan_seconds)
         plans = find_plan(spec, hardware=task.hardware, batch=batch, simulations=None, **fixed)
         assert plans.best.seconds == min(full)
         assert plans.gap == 0
