@@ -6,6 +6,7 @@ Many are priced at once: they become the ops of one program, none of which uses 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from os import PathLike
 
 from parallelism.auto_sharding.op_sharding import OpSharding
@@ -15,10 +16,15 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.operators import layout_text
 from parallelism.layouts import Devices, Localized
+from parallelism.layouts.localization.moves import moves
 from parallelism.layouts.propagation import Axes
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from parallelism.simulation import simulate
+
+Change = tuple[TensorSharding, TensorSharding, TensorType]
+"""A change of layout: from, to, and the type of the whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Prices:
 
     def __init__(self, mesh: Mesh, hardware: Hardware, priced_dtype: str | None = None) -> None:
         self.mesh, self.hardware, self.priced_dtype = mesh, hardware, priced_dtype
-        self._moves: dict[tuple[TensorSharding, TensorSharding, TensorType], float] = {}
+        self._moves: dict[Change, float] = {}
 
     def ops(self, shardings: Sequence[OpSharding]) -> list[float]:
         """Seconds of each op, split so."""
@@ -87,17 +93,57 @@ class Prices:
     ) -> list[float]:
         """Seconds of each change of layout: from, to, and the type of the whole tensor.
 
-        ``exactly`` does not price one change in place of others that move as many bytes.
+        A change of several steps takes as long as its steps, of which many changes have the same.  ``exactly`` prices
+        each change by itself, and none in place of others that move as many bytes.
         """
-        wanted = list(wanted) if exactly else [usual_form(*each, self.mesh) for each in wanted]
-        fresh = [each for each in dict.fromkeys(wanted) if each not in self._moves]
+        if exactly:
+            wanted = list(wanted)
+            self._price(wanted)
+            return [self._moves[each] for each in wanted]
+        wanted = [self._form(*each) for each in wanted]
+        steps = {each: self._steps(*each) for each in dict.fromkeys(wanted) if each not in self._moves}
+        self._price([step for each in steps.values() for step in each])
+        self._moves.update((each, sum(self._moves[step] for step in those)) for each, those in steps.items())
+        return [self._moves[each] for each in wanted]
+
+    def _steps(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> list[Change]:
+        """The changes that the steps of the plan are, each in its usual form.
+
+        A change of one step is itself; so is one on the way of which devices hold unequal parts, because the device
+        that takes longest need not be the same in all steps.
+        """
+        steps = self._plan(source, target, TensorType(type.dtype, [
+            self.mesh.size if isinstance(extent, int) and extent % self.mesh.size == 0 else extent
+            for extent in type.shape]))
+        if len(steps) == 1 or not all(self._is_even(after, type) for _, after in steps):
+            return [(source, target, type)]
+        return [self._form(before, after, type) for before, after in steps]
+
+    @memoized
+    def _plan(
+        self, source: TensorSharding, target: TensorSharding, type: TensorType
+    ) -> tuple[tuple[TensorSharding, TensorSharding], ...]:
+        """The layouts before and after each step.  They do not depend on extents that all devices divide."""
+        steps = dict.fromkeys(move.step for move in moves(source, target, type, Devices.of(self.mesh)))
+        return tuple((step.before, step.after) for step in steps)
+
+    def _is_even(self, layout: TensorSharding, type: TensorType) -> bool:
+        return not any(isinstance(extent, int) and extent % prod(map(self.mesh.shape.__getitem__, dim.axes))
+                       for extent, dim in zip(type.shape, layout.dims, strict=True))
+
+    @memoized
+    def _form(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> Change:
+        return usual_form(source, target, type, self.mesh)
+
+    def _price(self, changes: Iterable[Change]) -> None:
+        """Prices changes of layout that have no price yet, each by itself."""
+        fresh = [each for each in dict.fromkeys(changes) if each not in self._moves]
         inputs: list[Value] = []
         ops: list[Op] = []
         for number, (source, target, type) in enumerate(fresh):
             inputs.append(Value(f"i{number}", type, source))
             ops.append(_reshard(inputs[-1], Value(f"o{number}.0", type, target)))
         self._moves.update(zip(fresh, self._seconds(inputs, ops), strict=True))
-        return [self._moves[each] for each in wanted]
 
     def _seconds(self, inputs: Sequence[Value], ops: Sequence[Op]) -> list[float]:
         """Seconds of each op on its slowest device; the outputs of op n are named ``on.``..."""
@@ -121,7 +167,7 @@ class Prices:
 
 def usual_form(
     source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh
-) -> tuple[TensorSharding, TensorSharding, TensorType]:
+) -> Change:
     """A change of layout that costs the same, and that many have in common.
 
     Dims that are whole before and after become one, at the end, and so does what a dim has more than is needed to split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 
@@ -61,9 +62,9 @@ def test_axes_must_be_those_of_the_mesh():
 def test_changes_that_are_priced_together_cost_the_same(mesh, shape):
     draw, type = random.Random(3), TensorType("f4", shape)
     whole = even_layouts(type, mesh)
-    pending = [TensorSharding(*each.dims, partial=[axis for axis in mesh.axes if axis not in each.axes])
-               for each in whole]
-    pairs = [(draw.choice(whole + pending), draw.choice(whole), type) for _ in range(30)]
+    pending = [TensorSharding(*each.dims, partial=some) for each in whole for count in range(1, 4)
+               for some in combinations([axis for axis in mesh.axes if axis not in each.axes], count)]
+    pairs = [(draw.choice(whole + pending), draw.choice(whole), type) for _ in range(200)]
     hardware = Hardware.of("dgx-h100")
     assert Prices(mesh, hardware).moves(pairs) == pytest.approx(
         Prices(mesh, hardware).moves(pairs, exactly=True), rel=1e-12, abs=0)
