@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isqrt
@@ -20,6 +21,7 @@ from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 
+_log = logging.getLogger("parallelism")
 Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told before each mesh."""
 
@@ -102,6 +104,7 @@ def auto_plans(
                 function, mesh, machine, blocks=blocks, time_limit=time_limit, limit_bytes=limit_bytes))
         except NoLayoutFits as error:
             refused.append(Refusal(mesh, str(error), error.least_bytes))
+    _log.info("layouts found on %d meshes of %d devices; on %d nothing fits", len(solutions), count, len(refused))
     return AutoPlans(
         function, machine, count, limit_bytes, tuple(sorted(solutions, key=lambda each: each.seconds)),
         tuple(sorted(refused, key=lambda each: each.least_bytes or 0)))

@@ -168,7 +168,10 @@ class Body:
                     error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
                 elif isinstance(error, ClusterError):
                     error.outputs, _ = self._outputs(replies)
-                self._heal(replies)
+                failure = self._heal(replies)
+                if failure is not None:
+                    error.add_note("the cluster is closed: the devices that died could not be replaced "
+                                   f"({type(failure).__name__}: {failure})")
                 if isinstance(error.__cause__, TypeError):
                     _note_wrong_arguments(error, program, args, kwargs)
                 try:
@@ -234,15 +237,18 @@ class Body:
         before, self._memory_kills = self._memory_kills, memory_kills()
         return None if before is None or self._memory_kills is None else self._memory_kills > before
 
-    def _heal(self, replies: dict[int, Reply]) -> None:
-        """Make the cluster usable again after a failure. All devices are idle or dead."""
+    def _heal(self, replies: dict[int, Reply]) -> Exception | None:
+        """Make the cluster usable again after a failure. All devices are idle or dead.
+
+        Where this fails, the cluster is closed, and the error is returned.
+        """
         if self.closed:
-            return
+            return None
         dead = sorted(rank for rank, reply in replies.items() if isinstance(reply, Died))
         self._empty_channels(tuple(dead))
         self.endpoint.signals.resume()
         if not dead:
-            return
+            return None
         try:
             if self._queued:  # a dead process may hold the lock of a queue, so all devices are started again
                 dead = list(range(self.size))
@@ -255,9 +261,11 @@ class Body:
                 self._environments.pop(rank, None)
             self._start_devices(dead)
             log("ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
-                      dead, self._number, self.crew.pids())
-        except Exception:
+                dead, self._number, self.crew.pids())
+        except Exception as failure:
             self.finalizer()
+            return failure
+        return None
 
     def forget(self) -> None:
         """Empty the channels and count the runs from the first again. The first run starts from empty state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import errno
 import faulthandler
 import gc
 import inspect
@@ -39,6 +40,7 @@ from vcluster import (
 )
 from vcluster.processes import device_process
 from vcluster.processes.forkserver import SERVER
+from vcluster.runs.engine import Body
 
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 PROCESSES = KINDS[:2]
@@ -542,6 +544,23 @@ def test_the_death_of_a_process_is_told_and_it_is_replaced(processes, death, pee
         assert processes.pids()[1:] == pids[1:]
     else:  # the lock of a queue may have died with its holder: all of them are replaced
         check_works(processes, (None, None, None))
+
+
+def test_if_the_dead_cannot_be_replaced_the_error_says_that_the_cluster_is_closed(monkeypatch):
+    def refuse(body, ranks):
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    with VirtualCluster(2) as cluster:
+        monkeypatch.setattr(Body, "_start_devices", refuse)
+        with pytest.raises(DeviceFailedError) as caught:
+            cluster.run(lambda device: os.kill(os.getpid(), signal.SIGKILL) if device.rank else None)
+        assert caught.value.__notes__ == [
+            "the cluster is closed: the devices that died could not be replaced (BlockingIOError: [Errno 11] no more "
+            "processes)"]
+        assert cluster.closed
+        monkeypatch.undo()
+        cluster.restart()
+        assert cluster.run(lambda device: device.rank).outputs == [0, 1]
 
 
 def test_several_deaths_at_once_are_told_together(processes):
