@@ -42,8 +42,8 @@ class TrainedModel:
     def of(cls, model: TransformerSpec | Function | str, optimizer: SGD | Adam) -> TrainedModel:
         """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
 
-        The vocabulary of a published one is padded (`TransformerSpec.padded`), as the commands do; that of a spec is
-        not.
+        A published one is trained in bfloat16, with its vocabulary padded (`TransformerSpec.padded`), as by the
+        commands.  A spec is taken as it is.
 
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
         float32.  A program is trained in the dtypes that it has.
@@ -52,7 +52,7 @@ class TrainedModel:
         others.
         """
         if isinstance(model, str):
-            model = transformer(model).padded()
+            model = replace(transformer(model).padded(), dtype="bfloat16")
         if isinstance(model, TransformerSpec):
             return cls._of_spec(model, optimizer)
         if not isinstance(model, Function):

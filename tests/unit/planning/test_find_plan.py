@@ -187,6 +187,7 @@ def test_stages_may_be_uneven_but_not_those_of_an_interleaved_schedule_or_of_a_p
 def test_tp_divides_the_vocabulary_of_a_model_by_its_name() -> None:
     named, exact = (TrainedModel.of(model, Adam()) for model in ("gpt3-13b", models.transformer("gpt3-13b")))
     assert {*choices(named, 8, 8, {"tp": 4})["tp"].tolist()} == {4}
+    assert named.precision is not None and named.precision.dtype == "bfloat16" and exact.precision is None
     refused = choices(exact, 8, 8, {"tp": 4}).refused
     assert [*refused] == ["tp does not divide the vocabulary"]
 
