@@ -24,14 +24,15 @@ QUESTIONS = (("gpt3-125m", "dgx-h100:1", 64), ("gpt3-6.7b", "dgx-a100:4", 256), 
 def answer(model: str, hardware: str, batch: int) -> dict[str, Any]:
     """All plans of a question that fit, the fastest first: the settings that differ, seconds, and bytes at the peak."""
     plans = find_plan(model, hardware=hardware, batch=batch)
-    settings = [plan.settings for plan in plans]
+    by_seconds = sorted(plans, key=lambda plan: plan.seconds)
+    settings = [plan.settings for plan in by_seconds]
     names = [name for name in settings[0] if len({each[name] for each in settings}) > 1]
     return {
         "command": f"python -m vcluster plan {model} --hardware {hardware} --global-batch-size {batch}",
         "devices": plans.task.devices, "memory_bytes": plans.memory, "considered": plans.considered,
         "refused": {reason: each.count for reason, each in plans.refused.items()}, "names": names,
         "plans": [[*(each[name] for name in names), plan.seconds, plan.peak_bytes]
-                  for each, plan in zip(settings, plans, strict=True)]}
+                  for each, plan in zip(settings, by_seconds, strict=True)]}
 
 
 def title(model: str, hardware: str, batch: int) -> str:
