@@ -63,7 +63,7 @@ class Lesson:
         self.last: Answer | None = None
         """The answer of the last check."""
         if done := len(self._passed()):
-            print(f"lesson {number}: {done} of {len(self.exercises)} exercises are done from before; lesson.score() "
+            print(f"lesson {number}: done before: {done} of {len(self.exercises)} exercises; lesson.score() "
                   "lists them, lesson.reset() begins anew")
 
     def check(self, exercise: str, mine: Callable[..., Any]) -> Answer:
@@ -219,8 +219,12 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
             "that is one half of the algorithm, and there are two halves":
                 lambda size, nbytes: (size - 1) * nbytes / size,
             "whole arrays are counted; only pieces travel": lambda size, nbytes: (size - 1) * nbytes,
-            "one step is missing from each half, or one too many: there are size - 1 of them":
-                lambda size, nbytes: 2 * nbytes}),
+            "one step too many is counted in each half: there are size - 1 of them": lambda size, nbytes: 2 * nbytes,
+            "one piece of each half is counted; in each half size - 1 pieces arrive":
+                lambda size, nbytes: 2 * nbytes / size,
+            "count the pieces: there are two halves, and in each size - 1 pieces arrive": lambda size, nbytes: nbytes,
+            "whole arrays are counted, in both halves; only pieces travel":
+                lambda size, nbytes: 2 * (size - 1) * nbytes}),
     },
     3: {
         "ring": partial(check_collective, "all_reduce"),
@@ -253,8 +257,15 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
             lambda p, m: Pipeline(p, m, "gpipe").schedule.idle_fraction(), [(1, 1), (2, 3), (4, 8), (4, 4), (8, 3)], {
                 "the idle cycles are compared with the busy ones, in place of all": lambda p, m: (p - 1) / m,
                 "off by one: a rank waits for the other stages only": lambda p, m: p / (m + p),
-                "the pipeline fills, and it also empties; but both are counted with forwards and backwards":
-                    lambda p, m: (p - 1) / (2 * m + p - 1)}),
+                "a rank waits p - 1 cycles with forwards and p - 1 with backwards, where p is the number of stages":
+                    lambda p, m: (p - 1) / (2 * m + p - 1),
+                "the idle cycles are counted twice, and the busy ones once": lambda p, m: 2 * (p - 1) / (m + p - 1),
+                "off by one below the line: how many cycles are there in a row?": lambda p, m: (p - 1) / (m + p),
+                "that is the number of idle cycles of a rank: divide it by all its cycles": lambda p, m: 2 * (p - 1),
+                "that is the number of idle cycles of all ranks: divide it by all cycles":
+                    lambda p, m: 2 * p * (p - 1),
+                "that is in percent, and a fraction is wanted": lambda p, m: 100 * (p - 1) / (m + p - 1),
+                "that is the busy part; the bubble is the rest": lambda p, m: m / (m + p - 1)}),
         "gpipe": lambda mine: check_schedule(mine, stages=4, microbatches=8, like="gpipe"),
         "one_f_one_b": lambda mine: check_schedule(mine, stages=4, microbatches=8, like="1f1b"),
         "memory": _formula(
@@ -263,7 +274,17 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
                 "that is GPipe; with 1F1B the number of microbatches does not matter, if there are enough":
                     lambda rank, p, m: m,
                 "off by one: the stage itself counts": lambda rank, p, m: min(p - rank - 1, m),
-                "there may be fewer microbatches than stages": lambda rank, p, m: p - rank}),
+                "there may be fewer microbatches than stages": lambda rank, p, m: p - rank,
+                "that is as many on each rank; the nearer to the last stage, the fewer": lambda rank, p, m: min(p, m),
+                "that is as many on each rank; the nearer to the last stage, the fewer, and there may be fewer "
+                "microbatches than stages": lambda rank, p, m: p,
+                "it falls with the rank: the last stage keeps one": lambda rank, p, m: min(rank + 1, m),
+                "it falls with the rank, and the last stage keeps one": lambda rank, p, m: rank + 1,
+                "off by one: the last stage keeps one": lambda rank, p, m: min(p - rank + 1, m),
+                "off by one: the last stage keeps one, and there may be fewer microbatches than stages":
+                    lambda rank, p, m: p - rank + 1,
+                "off by one: the stage itself counts, and there may be fewer microbatches than stages":
+                    lambda rank, p, m: p - rank - 1}),
     },
     7: {
         "rank": _formula(

@@ -138,7 +138,7 @@ def _likely(case: Case, outputs: Sequence[Any], wrong: Sequence[int], received: 
     expected = {rank: case.expected[rank] for rank in got}
     if all(arrays[rank].shape == expected[rank].shape and np.array_equal(arrays[rank], expected[rank]) for rank in got):
         return f"the dtype changes: {arrays[wrong[0]].dtype} comes out where {expected[wrong[0]].dtype} went in"
-    if told := _short(case, arrays, wrong, received) or _shapes(case, arrays, wrong):
+    if told := _short(case, arrays, wrong, received) or _shapes(case, arrays, wrong, received):
         return told
     if kind.reduces and all(np.allclose(arrays[rank] * case.size, expected[rank]) for rank in got):
         return "a mean stands for a sum: the result is divided by the number of ranks"
@@ -173,7 +173,7 @@ def _short(case: Case, arrays: dict[int, Array], wrong: Sequence[int], received:
             f"{ranks_in_words(sorted(there[some]))} only. The place must change from step to step")
 
 
-def _shapes(case: Case, arrays: dict[int, Array], wrong: Sequence[int]) -> str:
+def _shapes(case: Case, arrays: dict[int, Array], wrong: Sequence[int], received: Sequence[int]) -> str:
     """Of results of a wrong shape."""
     off = [rank for rank in wrong if arrays[rank].shape != case.expected[rank].shape]
     if not off:
@@ -182,7 +182,8 @@ def _shapes(case: Case, arrays: dict[int, Array], wrong: Sequence[int]) -> str:
     shape, wanted, given = arrays[first].shape, case.expected[first].shape, case.inputs[first]
     own = given is not None and shape == given.shape
     if case.kind.joins and not case.kind.cuts and own:
-        return "only one piece is returned: the pieces of all ranks are not joined"
+        return ("only one piece is returned: the pieces of all ranks are not joined, or what arrives takes the place "
+                "of the own one" if any(received) else "nothing is sent: each rank has its own array only")
     if len(shape) == len(wanted) + 1:
         return "the pieces are stacked along a new dim, in place of joined along dim 0"
     if case.kind.cuts and own:
@@ -195,6 +196,8 @@ def _shapes(case: Case, arrays: dict[int, Array], wrong: Sequence[int]) -> str:
         if case.kind.reduces and not case.kind.cuts:
             return "only a piece of the array is returned: the pieces of the other ranks are not joined to it"
         return "a piece is missing, or elements at the end are lost where the length does not divide by the ranks"
+    if shape == () and wanted:
+        return "one number is returned, and an array should be: np.sum needs axis=0"
     return "the result has another shape"
 
 

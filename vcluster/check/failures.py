@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from parallelism.operation import ranks_in_words
@@ -15,6 +16,8 @@ from vcluster.code import (
     DeviceFailedError,
     UndeliveredMessageError,
 )
+
+LOOP = "a loop that never ends: what it counts does not change"
 
 
 class Finding(NamedTuple):
@@ -34,13 +37,18 @@ def failure_of(watch: Watch, *, waits: bool = False) -> Finding:
         return _undelivered(error, watch)
     if isinstance(error, ClusterTimeoutError):
         return Finding("the function does not come to an end", tuple(str(error).split("\n")[1:]),
-                       "a loop that never ends: what it counts does not change")
+                       LOOP)
     if isinstance(error, CollectiveMismatchError):
         first, *others = str(error).split("\n")
         return Finding(first, tuple(line.strip() for line in others), "all ranks of a group must make the same calls")
     if isinstance(error, DeviceFailedError):
         return _raised(error, watch)
     return Finding(str(error).split("\n")[0])
+
+
+def each_of(ranks: Sequence[int]) -> str:
+    """One rank, or each of several, before a verb: ``rank 2``, ``each of ranks 0-3``."""
+    return f"{'each of ' if len(ranks) > 1 else ''}{ranks_in_words(ranks)}"
 
 
 def at(location: str) -> str:
@@ -73,7 +81,7 @@ def _deadlock(error: DeadlockError, watch: Watch, waits: bool) -> Finding:
 
 def _why_blocked(waiting: dict[int, Said], watch: Watch, waits: bool) -> str:
     if selves := [rank for rank, said in waiting.items() if said.peer == rank]:
-        return f"{ranks_in_words(selves)} waits for a message of its own"
+        return f"{each_of(selves)} waits for a message of its own"
     if all(said.verb == "send" for said in waiting.values()):
         if waits:
             return ("every rank sends before it receives. This works only while channels hold messages: here each send "

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.display.quantities import plural
 from parallelism.operation import ranks_in_words
 from vcluster.check.contributions import Case, digits_of, made_of
 from vcluster.check.failures import Finding
@@ -22,6 +23,12 @@ def off_the_ring(watch: Watch, hop: int) -> Finding | None:
                 f"rank {(rank + hop) % size}")
     if all((peer - each + hop) % size == 0 for each in ranks for peer in watch.peers(each)):
         return Finding(sentence, likely="the wrong direction: messages go round the ring the other way")
+    hops = {(peer - each) % size for each in ranks for peer in watch.peers(each)}
+    if len(hops) == 1:
+        return Finding(sentence, likely=f"each rank sends {plural(hops.pop(), 'place')} on, and its neighbour is rank "
+                       f"{'+' if hop > 0 else '-'} {abs(hop)}, modulo the number of ranks")
+    if hops == {hop % size, -hop % size}:
+        return Finding(sentence, likely="one half goes round the other way: in both, messages go to the same neighbour")
     return Finding(sentence, likely="arrays are sent directly to the ranks that need them, in place of being passed on "
                    "from neighbour to neighbour")
 
@@ -70,6 +77,9 @@ def _of_step(case: Case, array: Any, mine: _Piece | None, last: _Piece | None, r
             f"what is no piece of the arrays: {_first(case, array)}")
     if last is None:
         return ""
+    if step >= case.size and mine.number == last.number and len(mine.ranks) < len(last.ranks) == case.size:
+        return (f"in step {step - case.size} of the second half, counted from 0, piece {last.number} arrives on rank "
+                f"{rank}, complete, and is not put at place {last.number} of that rank, but at another one")
     if not first_half and len(mine.ranks) < case.size:
         return (f"the second half {'goes on' if step >= case.size else 'begins'} with the wrong piece: {where} rank "
                 f"{rank} sends piece {mine.number}, which is not complete: {_first(case, array, mine.number)}")

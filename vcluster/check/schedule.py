@@ -13,6 +13,7 @@ from parallelism.pipelining import Pipeline, Schedule
 from parallelism.pipelining.timing import SLOTS
 from vcluster.check.answer import Answer
 from vcluster.check.failures import Finding
+from vcluster.check.limited import limited, raised
 
 _KNOWN = ("gpipe", "1f1b")
 _OTHER_SIZES = ((2, 3), (3, 2), (1, 2), (4, 1), (3, 7))
@@ -60,7 +61,7 @@ def check_schedule(
     shown: Schedule | None = None
     for count, (p, m) in enumerate(sizes, 1):
         try:
-            schedule = _schedule(mine, p, m)
+            schedule = _schedule(mine, p, m, like)
             if shown is None:
                 shown = schedule
             if like is not None:
@@ -74,7 +75,7 @@ def check_schedule(
                           finding.details, likely, cases=count)
     assert shown is not None
     others = [Pipeline(stages, microbatches, name).schedule
-              for name in dict.fromkeys((*_KNOWN, *([like] if like else [])))]
+              for name in dict.fromkeys([like] if like == "gpipe" else (*_KNOWN, *([like] if like else [])))]
     figures = (("", "cycles", "bubble", "microbatches kept, by rank"),
                *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))))
     sentence = f"it can run at all {len(sizes)} sizes" if function is not None else "it can run"
@@ -93,7 +94,7 @@ def _row(name: str, schedule: Schedule) -> tuple[str, ...]:
             " ".join(map(str, schedule.peak_live())))
 
 
-def _schedule(mine: Any, stages: int, microbatches: int) -> Schedule:
+def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Schedule:
     """The schedule, which can run; `_Wrong` if there is none."""
     if isinstance(mine, Schedule):
         schedule = mine
@@ -101,7 +102,7 @@ def _schedule(mine: Any, stages: int, microbatches: int) -> Schedule:
     else:
         rows = _rows(mine, stages, microbatches)
         if callable(mine):
-            _check_counts(rows, stages, microbatches)
+            _check_counts(rows, microbatches, like)
         chunks = max(1, stages // max(1, len(rows)))
         try:
             schedule = Schedule("mine", rows, stages, microbatches, chunks)
@@ -110,10 +111,12 @@ def _schedule(mine: Any, stages: int, microbatches: int) -> Schedule:
     try:
         schedule.validate()
     except ValueError as error:
-        text = re.sub(r"^schedule '[^']*', ", "", str(error))
-        if callable(mine):                                  # one stage on each rank: its number says nothing
+        text = re.sub(r"^schedule '[^']*', ", "", str(error)).replace("schedule 'mine'", "your schedule")
+        text = re.sub(r" \((\w+)\) for (\w+)", r": its \1 needs \2", text)
+        text = re.sub(r"its \d+([FBIW]\d+) needs", r"its \1 needs", text)
+        if callable(mine) and " needs " not in text:        # one stage on each rank: its number says nothing
             text = re.sub(r"\b\d+([FBIW]\d)", r"\1", text)
-        raise _Wrong(Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text))) from None
+        raise _Wrong(Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text, like))) from None
     return schedule
 
 
@@ -123,13 +126,13 @@ def _rows(mine: Any, stages: int, microbatches: int) -> Rows:
     rows = []
     for rank in range(stages):
         try:
-            given = mine(rank, stages, microbatches)
+            given = limited(mine, rank, stages, microbatches)
             row = None if given is None else [given] if isinstance(given, str) else list(given)
         except Exception as error:
-            raise _Wrong(Finding(
-                f"rank {rank} raised {type(error).__name__}: {error}",
-                likely="the function is called as mine(rank, stages, microbatches)"
-                if isinstance(error, TypeError) and "argument" in str(error) else "")) from None
+            found = raised(f"for rank {rank}", error)
+            if isinstance(error, TypeError) and "argument" in str(error):
+                found = found._replace(likely="the function is called as mine(rank, stages, microbatches)")
+            raise _Wrong(found) from None
         if row is None:
             raise _Wrong(Finding(f"rank {rank} returns None", likely="a return is missing"))
         rows.append([_written(action, rank) for action in row])
@@ -151,11 +154,11 @@ def _parts(action: Any) -> tuple[int, str, int]:
                          "of microbatch 0 or 'B0' for its backward; a list has one text for each"))
 
 
-def _check_counts(rows: Rows, stages: int, microbatches: int) -> None:
+def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:
     """`_Wrong` if actions are missing or doubled, or of other stages."""
     for rank, (row, warm_up) in enumerate(zip(rows, _warm_ups(rows), strict=True)):
         actions = [_parts(action) for action in row]
-        if warm_up > microbatches and any(k < 0 or k >= microbatches for _, _, k in actions):
+        if like != "gpipe" and warm_up > microbatches and any(k < 0 or k >= microbatches for _, _, k in actions):
             wrong = next(f"{kind}{k}" for _, kind, k in actions if k < 0 or k >= microbatches)
             raise _Wrong(Finding(
                 f"rank {rank} begins with {plural(warm_up, 'forward')} and has {wrong}, where microbatches are 0 to "
@@ -194,14 +197,18 @@ def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> No
                              "off by one: a loop runs a step too far"))
     if doubled:
         raise _Wrong(Finding(f"rank {rank} has {kind}{doubled[0]} twice",
-                             likely="the steady part begins with microbatch 0 again, which the warm-up has done"
-                             if kind == "F" else f"{what} are counted twice, where two loops meet"))
+                             likely="the number of the microbatch does not change in the loop"
+                             if len(set(found)) == 1 < len(found) - 1 else
+                             "the part with a backward and a forward in turn begins with microbatch 0 again, which the "
+                             "warm-up has done" if kind == "F" and found[0] == doubled[0] == 0 and not missing else
+                             f"{what} are counted twice, where two loops meet" if not missing else
+                             f"the number of the {what} is off: {kind}{missing[0]} is missing"))
     if missing:
         names = ", ".join(f"{kind}{k}" for k in missing[:4]) + (", ..." if len(missing) > 4 else "")
         likely = f"off by one: the last of the {what} is left out" if missing == [microbatches - 1] else \
             f"the first of the {what} is left out" if missing == [0] else \
-            ("the cool-down is missing: backwards of the warm-up microbatches stay open" if kind == "B" and missing[-1]
-             == microbatches - 1 else f"some {what} are left out")
+            ("part 3 is missing, the backwards that are left: those of the warm-up microbatches"
+             if kind == "B" and missing[-1] == microbatches - 1 else f"some {what} are left out")
         raise _Wrong(Finding(f"rank {rank} lacks {names}", likely=likely))
 
 
@@ -214,9 +221,13 @@ def _warm_ups(rows: Rows) -> list[int]:
     return found
 
 
-def _why(rows: Rows, text: str) -> str:
+def _why(rows: Rows, text: str, like: str | None) -> str:
     """The likely mistake of an order that cannot run."""
     if "too early" in text:
+        if like == "gpipe":
+            return "the backwards stand before the forwards: with GPipe all forwards come first"
+        if all({kind for _, kind, _ in map(_parts, row[:1])} == {"B"} for row in rows):
+            return "every rank begins with a backward: are F and B exchanged?"
         rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
         return "a backward comes before the forward of the same microbatch on the same rank" + (
             "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short")
@@ -240,6 +251,10 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
     mine_rows, wanted_rows = ([list(map(str, row)) for row in each.actions] for each in (mine, wanted))
     ahead, usual = _warm_ups(mine_rows), _warm_ups(wanted_rows)
     cycles, least = mine.makespan(), wanted.makespan()
+    if wanted.name == "gpipe" and ahead != usual:
+        raise _Wrong(Finding(
+            f"it can run, but rank 0 has a backward after {plural(ahead[0], 'forward')}",
+            likely="a backward follows each forward: with GPipe all forwards come first"))
     different = next((rank for rank in range(mine.ranks) if ahead[rank] != usual[rank]), None)
     told = "" if different is None else (f"rank {different} runs {plural(ahead[different], 'forward')} before its "
                                          f"first backward, {wanted.name} runs {usual[different]}")

@@ -164,7 +164,7 @@ def test_the_score_of_an_exercise_is_that_of_its_last_check(tmp_path, capsys):
     assert lesson.check("gpipe", gpipe)
     assert not lesson.check("one_f_one_b", gpipe)
     again = lesson_module.Lesson(6)                         # the kernel starts again
-    assert "1 of 4 exercises are done from before" in capsys.readouterr().out
+    assert "done before: 1 of 4 exercises" in capsys.readouterr().out
     again.score()
     told = capsys.readouterr().out
     assert "done   gpipe" in told
