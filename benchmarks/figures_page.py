@@ -86,7 +86,8 @@ def tables(figures: Iterable[Figure]) -> str:
 
 def _described(figure: Figure) -> str:
     devices = f"on {figure.devices}" if figure.devices else ""
-    prefix = {"step": "pipelined step, ", "block": "Transformer block, ", "run": "run: ", "loops": "plain loop, "}.get(figure.suite, "")
+    words = {"step": "pipelined step, ", "block": "Transformer block, ", "run": "run: ", "loops": "plain loop, "}
+    prefix = words.get(figure.suite, "")
     return " ".join(filter(None, (prefix + figure.what, figure.bytes, devices)))
 
 

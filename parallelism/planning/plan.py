@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from parallelism.planning.explanation import Account, Need, split_text
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import CannotFold, simulate
 from parallelism.trace import Trace
-from parallelism.training import Figures, TrainingRun, figures, scaled_down
+from parallelism.training import Figures, TrainingRun, scaled_down
 from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     ContextParallel,
@@ -93,6 +93,12 @@ class Task:
         return simulated(fold=bool(fold))
 
 
+def step_key(settings: Mapping[str, Any], bound_seconds: float, peak_bytes: int) -> Hashable:
+    """Plans of a task with equal keys run the same program: in a `Pipeline` Zero(2) does what Zero(1) does."""
+    stage = min(settings["zero"], 1) if settings["zero"] < 3 else settings["zero"]
+    return stage, *(value for name, value in settings.items() if name != "zero"), float(bound_seconds), int(peak_bytes)
+
+
 @dataclass(frozen=True)
 class Plan:
     """One way to split a training step over the devices."""
@@ -108,8 +114,6 @@ class Plan:
     is_simulated: bool
     plans: Plans = field(repr=False, compare=False)
     """The plans that this is one of."""
-    known: Figures | None = field(default=None, repr=False, compare=False)
-    """The figures, where the search has them."""
 
     @property
     def task(self) -> Task:
@@ -161,7 +165,7 @@ class Plan:
     @cached_property
     def figures(self) -> Figures:
         """The time and the memory of a step by the full simulation: parts, use of the devices, links, categories."""
-        return self.known or figures(self.run, self.task.hardware)
+        return self.plans.figures_of(self)
 
     @property
     def memory(self) -> list[dict[str, int]]:

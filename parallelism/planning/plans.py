@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, overload
@@ -22,9 +22,9 @@ from parallelism.planning.explanation import (
     why,
     why_not,
 )
-from parallelism.planning.plan import Plan, Task
+from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.space import Choices, Refused, checked_settings, choices
-from parallelism.training import Figures
+from parallelism.training import Figures, figures
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -72,8 +72,8 @@ class Plans(Sequence[Plan]):
     """The settings that restricted the search."""
     again: Callable[..., Plans] = field(repr=False)
     """Searches the same task with other settings: ``again(tp=8)``."""
-    known: Mapping[int, Figures] = field(default_factory=dict, repr=False)
-    """The figures of plans that were simulated fully, by place."""
+    known: dict[Hashable, Figures] = field(default_factory=dict, repr=False)
+    """Figures of plans, by `step_key`."""
     tightest: Plan | None = field(default=None, repr=False)
     """If no plan fits, the one that needs least memory."""
 
@@ -200,7 +200,14 @@ class Plans(Sequence[Plan]):
 
     def _at(self, place: int) -> Plan:
         return Plan(self.choices.settings(place), self.full.get(place, float(self.bounds[place])),
-                    float(self.bounds[place]), int(self.peaks[place]), place in self.full, self, self.known.get(place))
+                    float(self.bounds[place]), int(self.peaks[place]), place in self.full, self)
+
+    def figures_of(self, plan: Plan) -> Figures:
+        """The figures of a plan, once for those that are the same program."""
+        key = step_key(plan.settings, plan.bound_seconds, plan.peak_bytes)
+        if key not in self.known:
+            self.known[key] = figures(plan.run, self.task.hardware)
+        return replace(self.known[key], run=plan.run)
 
     def _heading(self) -> str:
         proved = "the first is the best" if not self.gap else f"the first is within {self.gap:.1%} of the best"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from os import PathLike
 from time import perf_counter
@@ -18,7 +18,7 @@ from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning.costing import costed
-from parallelism.planning.plan import Plan, Task
+from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
@@ -107,7 +107,7 @@ def find_plan(
         refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
     rows = np.flatnonzero(fits)
     rows = rows[np.lexsort((rows, peaks[rows], seconds[rows]))]
-    full, gap, known = _best_first(task, possible, seconds, rows, simulations, told)
+    full, gap, known = _best_first(task, possible, seconds, peaks, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
     _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
@@ -120,7 +120,7 @@ def find_plan(
         {name: value for name, value in fixed.items() if value is not None},
         partial(cast("Callable[..., Plans]", find_plan), model, hardware=found, devices=count, batch=batch,
                 memory=limit, optimizer=optimizer, progress=progress),
-        known={place: known[row] for place, row in enumerate(rows.tolist()) if row in known})
+        known=known)
     if least is not None:
         smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
                         is_simulated=False, plans=plans)
@@ -129,11 +129,11 @@ def find_plan(
 
 
 def _best_first(
-    task: Task, possible: Choices, bounds: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], most: int | None,
-    told: Progress,
-) -> tuple[Mapping[int, float], float, Mapping[int, Figures]]:
+    task: Task, possible: Choices, bounds: npt.NDArray[np.float64], peaks: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64], most: int | None, told: Progress,
+) -> tuple[Mapping[int, float], float, dict[Hashable, Figures]]:
     """The seconds of the plans that were simulated fully, by row; the gap of `Plans`; and the figures of some."""
-    full, known = dict[int, float](), dict[int, Figures]()
+    full, known = dict[int, float](), dict[Hashable, Figures]()
     best = np.inf
     for done, row in enumerate(rows.tolist()):
         if bounds[row] >= best:
@@ -141,11 +141,13 @@ def _best_first(
         if most is not None and done >= most:
             return full, float(1 - bounds[row] / best) if full else 1.0, known
         told("simulated", done, min(len(rows), most or len(rows)))
-        found = figures(task.run(possible.settings(row)), task.hardware)
+        settings = possible.settings(row)
+        key = step_key(settings, bounds[row], peaks[row])
+        found = known.get(key) or figures(task.run(settings), task.hardware)
         full[row] = found.seconds
         best = min(best, full[row])
         if len(known) < KEPT:
-            known[row] = found
+            known[key] = found
     return full, 0.0, known
 
 

@@ -19,6 +19,7 @@ _KNOWN = ("gpipe", "1f1b")
 _OTHER_SIZES = ((2, 3), (3, 2), (1, 2), (4, 1), (3, 7))
 _TOO_LONG = ("the warm-up is too long, or behind it a forward stands before the backward of its pair: the backward "
              "comes first")
+_EXCHANGED = {"F": "B", "B": "F"}
 Rows = list[list[Any]]
 
 
@@ -226,8 +227,9 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
     if "too early" in text:
         if like == "gpipe":
             return "the backwards stand before the forwards: with GPipe all forwards come first"
-        if all({kind for _, kind, _ in map(_parts, row[:1])} == {"B"} for row in rows):
-            return "every rank begins with a backward: are F and B exchanged?"
+        if _can_run([[f"{stage}{_EXCHANGED.get(kind, kind)}{k}" for stage, kind, k in map(_parts, row)]
+                     for row in rows]):
+            return "F and B are exchanged"
         rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
         return "a backward comes before the forward of the same microbatch on the same rank" + (
             "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short")
@@ -242,6 +244,15 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
         return (f"the warm-up grows with the rank ({', '.join(map(str, ahead))} forwards before the first backward): "
                 "a later rank waits for forwards that an earlier one runs only after a backward")
     return "ranks wait for each other in a circle"
+
+
+def _can_run(rows: Rows) -> bool:
+    microbatches = 1 + max(k for row in rows for _, _, k in map(_parts, row))
+    try:
+        Schedule("mine", rows, len(rows), microbatches, 1).validate()
+    except ValueError:
+        return False
+    return True
 
 
 def _compare(mine: Schedule, wanted: Schedule) -> None:

@@ -1,6 +1,7 @@
 """`find_plan`: the plans of small spaces against the simulation of each, and what is said about the others."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from parallelism.planning.explanation import Account, why, why_not
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
+from parallelism.training import figures
 from parallelism.transforms import Adam, Strategy
 
 SPEC = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=22, sequence=6)
@@ -173,6 +175,24 @@ def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, 
     fits = [tp for tp in (2, 4) if trained.sequence is None or trained.sequence % tp == 0]
     assert {*zip(asked["tp"].tolist(), asked["sp"].tolist(), strict=True)} == {
         (1, 0), (2, 0), (4, 0), *((tp, 1) for tp in fits)}
+
+
+@pytest.mark.parametrize("fixed", [{"pp": 2, "tp": 1}, {"pp": 1, "tp": 2}, {"pp": 2, "tp": 2, "recompute": "full"}])
+def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any]) -> None:
+    spec = replace(SPEC, layers=4, dtype="bfloat16")
+    plans = find_plan(spec, hardware="dgx-h100", devices=8, batch=16, schedule="1f1b", simulations=0, microbatch=2,
+                      **{"recompute": "none"} | fixed)
+    by_settings = {tuple(sorted(plan.settings.items())): plan for plan in plans}
+    pairs = [(plan, other) for plan in plans if plan.settings["zero"] == 1 and (
+        other := by_settings.get(tuple(sorted({**plan.settings, "zero": 2}.items())))) is not None]
+    assert pairs
+    for plan, other in pairs[:1]:
+        assert (plan.bound_seconds, plan.peak_bytes) == (other.bound_seconds, other.peak_bytes)
+        assert plan.figures.step is other.figures.step and "zero=1" in str(plan) and "zero=2" in str(other)
+        alone = figures(other.run, plans.task.hardware)                     # simulated by itself
+        assert (alone.seconds, alone.parts, alone.memory) == (
+            plan.figures.seconds, plan.figures.parts, plan.figures.memory)
+        assert other.figures.json()["strategy"] == alone.json()["strategy"] != plan.figures.json()["strategy"]
 
 
 def test_stages_may_be_uneven_but_not_those_of_an_interleaved_schedule_or_of_a_program() -> None:
