@@ -124,8 +124,8 @@ def slides() -> str:
         shown += [(name, _html(block.text)) for block in source.blocks if block.kind == "slide"]
     index = "".join(f'<li><a href="#{page}">{escape(name)}</a></li>' for page, name in pages)
     title = f"<h1>A cluster on a laptop</h1><p>The workshop of vcluster</p><ul>{index}</ul>"
-    sections = [f'<section data-lesson="{escape(name)}" aria-label="{escape(name or "title")}, page {page} of '
-                f'{len(shown) + 1}">{body}</section>' for page, (name, body) in enumerate([("", title), *shown], 1)]
+    sections = [f'<section id="{page}" data-lesson="{escape(name)}" aria-label="{escape(name or "title")}, page {page} '
+                f'of {len(shown) + 1}">{body}</section>' for page, (name, body) in enumerate([("", title), *shown], 1)]
     return _PAGE.replace("SLIDES", "\n".join(sections))
 
 
