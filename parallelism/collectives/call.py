@@ -253,8 +253,9 @@ class Moved:
         """Sources, the member itself included, by what it is given: of as many members the pairs are the same."""
         self._given: Callable[[int], Ints]
         """By position, the bytes that it gets from each other one."""
+        parts: Ints | None = None
         if kind.sums_all:
-            pieces = _pieces(first, g)
+            parts = pieces = _pieces(first, g)
             self.received = self.sent = (g - 2) * pieces + own
             self.messages = 2 * self.messages
             self._given = lambda position: pieces + pieces[position]
@@ -274,13 +275,15 @@ class Moved:
             if g > 1:
                 self.payload_bytes = even_buffer(int(self.received.sum()), g)
         elif kind.cuts:
-            pieces = _pieces(first, g)
+            parts = pieces = _pieces(first, g)
             self.received, self.sent = (g - 1) * pieces, own - pieces
             self._given = lambda position: np.full(g, pieces[position])
         else:
             self.payload_bytes = int(own.sum())
             self.received, self.sent = self.payload_bytes - own, (g - 1) * own
-            self._given = lambda position: own
+            self._given, parts = lambda position: own, own
+        self._is_same_for_all = parts is not None and bool(parts[0]) and bool((parts == parts[0]).all())
+        """Whether each member gets as much from every other one."""
 
     def _from_or_to_root(self, calls: Sequence[MemberCall], own: Ints) -> None:
         kind, root, g = self.kind, calls[0].root, len(own)
@@ -320,6 +323,10 @@ class Moved:
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position or rank, bytes) of each other member that gives it any bytes."""
+        if self._is_same_for_all:
+            if b"" not in self._pairs:
+                self._pairs[b""] = tuple(zip(self._names, self._given(0).tolist(), strict=True))
+            return self._pairs[b""][:position] + self._pairs[b""][position + 1:]
         given = self._given(position)
         key = given.tobytes()
         if key not in self._pairs:

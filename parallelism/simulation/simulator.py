@@ -21,6 +21,7 @@ from parallelism.events import HOST, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
+from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
@@ -43,6 +44,7 @@ from parallelism.timeline import (
 from parallelism.trace import Trace
 
 
+@rarely_collected()
 def simulate(
     operation: Simulable, hardware: Hardware | str | PathLike[str], *,
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None, fold: bool = False,
@@ -80,6 +82,7 @@ def simulate(
     return _trace(replay_columns(events, lengths, pricing), simulated.mesh, pricing)
 
 
+@rarely_collected()
 def step_parts(
     operation: Simulable, hardware: Hardware | str | PathLike[str], *,
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
