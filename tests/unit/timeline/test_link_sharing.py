@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
+from benchmarks import storms
 from benchmarks.storms import all_pairs, random_pairs
 from parallelism.algorithms import COLLECTIVES, closed_form
 from parallelism.cost import Costs
@@ -148,7 +149,7 @@ def arrivals(trace):
 @pytest.mark.parametrize("storm", [all_pairs, random_pairs])
 @pytest.mark.parametrize("hardware", ["ethernet-cpu", "dgx-h100:2"])
 def test_a_crowd_is_nearly_as_quick_as_by_exact_rates(monkeypatch, storm, hardware):
-    monkeypatch.setattr("benchmarks.storms.MESSAGES", 1)
+    monkeypatch.setattr(storms, "MESSAGES", 1)
     trace = storm(14)
     near, alone = (trace.on(hardware, compute="modelled", link_sharing=sharing) for sharing in (True, False))
     monkeypatch.setattr(link_sharing, "FEW", 10**6)
@@ -159,7 +160,7 @@ def test_a_crowd_is_nearly_as_quick_as_by_exact_rates(monkeypatch, storm, hardwa
 
 
 def test_no_port_carries_more_than_it_can_and_in_a_crowd_hardly_more(monkeypatch):
-    monkeypatch.setattr("benchmarks.storms.MESSAGES", 1)
+    monkeypatch.setattr(storms, "MESSAGES", 1)
     trace = all_pairs(9)
     hardware = Hardware.preset("ethernet-cpu")
     through = max(max(trace.bytes_sent(rank), trace.bytes_received(rank)) for rank in range(9))
