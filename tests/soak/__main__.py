@@ -106,6 +106,9 @@ class Supervisor:
     def _hang(self, kind: str, doing: dict[str, str], token: str) -> None:
         self._found(kind, "hang", doing["begin"], doing["seed"],
                     f"nothing happened for {self._arguments.patience:.0f} s; the stacks of all processes follow")
+        end = time.monotonic() + 1
+        while not processes_of(token) and time.monotonic() < end:
+            time.sleep(0.01)  # the host may have just been started, and have no environment yet
         for pid in processes_of(token):
             stacks.show(pid)
             time.sleep(0.2)  # so that they do not write all at once

@@ -27,7 +27,7 @@ def test_trials_that_find_nothing_end_with_0_and_a_table():
 
 def test_a_silent_host_is_a_hang_with_its_stacks_and_how_to_repeat_it():
     done = soak("--minutes", "1", "--times", "1", "--seed", "1", "--kind", "thread-queue", "--trial", "right",
-                "--patience", "0.01")
+                "--patience", "1e-6")
     assert done.returncode == 1
     assert "FOUND on thread-queue in the start: hang" in done.stdout
     assert "-- pid " in done.stderr
