@@ -39,7 +39,7 @@ PLAIN = {
     ("simulate", "op", 8): 4e-6, ("simulate", "whole", 8192): 2.0, ("simulate", "whole", 3072): 3.0,
     ("simulate", "folded", 102400): 5.0, ("simulate", "all_reduce", 1024): 0.02,
     ("plan", "set-up", 64): 2.0, ("plan", "set-up", 1024): 2.0, ("plan", "timed", 64): 200e-6,
-    ("plan", "timed", 1024): 200e-6,
+    ("plan", "timed", 1024): 200e-6, ("plan", "slicing", 128): 2.0,
 }
 """Of other suites: seconds by suite, operation and devices."""
 MEMORY_BYTES = {4: 10 * MIB, 64: 6 * MIB}

@@ -85,9 +85,9 @@ def hardware(words: Sequence[str]) -> int:
     name = Parser(
         {"name": {"nargs": "?", "metavar": "NAME | FILE.toml | FILE.json | host", "help": "the hardware to print"}},
         prog=f"{PROGRAM} hardware", description="""\
-Lists all described clusters, one line each; or prints one of them with the
-sources of its numbers: a preset, a file, or host, which is this machine if it
-is calibrated.""",
+Lists all described clusters and stacks, one line each; or prints one cluster
+with the sources of its numbers: a preset, a file, or host, which is this
+machine if it is calibrated.""",
         epilog=f"""\
   {PROGRAM} hardware dgx-h100
   {PROGRAM} hardware dgx-h100:8       eight nodes of it

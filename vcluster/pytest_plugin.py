@@ -193,7 +193,8 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
         try:
             clusters.append(wanted(mark.args, mark.kwargs))
         except (TypeError, ValueError) as error:
-            pytest.fail(f"@pytest.mark.{mark.name} of {node.nodeid}: {error}", pytrace=False)
+            message = f"@pytest.mark.{mark.name} of {node.nodeid}: {error}"
+            raise pytest.fail.Exception(message, pytrace=False) from None
     return clusters
 
 
@@ -204,7 +205,11 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
 def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]:
     """A warm `VirtualCluster` of the mesh that ``@pytest.mark.mesh`` names, with empty state and channels."""
     session, item = request.config.stash[_SESSION], request.node
-    item.stash[_CLUSTER] = cluster = session.warm.get(_wanted(request, item))
+    wanted = _wanted(request, item)
+    try:
+        item.stash[_CLUSTER] = cluster = session.warm.get(wanted)
+    except (TypeError, ValueError) as error:
+        raise pytest.fail.Exception(f"the cluster of {item.nodeid}: {error}", pytrace=False) from None
     session.output.begin()
     cluster.show_output = session.output.receive
     yield cluster

@@ -24,7 +24,8 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 """Pages that lie outside of docs/: from their paths in the repository to those in the site."""
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 ROOMS = ("parallelism.models", "parallelism.transforms", "parallelism.training", "parallelism.planning",
-         "parallelism.auto_sharding", "parallelism.interop", "parallelism.recorder", "vcluster.check")
+         "parallelism.auto_sharding", "parallelism.slicing", "parallelism.interop", "parallelism.recorder",
+         "vcluster.check")
 """Rooms whose names the documents import, though the packages do not pass them on."""
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")

@@ -4,3 +4,4 @@ from .mesh_shapes import AutoPlans as AutoPlans, Refusal as Refusal, auto_plans 
 from .op_sharding import WAITS as WAITS, OpSharding as OpSharding, op_shardings as op_shardings
 from .prices import Connection as Connection, connect as connect
 from .solution import AutoSharding as AutoSharding, auto_shard as auto_shard
+from .worth import Dual as Dual, OtherMesh as OtherMesh, dual as dual, other_splits as other_splits

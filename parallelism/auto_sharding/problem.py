@@ -34,6 +34,15 @@ IMPOSSIBLE = np.inf
 """In place of the seconds of a change of layout that is not made: to a pending sum."""
 
 
+class Within(NamedTuple):
+    """A part of the choices."""
+
+    letters: Sequence[Collection[tuple[str | None, ...]]]
+    """For each op of the program the letters of its shardings; all shardings if there is none of them."""
+    layouts: Mapping[str, Collection[TensorSharding]]
+    """For each value layouts in which it may lie, besides those in which it is made or needed."""
+
+
 class Use(NamedTuple):
     """A place where values of a class are used: an input of the ops of a class."""
 
@@ -88,6 +97,8 @@ class Problem:
     """For each op of the program the number of its class."""
     phases: tuple[int, ...]
     """For each class of ops: 0 in the forward, 1 in the backward, 2 after it."""
+    bound_seconds: float = np.inf
+    """No choice that was left out is faster than this; infinite if none was."""
 
     def seconds(
         self, ways: Sequence[int], lies: Sequence[int], kept: Collection[tuple[int, int]] | None = None
@@ -146,11 +157,13 @@ def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int
 
 
 def problem_of(
-    function: Function, mesh: Mesh, prices: Prices, *, blocks: str | None = None, ties: Iterable[tuple[str, str]] = ()
+    function: Function, mesh: Mesh, prices: Prices, *, blocks: str | None = None, ties: Iterable[tuple[str, str]] = (),
+    within: Within | None = None,
 ) -> Problem:
     """The choices of a program, priced.
 
     ``blocks`` is a pattern of regions that are laid out alike; ``ties`` are pairs of names of values that lie alike.
+    ``within`` leaves out all other choices.
     ``ValueError`` for a program with symbols or collectives, and for a name that is no value.
     """
     if symbols := ", ".join(sorted(function.symbols)):
@@ -168,7 +181,12 @@ def problem_of(
         OpChoices(tuple(at for at, each in enumerate(of_op) if each == number), ways,
                   np.array([next(flat) for _ in ways]))
         for number, ways in enumerate(shardings))
-    values = _values(function, mesh, of_op, classes.inputs, ops, prices, {name for pair in ties for name in pair})
+    bound = np.inf
+    if within is not None:
+        bound = sum(len(each.ops) * float(each.seconds.min()) for each in ops)
+        ops = tuple(_only(each, within.letters[each.ops[0]]) for each in ops)
+    values = _values(function, mesh, of_op, classes.inputs, ops, prices, {name for pair in ties for name in pair},
+                     None if within is None else within.layouts)
     place = {name: number for number, each in enumerate(values) for name in each.names}
     tied = []
     for pair in ties:
@@ -177,7 +195,15 @@ def problem_of(
                 raise ValueError(f"@{function.name} has no value %{name} to tie")
         if place[pair[0]] != place[pair[1]]:
             tied.append((place[pair[0]], place[pair[1]]))
-    return Problem(function, mesh, ops, values, tuple(dict.fromkeys(tied)), tuple(of_op), _phases(function, of_op))
+    return Problem(
+        function, mesh, ops, values, tuple(dict.fromkeys(tied)), tuple(of_op), _phases(function, of_op), bound)
+
+
+def _only(choices: OpChoices, letters: Collection[tuple[str | None, ...]]) -> OpChoices:
+    kept = [at for at, way in enumerate(choices.shardings) if way.letters in letters]
+    if not kept:
+        return choices
+    return OpChoices(choices.ops, tuple(choices.shardings[at] for at in kept), choices.seconds[kept])
 
 
 def _phases(function: Function, of_op: Sequence[int]) -> tuple[int, ...]:
@@ -210,7 +236,7 @@ class _Found(NamedTuple):
 
 def _values(
     function: Function, mesh: Mesh, of_op: Sequence[int], inputs: Mapping[str, int], ops: Sequence[OpChoices],
-    prices: Prices, tied: set[str],
+    prices: Prices, tied: set[str], within: Mapping[str, Collection[TensorSharding]] | None,
 ) -> tuple[ValueChoices, ...]:
     uses: dict[str, dict[tuple[int, int], None]] = {value.name: {} for value in function.values}
     counts: Counter[str] = Counter()
@@ -228,22 +254,45 @@ def _values(
         key = made or inputs[name], used, value.layout, name in returned, name in tied
         found.setdefault(key, _Found([], value.type, made, used, value.layout, name in returned, name in tied))
         found[key].names.append(name)
-    drafts = [_draft(each, mesh, ops) for each in found.values()]
-    wanted = [(source, target, draft.type) for draft in drafts for side in (draft.firsts, draft.seconds)
-              for source, target in side]
-    seconds = dict(zip(wanted, prices.moves(wanted), strict=True))
-
-    def table(rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType,
-              pairs: set[tuple[TensorSharding, TensorSharding]]) -> Floats:
-        return np.array([[seconds[a, b, type] if (a, b) in pairs else IMPOSSIBLE for b in columns] for a in rows]
-                        ).reshape(len(rows), len(columns))
-
+    drafts = [_draft(each, mesh, ops, within) for each in found.values()]
+    asked = _Asked(prices)
+    sides = [(asked.table(draft.made, draft.layouts, draft.type, np.ones((len(draft.made), len(draft.layouts)), bool)),
+              asked.table(draft.layouts, draft.needed, draft.type, draft.moved)) for draft in drafts]
+    seconds = asked.seconds()
     return tuple(
         ValueChoices(
             tuple(draft.of.names), draft.type, draft.made_by, draft.made, draft.layouts, draft.needed, draft.uses,
-            table(draft.made, draft.layouts, draft.type, draft.firsts),
-            table(draft.layouts, draft.needed, draft.type, draft.seconds))
-        for draft in drafts)
+            seconds[first], seconds[second])
+        for draft, (first, second) in zip(drafts, sides, strict=True))
+
+
+class _Asked:
+    """Tables of changes of layout that are to be priced.  Many values ask for the same, so each has a number."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self.numbers: dict[tuple[TensorSharding, TensorSharding, TensorType], int] = {}
+        self.tables: dict[object, Ints] = {}
+        self.ids: dict[TensorSharding, int] = {}
+
+    def table(
+        self, rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType,
+        wanted: npt.NDArray[np.bool_],
+    ) -> Ints:
+        """The numbers of the changes from ``rows`` to ``columns``; -1 where one is not wanted or not possible."""
+        key = *(tuple(self.ids.setdefault(each, len(self.ids)) for each in side) for side in (rows, columns)), type
+        if key not in self.tables:
+            table = np.full((len(rows), len(columns)), -1)
+            for at, source in enumerate(rows):
+                for to, target in enumerate(columns):
+                    if reachable(source, target):
+                        table[at, to] = self.numbers.setdefault((source, target, type), len(self.numbers))
+            self.tables[key] = table
+        return np.where(wanted, self.tables[key], -1)
+
+    def seconds(self) -> Floats:
+        """The seconds of each change by its number, and at the end what is impossible."""
+        return np.array([*self.prices.moves(self.numbers), IMPOSSIBLE])
 
 
 @dataclass(frozen=True)
@@ -259,14 +308,12 @@ class _Draft:
     uses: tuple[Use, ...]
 
     @property
-    def firsts(self) -> set[tuple[TensorSharding, TensorSharding]]:
-        return {(a, b) for a in self.made for b in self.layouts if reachable(a, b)}
-
-    @property
-    def seconds(self) -> set[tuple[TensorSharding, TensorSharding]]:
+    def moved(self) -> npt.NDArray[np.bool_]:
+        """Which changes may be made from where the value lies (rows) to what is needed (columns)."""
         if self.is_moved_once:
-            return {(a, a) for a in self.layouts if a in self.needed}
-        return {(a, b) for a in self.layouts for b in self.needed if reachable(a, b)}
+            return np.array([[a == b for b in self.needed] for a in self.layouts], bool).reshape(
+                len(self.layouts), len(self.needed))
+        return np.ones((len(self.layouts), len(self.needed)), bool)
 
     @property
     def is_moved_once(self) -> bool:
@@ -279,7 +326,9 @@ def reachable(source: TensorSharding, target: TensorSharding) -> bool:
     return source == target or not target.partial
 
 
-def _draft(found: _Found, mesh: Mesh, ops: Sequence[OpChoices]) -> _Draft:
+def _draft(
+    found: _Found, mesh: Mesh, ops: Sequence[OpChoices], within: Mapping[str, Collection[TensorSharding]] | None
+) -> _Draft:
     made: dict[TensorSharding, int] = {}
     made_by = None
     if found.made_by is not None:
@@ -296,7 +345,9 @@ def _draft(found: _Found, mesh: Mesh, ops: Sequence[OpChoices]) -> _Draft:
         layouts = [each for each in needed if not each.partial or each in made]
     else:
         layouts = [*made, *(each for each in needed if not each.partial)]
-        if found.returned or found.tied or not layouts:
+        if within is not None:
+            layouts += [each for name in found.names for each in within[name]]
+        elif found.returned or found.tied or not layouts:
             layouts += even_layouts(found.type, mesh)
         if found.returned:
             layouts = [each for each in layouts if not each.partial]

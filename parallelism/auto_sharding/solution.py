@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from os import PathLike
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from parallelism.auto_sharding.explanation import Why, why
 from parallelism.auto_sharding.integer_program import Choice, NoLayoutFits, solve
+from parallelism.auto_sharding.joined_axes import is_large, joined, joinings, near, over_joined
 from parallelism.auto_sharding.memory import Memory, shard_bytes
 from parallelism.auto_sharding.op_sharding import OpSharding
 from parallelism.auto_sharding.prices import Prices
-from parallelism.auto_sharding.problem import Problem, made_in, problem_of
+from parallelism.auto_sharding.problem import Problem, Within, made_in, problem_of
 from parallelism.display.quantities import decimal_bytes
 from parallelism.execution import Executable
 from parallelism.execution.device_program import communicates
@@ -60,6 +62,16 @@ class AutoSharding:
     solve_seconds: float
     limit_bytes: int | None = None
     """What a device may hold; None: anything."""
+    blocks: str | None = "block.*"
+    """The pattern of the regions that are laid out alike."""
+    ties: tuple[tuple[str, str], ...] = ()
+    """The pairs of names of values that were to lie alike."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether memory had to be limited: with any amount of it another choice might be faster."""
+        return self.limit_bytes is not None and (
+            bool(self.choice.moments) or self.choice.limit_bytes != self.limit_bytes)
 
     @property
     def mesh(self) -> Mesh:
@@ -136,7 +148,9 @@ def auto_shard(
 
     Layouts that the program has stay.  Values in regions that match ``blocks`` and have the same ops are laid out
     alike.  ``ties`` are pairs of names of values that lie alike; what a training step replaces always lies as before.
-    After ``time_limit`` seconds of the solver the best choice found is returned, with its gap.
+    After ``time_limit`` seconds of the solver the best choice found is returned, with its gap.  Over more than two axes
+    a program with many shardings is not searched as a whole, unless ``time_limit`` is infinite: the choices are those
+    found with the axes joined into two, in each way (`joined_axes`), and the gap says how far they are from a bound.
 
     With ``limit_bytes`` no device holds more at any time: weights, gradients, state and what the forward leaves to the
     backward are split where they lie, and gathered before use, where that costs least time.  A copy that forward and
@@ -150,16 +164,31 @@ def auto_shard(
     start = perf_counter()
     replaced = [(value.name.removeprefix(NEXT), value.name) for value in function.outputs
                 if value.name.removeprefix(NEXT) in replaced_by(function)]
+    ties = [*replaced, *ties]
+    within = None
+    if time_limit != inf and is_large(function, mesh, blocks):
+        within = _near(function, mesh, machine, priced_dtype=priced_dtype, blocks=blocks, ties=ties,
+                       limit_bytes=limit_bytes, time_limit=time_limit)
     problem = problem_of(
-        function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=[*replaced, *ties])
-    built = perf_counter()
+        function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=ties, within=within)
+    built = perf_counter() - start
+    found = laid_within(problem, machine, priced_dtype, limit_bytes, time_limit)
+    return replace(found, build_seconds=built, blocks=blocks, ties=tuple(ties))
+
+
+def laid_within(
+    problem: Problem, hardware: Hardware, priced_dtype: str | None, limit_bytes: int | None, time_limit: float | None
+) -> AutoSharding:
+    """The best choice of a problem in which no device holds more than ``limit_bytes``.  `NoLayoutFits` if none does."""
+    start = perf_counter()
+    function, mesh = problem.function, problem.mesh
     memory = None if limit_bytes is None else Memory(problem, replaced_by(function))
     choice = solve(problem, time_limit=time_limit, memory=memory, limit_bytes=limit_bytes)
     bound, left = choice.bound_seconds, 0
     while True:
         # A smaller limit may exclude what is faster and has no such buffers: only the first bound is one for all.
-        found = AutoSharding(problem, replace(choice, bound_seconds=min(bound, choice.seconds)), machine, priced_dtype,
-                             built - start, perf_counter() - built, limit_bytes)
+        found = AutoSharding(problem, replace(choice, bound_seconds=min(bound, choice.seconds)), hardware,
+                             priced_dtype, 0.0, perf_counter() - start, limit_bytes)
         if limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
             return found
         left += over        # for buffers inside of changes of layout: they have no variables
@@ -171,6 +200,19 @@ def auto_shard(
             raise NoLayoutFits(
                 f"{error}; {decimal_bytes(left)} of the {decimal_bytes(limit_bytes)} a device are left for the buffers "
                 "inside of changes of layout", (error.least_bytes or 0) + left) from None
+
+
+def _near(
+    function: Function, mesh: Mesh, hardware: Hardware, *, time_limit: float | None, **options: Any
+) -> Within | None:
+    """What is chosen where the axes of the mesh are joined into two; None if given layouts cannot be joined so."""
+    found = []
+    for groups in joinings(mesh):
+        given = over_joined(function, groups)
+        if given is not None:
+            each = auto_shard(given, joined(mesh, groups), hardware, time_limit=time_limit, **options)
+            found.append((groups, each.problem, each.choice.ways, each.choice.lies))
+    return near(mesh, found) if found else None
 
 
 def replaced_by(function: Function) -> tuple[str, ...]:

@@ -186,11 +186,12 @@ def checked_tag(tag: Any) -> int:
     return number
 
 
-def checked_peer(mesh: Mesh, peer: Any) -> int:
+def checked_peer(mesh: Mesh, peer: Any, name: str = "a rank") -> int:
     """A rank of the mesh, or the host."""
-    rank = integer("a rank", peer)
+    rank = integer(name, peer)
     if rank != HOST and not 0 <= rank < mesh.size:
-        raise ValueError(f"{mesh!r} has ranks 0 to {mesh.size - 1} (and HOST, -1), got {rank}")
+        wrapped = f"; the device after the last is (device.rank + 1) % {mesh.size}" if rank == mesh.size else ""
+        raise ValueError(f"{name} must be one of 0 to {mesh.size - 1} in {mesh!r}, or HOST (-1); got {rank}{wrapped}")
     return rank
 
 

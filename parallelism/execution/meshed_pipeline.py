@@ -53,9 +53,8 @@ class MeshedPipeline(TrainedPipeline):
 
     def laid_out(self, stages: Stages) -> Stages:
         """The stages with a layout on every value.  A split is one that all meshes of its axes can have."""
-        whole = Mesh(**{axis: lcm(*(each.shape[axis] for each in self.meshes)) for axis in self.meshes[0].axes})
         own = [self.meshes[position] for position in self.pipeline.schedule.placement]
-        return laid_out_stages(stages, whole, self.sums, own)
+        return laid_out_stages(stages, whole_of(self.meshes), self.sums, own)
 
     # -- where a device is ---------------------------------------------------------------------------------------------
 
@@ -148,3 +147,8 @@ class MeshedPipeline(TrainedPipeline):
         sent.wait()
         arrays = unpacked(received, back.local(self.meshes[here], device.rank))
         return np.concatenate([np.ravel(array) for array in arrays])
+
+
+def whole_of(meshes: Sequence[Mesh]) -> Mesh:
+    """The mesh with the least common multiples of the extents of meshes that have the same axes."""
+    return Mesh(**{axis: lcm(*(mesh.shape[axis] for mesh in meshes)) for axis in meshes[0].axes})

@@ -69,9 +69,17 @@ class StagePrograms:
         self.like, self.sums, self.fused = like, sums or {}, fused
         self.overlap, self.overlapping = overlap, overlapping
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
-        self._counts_places = f"{batch}_first" in functions.symbols_of_work
-        self._counts_values = f"{batch}_first" in functions.symbols
         self._cache: dict[Any, Any] = {}
+
+    @cached_property
+    def _counts_places(self) -> bool:
+        """Whether parts of the batch of equal sizes differ in the work that they are."""
+        return f"{self.batch}_first" in self.functions.symbols_of_work
+
+    @cached_property
+    def _counts_values(self) -> bool:
+        """Whether they differ in values at least."""
+        return f"{self.batch}_first" in self.functions.symbols
 
     def alike(self, part: Part) -> Part:
         """The first of the parts of the batch for which the programs do the same work, and differ in values at most."""

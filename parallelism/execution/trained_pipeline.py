@@ -73,7 +73,7 @@ class TrainedPipeline(PipelinedProgram):
         self._updates: dict[int, _Update] = {}
         self._first: dict[tuple[Form, Mesh], _Update] = {}
         """The first update of each form; others of the form are this one with other names."""
-        self._places: dict[tuple[Mesh, int], int] = {}
+        self._places: dict[Mesh, list[int]] = {}
 
     def laid_out(self, stages: Stages) -> Stages:
         """The stages with a layout on every value, if a stage is on several devices."""
@@ -154,11 +154,14 @@ class TrainedPipeline(PipelinedProgram):
 
     def place_of_update(self, mesh: Mesh, rank: int) -> int:
         """The rank on `mesh_of_update`."""
-        key = mesh, rank
-        if key not in self._places:
-            index, inside = mesh.index(rank), self.mesh_of_update(0)
-            self._places[key] = inside.rank(**{axis: index[axis] if axis in mesh.axes else 0 for axis in inside.axes})
-        return self._places[key]
+        if mesh not in self._places:
+            inside, sizes = self.mesh_of_update(0), tuple(mesh.shape.values())
+            index = dict(zip(mesh.axes, np.unravel_index(np.arange(mesh.size), sizes), strict=True))
+            found = np.zeros(mesh.size, np.int64)
+            for axis, extent in inside.shape.items():
+                found = found * extent + index.get(axis, 0)
+            self._places[mesh] = found.tolist()
+        return self._places[mesh][rank]
 
     def program_of_update(self, mesh: Mesh, rank: int, position: int) -> DeviceProgram:
         """The program of a rank's update, with the names of the first update of its form."""
@@ -170,8 +173,8 @@ class TrainedPipeline(PipelinedProgram):
 
     def rank_of_update(self, mesh: Mesh, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
-        first = position % self.stages_summed * self.mesh_of_update(position).size
-        return first + self.place_of_update(mesh, rank)
+        before = position % self.stages_summed
+        return (before and before * self.mesh_of_update(position).size) + self.place_of_update(mesh, rank)
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
         """The types of a rank's parts of the state, by name."""

@@ -60,7 +60,11 @@ def typed_as(declared: Method) -> Callable[[Callable[..., Any]], Method]:
 
 
 class ArrayCalls(Protocol):
-    """The collectives of a device, by what they give for arrays."""
+    """The collectives of a device, by what they give for arrays.
+
+    ``axes`` names the group: members are those devices that differ in these axes only.  `vcluster.VirtualDevice` says
+    of each call what it refuses, and the bytes that it moves.
+    """
 
     @overload
     def all_reduce(self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]) -> Array: ...
@@ -74,7 +78,8 @@ class ArrayCalls(Protocol):
     def all_reduce(
         self, x: Other, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Later]
     ) -> Work[Any]: ...
-    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
+        """Every member gets the reduced (``op``) arrays of all."""
 
     @overload
     def all_gather(self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Now]) -> Array: ...
@@ -84,7 +89,8 @@ class ArrayCalls(Protocol):
     def all_gather(self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Array]: ...
     @overload
     def all_gather(self, x: Other, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
-    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any: ...
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
+        """Every member gets the arrays of all, joined along ``dim``."""
 
     @overload
     def reduce_scatter(
@@ -104,7 +110,8 @@ class ArrayCalls(Protocol):
     ) -> Work[Any]: ...
     def reduce_scatter(
         self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
-    ) -> Any: ...
+    ) -> Any:
+        """Each member gets its piece, along ``dim``, of the reduced arrays of all."""
 
     @overload
     def all_to_all(
@@ -129,7 +136,8 @@ class ArrayCalls(Protocol):
     def all_to_all(
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Ints | None = None, **options: Any,
-    ) -> Any: ...
+    ) -> Any:
+        """Each member gets its piece of each array: cut along one dim, joined along another."""
 
     @overload
     def broadcast(self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]) -> Array: ...
@@ -141,7 +149,8 @@ class ArrayCalls(Protocol):
     ) -> Work[Array]: ...
     @overload
     def broadcast(self, x: Other, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
-    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any: ...
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
+        """Every member gets the array of the member at position ``root``."""
 
     @overload
     def scatter(
@@ -157,7 +166,8 @@ class ArrayCalls(Protocol):
     def scatter(
         self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
     ) -> Work[Any]: ...
-    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
+        """Each member gets its piece, along ``dim``, of the array of the member at position ``root``."""
 
     @overload
     def reduce(
@@ -175,7 +185,8 @@ class ArrayCalls(Protocol):
     def reduce(
         self, x: Other, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
     ) -> Work[Any]: ...
-    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+        """The member at position ``root`` gets the reduced arrays of all; the others get None."""
 
     @overload
     def gather(
@@ -191,7 +202,8 @@ class ArrayCalls(Protocol):
     def gather(
         self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
     ) -> Work[Any]: ...
-    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
+        """The member at position ``root`` gets the arrays of all, joined along ``dim``; the others get None."""
 
     @overload
     def all_scatter(self, x: Array, axes: Axes = None, **options: Unpack[Now]) -> list[Array]: ...
@@ -201,7 +213,8 @@ class ArrayCalls(Protocol):
     def all_scatter(self, x: Array, axes: Axes = None, **options: Unpack[Later]) -> Work[list[Array]]: ...
     @overload
     def all_scatter(self, x: Other, axes: Axes = None, **options: Unpack[Later]) -> Work[Any]: ...
-    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any: ...
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
+        """Every member gets a list of the arrays of all, not joined."""
 
     @overload
     def permute(self, x: Array, pairs: Pairs, axes: Axes = None, **options: Unpack[Now]) -> Array: ...
@@ -211,7 +224,8 @@ class ArrayCalls(Protocol):
     def permute(self, x: Array, pairs: Pairs, axes: Axes = None, **options: Unpack[Later]) -> Work[Array]: ...
     @overload
     def permute(self, x: Other, pairs: Pairs, axes: Axes = None, **options: Unpack[Later]) -> Work[Any]: ...
-    def permute(self, x: Any, pairs: Pairs, axes: Axes = None, **options: Any) -> Any: ...
+    def permute(self, x: Any, pairs: Pairs, axes: Axes = None, **options: Any) -> Any:
+        """Member ``b`` gets the array of member ``a`` for each pair ``(a, b)``, and zeros without one."""
 
     @overload
     def shift(self, x: Array, axes: Axes = None, *, by: int = 1, **options: Unpack[Now]) -> Array: ...
@@ -221,7 +235,8 @@ class ArrayCalls(Protocol):
     def shift(self, x: Array, axes: Axes = None, *, by: int = 1, **options: Unpack[Later]) -> Work[Array]: ...
     @overload
     def shift(self, x: Other, axes: Axes = None, *, by: int = 1, **options: Unpack[Later]) -> Work[Any]: ...
-    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any: ...
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
+        """Each member gets the array of the member ``by`` positions before it, in a circle."""
 
     @overload
     def reshard(
@@ -233,4 +248,5 @@ class ArrayCalls(Protocol):
     ) -> Any: ...
     def reshard(
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
-    ) -> Any: ...
+    ) -> Any:
+        """The device's shard in the layout ``target``, from its shard in ``source``."""

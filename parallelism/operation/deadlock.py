@@ -75,7 +75,8 @@ def describe(
         + callers((stacks or {}).get(each.rank, ()), each.location)
         for each in stuck
     }
-    return "\n".join([head, *folded(texts)])
+    before = "  -1 is the host; the device before rank 0 is (device.rank - 1) % device.size"
+    return "\n".join([head, *folded(texts), *[before] * any(peer < 0 for each in stuck for peer in each.waits_for)])
 
 
 def callers(stack: Sequence[Frame], location: str) -> str:

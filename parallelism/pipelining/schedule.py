@@ -158,10 +158,10 @@ class Schedule:
         """The start and end of every action, if each rank keeps its order and starts each action as early as possible.
 
         ``costs`` gives the seconds (or any unit) of ``F``, ``B``, ``I``, ``W`` and ``message``: five numbers, or a
-        mapping to a number or to one number for each stage.  The defaults are ``I + W`` for ``B`` and 0 for
-        ``message``; ``I`` and ``W`` may be left out if the schedule has none.  A message delays its receiver but does
-        not occupy ranks; stages of one rank need no message.  ``ValueError`` for other costs, and if ranks wait for
-        each other in a cycle.
+        mapping to a number or to one number for each stage; of ``message`` to one for each stage but the last, for
+        what passes between it and the next.  The defaults are ``I + W`` for ``B`` and 0 for ``message``; ``I`` and
+        ``W`` may be left out if the schedule has none.  A message delays its receiver but does not occupy ranks; stages
+        of one rank need no message.  ``ValueError`` for other costs, and if ranks wait for each other in a cycle.
         """
         return timeline(self, costs)
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH
 from parallelism.display.quantities import plural
+from parallelism.pipelining.generators import CHUNKED
 from parallelism.pipelining.timing import SLOTS
 
 if TYPE_CHECKING:
     from parallelism.pipelining.actions import Action
     from parallelism.pipelining.schedule import Schedule
+    from parallelism.pipelining.timing import ScheduleTimeline
 
 
 def text(schedule: Schedule) -> str:
@@ -26,6 +28,8 @@ def text(schedule: Schedule) -> str:
     fold = (WIDTH - margin + 1) // width
     return "\n".join(
         [caption(schedule)]
+        + ["one chunk a rank, so nothing is interleaved; chunks=2 gives each rank two stages"]
+        * (schedule.chunks == 1 < schedule.ranks and schedule.name in CHUNKED)
         + [
             (head.ljust(margin) + "".join(cell.ljust(width) for cell in cells[first : first + fold])).rstrip()
             for first in range(0, len(numbers), fold)
@@ -53,6 +57,25 @@ def sizes(schedule: Schedule) -> str:
     """The name and the sizes of a schedule in words."""
     return (f"{schedule.name}: {plural(schedule.stages, 'stage')} on {plural(schedule.ranks, 'rank')}, "
             f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches != 1)}")
+
+
+def bars(timeline: ScheduleTimeline) -> str:
+    """The actions of each rank as bars on one time axis, in 80 columns; ``.`` is idle."""
+    schedule, makespan = timeline.schedule, timeline.makespan
+    heads = [f"rank {rank}" for rank in range(schedule.ranks)]
+    margin = max(map(len, heads)) + 2
+    columns = WIDTH - margin
+    first = min((span.start for row in timeline.spans for span in row), default=0)
+    lines = [f"{sizes(schedule)}; makespan {makespan:.6g}, bubble {timeline.bubble_fraction:.1%} of it"]
+    for head, row in zip(heads, timeline.spans, strict=True):
+        line = "." * columns
+        for action, start, end in row:
+            begin, stop = (round((time - first) / (makespan or 1) * columns) for time in (start, end))
+            label = _label(schedule, action)
+            bar = label if len(label) < stop - begin else action.kind
+            line = line[:begin] + bar.ljust(stop - begin, "-")[: stop - begin] + line[stop:]
+        lines.append(head.ljust(margin) + line)
+    return "\n".join([*lines, " " * margin + "0" + f"{makespan:.6g}".rjust(columns - 1)])
 
 
 def _label(schedule: Schedule, action: Action | None) -> str:

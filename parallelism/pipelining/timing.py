@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from parallelism.pipelining.schedule import Schedule
 
 Costs = Mapping[str, float | Sequence[float]] | Sequence[float]
-"""Of ``F``, ``B``, ``I``, ``W`` and ``message``, by name or in this order."""
+"""Of ``F``, ``B``, ``I``, ``W`` and ``message``, by name or in this order; several of ``message`` are those between
+each stage and the next."""
 
 UNIT_COSTS: Mapping[str, float] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "message": 0})
 """The unit of the papers: a forward and both halves of a backward take equally long, messages no time."""
@@ -123,6 +124,11 @@ class ScheduleTimeline:
         timelines = (self, *others)
         return Drawing("\n".join(map(svg.title, timelines)), svg.html(timelines))
 
+    def __str__(self) -> str:
+        from parallelism.pipelining import text_picture
+
+        return text_picture.bars(self)
+
     def _repr_html_(self) -> str:
         from parallelism.pipelining import svg
 
@@ -130,7 +136,10 @@ class ScheduleTimeline:
 
 
 def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
-    """Each cost by stage, and the message's once.  ``ValueError``, ``TypeError`` for costs that are none."""
+    """Each cost by stage; that of a message by the lower of its two stages.
+
+    ``ValueError``, ``TypeError`` for costs that are none.
+    """
     if not isinstance(costs, Mapping):
         if not isinstance(costs, list | tuple) or len(costs) != len(_NAMES):
             raise ValueError(f"costs are five numbers ({', '.join(_NAMES)}), or a mapping from these; got {costs!r}")
@@ -140,19 +149,21 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
         if name not in _NAMES:
             raise ValueError(f"costs are of {', '.join(_NAMES)}; got one of {name!r}")
         several = isinstance(value, list | tuple)
+        count = stages - 1 if name == "message" and several else stages
         numbers: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * stages
-        if len(numbers) != stages or (several and name == "message"):
-            wanted = "one number" if name == "message" else f"a number, or one for each of {stages} stages"
-            raise ValueError(f"the cost of {name} should be {wanted}; got {value!r}")
+        if len(numbers) != count:
+            wanted = f"{count} pairs of neighbouring" if name == "message" else f"{stages}"
+            raise ValueError(f"the cost of {name} should be a number, or one for each of {wanted} stages; got "
+                             f"{value!r}")
         for number in numbers:
             if isinstance(number, bool) or not hasattr(number, "__float__"):
                 raise TypeError(f"the cost of {name} should be a number; got {number!r}")
             if not 0 <= number < float("inf"):
                 raise ValueError(f"the cost of {name} should be 0 or more and finite; got {number!r}")
-        checked[name] = numbers
+        checked[name] = numbers + [0] * (stages - count)
     if "B" not in checked and "I" in checked and "W" in checked:
         checked["B"] = [i + w for i, w in zip(checked["I"], checked["W"], strict=True)]
-    return {"message": [0], **checked}
+    return {"message": [0] * stages, **checked}
 
 
 def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
@@ -279,7 +290,8 @@ class _Lanes:
             sources = Action(stage, kind, 0).needs
             posted = self._slot(sources[0], by_message=True) if sources else _NONE
             return _Pattern(RECV if sources else POINT, 0, posted, waits, slots, ())
-        sent = [(self._slot(action, by_message=True), self.costs["message"][0]) for action in made]
+        message, back = self.costs["message"], kind.removeprefix("SEND_") != "F"
+        sent = [(self._slot(action, by_message=True), message[max(stage - back, 0)]) for action in made]
         sent += [(slot, 0) for slot in slots if is_stray]
         sends = tuple((slot, seconds) for slot, seconds in sent if slot in received)
         role, cost = (COMPUTE, self.costs[kind][stage]) if kind in KINDS else (POINT, 0)

@@ -14,6 +14,8 @@ LEAST_SHARE = 5e-4
 """A part that differs by a smaller share of the step is not told."""
 ROUNDING = 1e-9
 """Steps that differ by no larger share take as long: sums of the same seconds in another order."""
+SAME_PROGRAM = "zero=1 and zero=2 are the same program: one row tells both"
+"""What is said of lists of plans, where both have been searched."""
 LEAST_EXPOSED = 0.02
 """Links are told of the axes whose collectives take at least this share of the step."""
 

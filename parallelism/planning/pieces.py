@@ -15,7 +15,7 @@ from typing import Any
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
-from parallelism.ir import Function, TensorType, Value
+from parallelism.ir import Expression, Function, TensorType, Value
 from parallelism.ir.core import Extent, symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
@@ -66,6 +66,10 @@ class SymbolicStage(StagePrograms):
     def numbers(self, part: Part) -> dict[str, int]:
         """None: the rows stay symbols."""
         return {}
+
+    def alike(self, part: Part) -> Part:
+        """The part, of which there is one."""
+        return part
 
     @cached
     def program(self, kind: str, part: Part) -> DeviceProgram:
@@ -205,9 +209,12 @@ class Updates:
     def local(self) -> Function:
         """The program of the first device."""
         local = self.laid_out.program()
-        first = {
-            value: Value(value.name, TensorType(value.type.dtype, map(self._of_first, value.type.shape)), value.layout)
-            for value in local.values}
+        types = {type: TensorType(type.dtype, map(self._of_first, type.shape)) for type in {
+            value.type for value in local.values}}
+        given = {given for op in local.ops for _, given in op.attributes if isinstance(given, Expression)}
+        if all(type == first for type, first in types.items()) and all(self._of_first(each) == each for each in given):
+            return local
+        first = {value: Value(value.name, types[value.type], value.layout) for value in local.values}
         ops = [checked_op(
             op.kind, (first[value] for value in op.inputs),
             tuple((name, self._of_first(given)) for name, given in op.attributes),
@@ -358,8 +365,9 @@ def local_type(value: Value, devices: Devices | None) -> TensorType:
 def splits_of(localized: Localized) -> set[Split]:
     """Which extents of a program must divide by the devices along which axes."""
     function: Function = localized.function
-    laid = {(value.type.shape, value.layout) for value in function.values}
-    laid |= {(op.outputs[0].type.shape, move.after) for op in function.ops for move in moves_of(op, localized.devices)}
+    values = {(id(value.type), id(value.layout)): value for value in function.values}    # the function keeps them alive
+    laid: list[tuple[Any, Any]] = [(value.type.shape, value.layout) for value in values.values()]
+    laid += [(op.outputs[0].type.shape, move.after) for op in function.ops for move in moves_of(op, localized.devices)]
     return {(extent, dim.axes) for shape, layout in laid if layout is not None
             for extent, dim in zip(shape, layout.dims, strict=True) if dim.axes}
 

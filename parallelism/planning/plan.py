@@ -136,6 +136,11 @@ class Plan:
         return split_text(self.settings)
 
     @property
+    def program(self) -> Hashable:
+        """Equal for the plans of a task that run the same program: `step_key`."""
+        return step_key(self.settings, self.bound_seconds, self.peak_bytes)
+
+    @property
     def microbatch(self) -> int:
         """The rows of a microbatch."""
         return int(self.settings["microbatch"])

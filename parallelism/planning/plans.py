@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from parallelism.display import quantities
 from parallelism.planning.explanation import (
+    SAME_PROGRAM,
     Need,
     longer_text,
     need_text,
@@ -22,7 +23,7 @@ from parallelism.planning.explanation import (
     why,
     why_not,
 )
-from parallelism.planning.plan import Plan, Task, step_key
+from parallelism.planning.plan import Plan, Task
 from parallelism.planning.space import Choices, Refused, checked_settings, choices
 from parallelism.training import Figures, figures
 
@@ -128,6 +129,14 @@ class Plans(Sequence[Plan]):
     def __iter__(self) -> Iterator[Plan]:
         return map(self._at, range(len(self)))
 
+    def programs(self) -> Iterator[Plan]:
+        """The plans, the best first; of those that are the same program, such as ZeRO-1 and ZeRO-2, the first only."""
+        met = set[Hashable]()
+        for plan in self:
+            if plan.program not in met:
+                met.add(plan.program)
+                yield plan
+
     def where(self, **fixed: Any) -> Iterator[Plan]:
         """The plans with these settings, the best first.  ``ValueError`` for a setting that cannot be."""
         wanted = np.ones(len(self), np.bool_)
@@ -157,12 +166,17 @@ class Plans(Sequence[Plan]):
         return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
 
     def why(self, plan: Plan) -> str:
-        """Why the first plan is before the second, or why ``plan`` is after the first, in a sentence."""
-        if plan.settings != self[0].settings:
-            return f"the first ({self[0].split}) takes {longer_text(self[0].account, plan.account)}"
-        if len(self) == 1:
-            return "no other plan fits"
-        return why(plan.account, self[1].account)
+        """Why the first plan is before the second, or why ``plan`` is after the first, in a sentence.
+
+        The second is the first of `programs` that is another program than the first plan.
+        """
+        first = self[0]
+        if plan.program != first.program:
+            return f"the first ({first.split}) takes {longer_text(first.account, plan.account)}"
+        if plan.settings != first.settings:
+            return f"the first ({first.split}) is the same program"
+        second = next(islice(self.programs(), 1, None), None)
+        return "no other plan fits" if second is None else why(plan.account, second.account)
 
     def why_not(self, plan: Plan, **fixed: Any) -> str:
         """Why the best plan with these settings comes after ``plan``, in a sentence."""
@@ -172,6 +186,8 @@ class Plans(Sequence[Plan]):
         asked = settings_text(fixed)
         if other.settings == plan.settings:
             return f"this plan has {asked}"
+        if other.program == plan.program:
+            return f"with {asked} the program is the same"
         return why_not(asked, other.account, plan.account)
 
     def needs(self) -> list[Need]:
@@ -204,27 +220,29 @@ class Plans(Sequence[Plan]):
 
     def figures_of(self, plan: Plan) -> Figures:
         """The figures of a plan, once for those that are the same program."""
-        key = step_key(plan.settings, plan.bound_seconds, plan.peak_bytes)
-        if key not in self.known:
-            self.known[key] = figures(plan.run, self.task.hardware)
-        return replace(self.known[key], run=plan.run)
+        if plan.program not in self.known:
+            self.known[plan.program] = figures(plan.run, self.task.hardware)
+        return replace(self.known[plan.program], run=plan.run)
 
     def _heading(self) -> str:
-        proved = "the first is the best" if not self.gap else f"the first is within {self.gap:.1%} of the best"
-        return (f"{len(self)} plans fit of {self.considered} combinations; {self.timed} timed, {self.simulated} "
-                f"simulated in {self.elapsed_seconds:.1f} s; {proved}")
+        proved = "none fits" if not len(self) else "the first is the best" if not self.gap else (
+            f"the first is within {self.gap:.1%} of the best")
+        several = {1, 2} <= {*self.choices["zero"].tolist()}
+        fit = f"{quantities.plural(len(self), 'plan')} fit{'s' * (len(self) == 1)}"
+        return (f"{fit} of {self.considered} combinations; {self.timed} timed, {self.simulated} simulated in "
+                f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}")
 
     def _repr_html_(self) -> str:
         front = {plan.split for plan in self.front} if len(self) else set()
         return plans_html(
             self._heading(),
             [(plan.seconds, plan.peak_bytes, plan.is_simulated, plan.split, plan.split in front)
-             for plan in islice(self, 16)],
+             for plan in islice(self.programs(), 16)],
             self.memory, {reason: each.count for reason, each in self.refused.items()})
 
     def __str__(self) -> str:
         lines = [self._heading()]
-        for plan in islice(self, 10):
+        for plan in islice(self.programs(), 10):
             lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
                          f"{plan.split}")
         lines += [f"refused {each.count}: {reason}" for reason, each in self.refused.items()]

@@ -148,8 +148,7 @@ class RowPrices:
     def _different_ends(self, source: int, target: int, extent: int, stride: int, size: int) -> list[tuple[int, int]]:
         """A message of each price from one position of an axis to another, as ranks."""
         distance = (target - source) * stride
-        first, ranks = self._alike(distance, size), np.arange(size)
-        here = np.unique(first[ranks // stride % extent == source]).tolist()
+        here = np.unique(self._alike(distance, size).reshape(-1, extent, stride)[:, source]).tolist()
         return [(rank, rank + distance) for rank in here]
 
     @memoized

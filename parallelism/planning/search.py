@@ -28,8 +28,10 @@ from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam
 
 _log = logging.getLogger("parallelism")
+LEAST_BYTES = 1e6
+"""A text of digits alone that says less has lost its unit."""
 KEPT = 10
-"""The simulated plans whose figures are kept: as many as a command tells, if not asked for more."""
+"""The simulated plans whose figures are kept: more than a command tells, if not asked for them."""
 Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told now and then while plans are searched."""
 
@@ -98,7 +100,7 @@ def find_plan(
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
-    told = progress or _logged
+    told = progress or logged
     possible, seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
@@ -151,7 +153,8 @@ def _best_first(
     return full, 0.0, known
 
 
-def _logged(what: str, done: int, count: int) -> None:
+def logged(what: str, done: int, count: int) -> None:
+    """The progress of a search that nobody else is told of: it is logged."""
     _log.debug("%s: %d of %d", what, done, count)
 
 
@@ -175,11 +178,14 @@ def memory_of(memory: float | str | None, hardware: Hardware) -> float:
     if memory is None:
         return hardware.memory_bytes
     if isinstance(memory, str):
+        text = memory
         try:
-            memory = bytes_in(memory)
+            memory = bytes_in(text)
         except ValueError:
             raise ValueError(
-                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {memory!r}") from None
+                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}") from None
+        if text.strip().isdigit() and memory < LEAST_BYTES:
+            raise ValueError(f"memory must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes")
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
         raise ValueError(f"memory must be above 0 bytes and finite; got {memory!r}")
     return memory

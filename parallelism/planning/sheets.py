@@ -76,6 +76,8 @@ class Sheet:
     kinds: tuple[Kind, ...]
     sections: Mapping[Any, slice]
     numbers: Exact = field(repr=False)
+    alike: npt.NDArray[np.int64] = field(repr=False)
+    """By row, the first row that is equal to it for any rows of a microbatch and any devices."""
 
     def rows(self, section: Any) -> tuple[tuple[Kind, ...], Exact]:
         """The rows of a section."""
@@ -83,8 +85,9 @@ class Sheet:
 
     def size(self, section: Any, name: str) -> int:
         """The number of the row of a section that has this name; 0 if there is none."""
-        kinds, numbers = self.rows(section)
-        return next((int(row[0]) for kind, row in zip(kinds, numbers, strict=True) if kind.name == name), 0)
+        rows = self.sections[section]
+        return next((int(self.numbers[row, 0]) for row in range(rows.start, rows.stop)
+                     if self.kinds[row].name == name), 0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,14 @@ class SymbolicSheet:
 
     def at(self, numbers: Mapping[str, int]) -> Sheet:
         """The sheet with these numbers for its symbols."""
-        return Sheet(self.kinds, self.sections, self.formulas.at(numbers)[self.index])
+        return Sheet(self.kinds, self.sections, self.formulas.at(numbers)[self.index], self.alike)
+
+    @cached_property
+    def alike(self) -> npt.NDArray[np.int64]:
+        """See `Sheet.alike`."""
+        first: dict[Any, int] = {}
+        return np.array([first.setdefault(row, place) for place, row in enumerate(
+            zip(self.kinds, map(tuple, self.index.tolist()), strict=True))], np.int64)
 
 
 class Formulas:

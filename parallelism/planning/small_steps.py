@@ -174,14 +174,21 @@ class SmallSteps:
         return StepPieces(step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping)
 
     def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
+        step = self._kept_step(pattern._replace(recompute="none"), blocks, replicated=replicated)
+        if pattern.recompute == "none":
+            return step
+        return step.with_recompute((Recompute(self.model.recomputed[pattern.recompute]),))
+
+    @memoized
+    def _kept_step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
+        """The step, of which nothing runs again."""
         each = [own for _, own in _labels(pattern, blocks)]
         parts: list[Any] = [self.model.precision] if self.model.precision else []
         parts += [TensorParallel("tp")] * pattern.tp + [SequenceParallel("tp")] * pattern.sp
         parts += [ContextParallel("cp")] * (pattern.cp > 1) + [DataParallel("dp")] * replicated
         parts += [Zero(pattern.zero, "dp")] if pattern.zero else []
         begin = tuple(f"{self.model.prefix}.{first}" for first in list(accumulate(each))[:-1])
-        again = (Recompute(self.model.recomputed[pattern.recompute]),) if pattern.recompute != "none" else ()
-        return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH), again)
+        return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH))
 
     @memoized
     def _program(self, layers: int, parts: tuple[Any, ...]) -> Function:

@@ -92,7 +92,7 @@ class SheetCosts:
     @cached_property
     def _changes(self) -> Ints:
         """By row, the change of memory."""
-        changes: Ints = np.where(self.forms.of(self.sheet.kinds).memory, self.sheet.numbers[:, 0], 0).astype(np.int64)
+        changes: Ints = np.where(self._rows.memory, self.sheet.numbers[:, 0], 0).astype(np.int64)
         return changes
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -100,12 +100,13 @@ class SheetCosts:
     def seconds(self, prices: RowPrices, layout: Layout) -> SheetSeconds:
         """The seconds of all sections on a mesh."""
         if self._computes is None:
-            self._each = prices.computes(self.sheet, self.forms.of(self.sheet.kinds).computes)
+            self._each = prices.computes(self.sheet, self._first(self._rows.computes))[self.sheet.alike]
             self._computes = self._sums(self._each)
         rows, different, number = self._collectives
         seconds = np.zeros(len(self.sheet.kinds))
         if len(rows):
             seconds[rows] = np.array([prices.collective(*each, layout) for each in different])[number]
+            seconds = seconds[self.sheet.alike]
         sums = self._sums(seconds) if len(rows) else {}
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
@@ -113,10 +114,20 @@ class SheetCosts:
                   for name, at in self._with_waits.items()}
         return SheetSeconds(self.sheet, found)
 
+    @property
+    def _rows(self) -> Rows:
+        return self.forms.of(self.sheet.kinds)
+
+    def _first(self, rows: Ints) -> Ints:
+        """Of these rows the first of those that are alike."""
+        found: Ints = rows[self.sheet.alike[rows] == rows]
+        return found
+
     @cached_property
     def _collectives(self) -> tuple[Ints, list[tuple[Kind, float]], list[int]]:
-        """The rows of collectives; the different ones; and for each row its number among them."""
-        rows = self.forms.of(self.sheet.kinds).collectives
+        """The rows of collectives, the first of those that are alike; the different ones; and for each row its number
+        among them."""
+        rows = self._first(self._rows.collectives)
         different: dict[tuple[Kind, float], int] = {}
         number = [different.setdefault((self.sheet.kinds[row], payload), len(different)) for row, payload in zip(
             rows.tolist(), self.sheet.numbers[rows, 0].astype(np.float64).tolist(), strict=True)]
@@ -125,9 +136,8 @@ class SheetCosts:
     @cached_property
     def _with_waits(self) -> dict[Any, slice]:
         """The sections in which a collective is waited for later."""
-        kinds = self.sheet.kinds
-        found = {name: rows for name, rows in self.sheet.sections.items()
-                 if any(kind.what == WAIT for kind in kinds[rows])}
+        waits = self._rows.waits
+        found = {name: rows for name, rows in self.sheet.sections.items() if waits[rows].any()} if waits.any() else {}
         if ends := [name for name in found if name[1] == "end"]:
             raise Unpriceable(f"collectives of the end of {ends[0]} run beside its update")
         return found
@@ -137,8 +147,7 @@ class SheetCosts:
         found: dict[Any, float] = {}
         for name, rows in self.sheet.sections.items():
             if name[1] == "end":
-                kinds = self.sheet.kinds[rows]
-                at = rows.start + next((i for i, kind in enumerate(kinds) if kind.what == MESSAGE), 0)
+                at = rows.start + int(self._rows.messages[rows].argmax()) if rows.stop > rows.start else rows.start
                 found[name[0], "before"] = float(seconds[rows.start:at].sum())
                 rows = slice(at, rows.stop)
             found[name] = float(seconds[rows].sum())
@@ -194,6 +203,9 @@ class Rows(NamedTuple):
     """By row, whether it is a change of memory."""
     collectives: Ints
     computes: Ints
+    waits: Bools
+    """By row, whether it waits for a collective."""
+    messages: Bools
 
 
 class Forms:
@@ -208,8 +220,9 @@ class Forms:
         found = self._rows.get(id(kinds))
         if found is None:
             what = np.array([kind.what for kind in kinds])
-            found = self._rows[id(kinds)] = Rows(kinds, np.isin(what, (MEMORY, LEFT)), np.flatnonzero(
-                what == COLLECTIVE), np.flatnonzero(what == COMPUTE))      # which keeps the kinds, and so their id
+            found = self._rows[id(kinds)] = Rows(           # which keeps the kinds, and so their id
+                kinds, np.isin(what, (MEMORY, LEFT)), np.flatnonzero(what == COLLECTIVE),
+                np.flatnonzero(what == COMPUTE), what == WAIT, what == MESSAGE)
         return found
 
     def segments(self, sheet: Sheet, label: tuple[int, str]) -> tuple[Segment, ...]:

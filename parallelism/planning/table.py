@@ -76,7 +76,9 @@ class PlanTable:
         self._layouts: dict[Any, Layout] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
         self._ends: dict[Any, _Ends] = {}
-        self._most_held: dict[Any, int] = {}
+        self._flows: dict[Any, int] = {}
+        self._memories: dict[Any, tuple[Ints, Ints]] = {}
+        self._of_devices: dict[Any, list[tuple[int, int | None]]] = {}
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -170,20 +172,41 @@ class PlanTable:
         s, shape = self.settings(row), self.shape(row)
         if (shape.longer and shape.chunks > 1) or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
-        key = (shape.schedule in V_SHAPED, shape.ranks, shape.chunks, *(s[name] for name in (
+        return max(held for held, _ in self._held_by_devices(row))
+
+    def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, Any]]:
+        """For each of `_devices` the bytes that it holds during the whole step; and if ``ends``, those that the end
+        takes beside them at most."""
+        s, shape = self.settings(row), self.shape(row)
+        key = (ends, shape.schedule in V_SHAPED, shape.ranks, shape.chunks, *(s[name] for name in (
             "dp", "cp", "tp", "sp", "zero")))
-        if key not in self._most_held:
-            self._most_held[key] = max(self._held(row, *each) for each in self._devices(row))
-        return self._most_held[key]
+        if key not in self._of_devices:
+            self._of_devices[key] = [
+                (self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
+                for end, place, blocks in self._devices(row)]
+        return self._of_devices[key]
 
     def prepare(self, row: int) -> None:
         """Measures the pieces of a plan.  `Unpriceable` if it cannot be put together from pieces."""
         self.held(row)
-        order = self._order(self.shape(row))
-        for place, kind in order.works:
-            self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(self.shape(row), place))
-        for end, place, blocks in self._devices(row):
-            end.end_peak(place, blocks)
+        self._memory(row)
+        self._held_by_devices(row, ends=True)
+
+    def _memory(self, row: int) -> tuple[Ints, Ints]:
+        """The changes of memory and the peaks of a plan's actions, as `Order.peaks` takes them."""
+        s, shape = self.settings(row), self.shape(row)
+        works = self._order(shape).works
+        key = (works, shape.stages, *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
+               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
+        if key not in self._memories:
+            changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
+            for place, kind in works:
+                memory = self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(shape, place))
+                peaks[4 * place + KINDS.index(kind)] = memory.peak
+                if kind in "FI":
+                    changes[2 * place + (kind == "I")] = memory.change
+            self._memories[key] = changes, peaks
+        return self._memories[key]
 
     def price(self, groups: dict[Shape, list[int]]) -> list[int]:
         """Prices the pieces of plans on their meshes; the plans that have no price are taken out, and returned."""
@@ -215,20 +238,10 @@ class PlanTable:
 
     def peaks(self, shape: Shape, rows: Sequence[int]) -> Ints:
         """The memory of the fullest device of each plan."""
-        order = self._order(shape)
-        changes, peaks = (np.zeros((each * PLACES, len(rows)), np.int64) for each in (2, 4))
-        held, ends = np.zeros((shape.ranks, len(rows)), np.int64), np.zeros((shape.ranks, len(rows)), np.int64)
-        for i, row in enumerate(rows):
-            for place, kind in order.works:
-                memory = self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(shape, place))
-                peaks[4 * place + KINDS.index(kind), i] = memory.peak
-                if kind in "FI":
-                    changes[2 * place + (kind == "I"), i] = memory.change
-            devices = self._devices(row)
-            number = self._number_of(shape)
-            held[:, i] = np.array([self._held(row, *each) for each in devices])[number]
-            ends[:, i] = np.array([end.end_peak(place, own) for end, place, own in devices])[number]
-        every: Ints = (held + np.maximum(order.peaks(changes, peaks), ends)).max(axis=0)
+        changes, peaks = (np.stack(each, axis=1) for each in zip(*map(self._memory, rows), strict=True))
+        by_device = np.array([self._held_by_devices(row, ends=True) for row in rows], np.int64)
+        held, ends = np.moveaxis(by_device[:, self._number_of(shape)], 0, 1).transpose(2, 0, 1)
+        every: Ints = (held + np.maximum(self._order(shape).peaks(changes, peaks), ends)).max(axis=0)
         return every
 
     def _held(self, row: int, end: SheetCosts, place: int, blocks: int) -> int:
@@ -289,7 +302,7 @@ class PlanTable:
     def _column(self, order: Order, shape: Shape, row: int) -> tuple[Floats, Floats]:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
         s, layout = self.settings(row), self.layout(row)
-        key = (order.works, order.messages, shape.stages, layout, s["sp"], s["recompute"], s["microbatch"],
+        key = (self._flow(shape), shape.stages, id(layout), s["sp"], s["recompute"], s["microbatch"],
                self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
         if key not in self._columns:
             durations = np.zeros(4 * PLACES)
@@ -333,3 +346,8 @@ class PlanTable:
         """The order of a pipeline, and how often its window comes once more."""
         return order_of(*shape)
 
+    @memoized
+    def _flow(self, shape: Shape) -> int:
+        """A number for the kinds of actions of a pipeline and its messages."""
+        order = self._order(shape)
+        return self._flows.setdefault((order.works, order.messages), len(self._flows))

@@ -215,7 +215,7 @@ class RecordingDevice:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
-        peer = self._peer(dst, axes)
+        peer = self._peer("dst", dst, axes)
         nbytes = sum(
             (checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)).nbytes
             for leaf in leaves(x))
@@ -224,7 +224,7 @@ class RecordingDevice:
         self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
-        message = self._take(Channel(self._peer(src, axes), self.rank, checked_tag(tag)))
+        message = self._take(Channel(self._peer("src", src, axes), self.rank, checked_tag(tag)))
         if out is None:
             return message.value
         if not isinstance(message.value, np.ndarray):
@@ -245,7 +245,7 @@ class RecordingDevice:
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Work[Any]:
-        channel = Channel(self._peer(src, axes), self.rank, checked_tag(tag))
+        channel = Channel(self._peer("src", src, axes), self.rank, checked_tag(tag))
         extents, wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
         issued_at = calling_line()
 
@@ -375,8 +375,8 @@ class RecordingDevice:
         result = buffers.tree()
         return _Pending(lambda: result) if options.get("async_op") else result
 
-    def _peer(self, place: int, axes: Axes) -> int:
-        return checked_peer(self.mesh, place if axes is None else rank_at(self.group(axes), axes, place))
+    def _peer(self, name: str, place: int, axes: Axes) -> int:
+        return checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
 
 
 def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:

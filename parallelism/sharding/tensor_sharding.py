@@ -138,9 +138,8 @@ class TensorSharding:
         >>> TensorSharding.parse("[S(0), R, P(sum)]", Mesh(x=2, y=3, z=2))
         TensorSharding('x', ..., partial='z')
         """
-        dims, pending, op = notation.parse(text, None if mesh is None else mesh.axes)
+        layout = (_parsed if isinstance(text, str) else _parsed.__wrapped__)(text, None if mesh is None else mesh.axes)
         try:
-            layout = cls(*dims, partial=pending, op=op)
             if mesh is not None:
                 layout.check_axes(mesh)
         except ValueError as error:
@@ -314,6 +313,16 @@ class TensorSharding:
         pending = f" partial={_written(self.partial, str)}" if self.partial else ""
         op = f", op={self.op}" if self.op != "sum" else ""
         return f"[{', '.join(self._entries(str))}]{pending}{op}"
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str, axes: tuple[str, ...] | None) -> TensorSharding:
+    """The layout of a text; programs have few different ones, and are read often."""
+    dims, pending, op = notation.parse(text, axes)
+    try:
+        return TensorSharding(*dims, partial=pending, op=op)
+    except ValueError as error:
+        raise ValueError(f"{shortened(text)}: {error}") from None
 
 
 @lru_cache(maxsize=4096)

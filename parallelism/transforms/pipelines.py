@@ -164,6 +164,14 @@ class Step:
     def __hash__(self) -> int:
         return hash((self.function.name, self.pipeline, self.recompute))
 
+    def with_recompute(self, recompute: tuple[Recompute, ...]) -> Step:
+        """The step of which this runs again, in place of what does now; all else that is known of it stays known."""
+        made = object.__new__(Step)
+        made.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_again"},
+                             recompute=recompute)
+        made.__post_init__()
+        return made
+
     @classmethod
     def parse(cls, text: str) -> Step:
         """The step whose ``str`` this is."""

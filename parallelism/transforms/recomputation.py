@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.derived import repeated_op
 from parallelism.ir.core.region_patterns import matching, paths, patterns
 from parallelism.ir.core.regions import each, inside
 from parallelism.ir.passes.gradients import MARK
@@ -84,8 +85,8 @@ class RunAgain:
         """By region: the values that its gradient reads."""
         for op in backward:
             read.setdefault(_path(op, marks), set()).update(op.inputs)
-        before: dict[Op, list[Op]] = {}
-        """The ops that run again, by the first op of the backward that needs them."""
+        before: dict[int, list[Op]] = {}
+        """The ops that run again, by the id of the first op of the backward that needs them."""
         new: dict[str | None, dict[Value, Value]] = {}
         for path in self.paths:
             mark = f"{MARK}.{path}"
@@ -98,13 +99,14 @@ class RunAgain:
                 continue
             new[mark] = {value: replace(value, name=f"{AGAIN}{value.name}") for op in again for value in op.outputs}
             reader = next(op for op in backward if inside(op, mark) and not wanted.isdisjoint(op.inputs))
-            before.setdefault(reader, []).extend(
+            before.setdefault(id(reader), []).extend(
                 replace(op, inputs=each(op.inputs, new[mark]), outputs=each(op.outputs, new[mark]),
                         region=f"{MARK}.{op.region}") for op in again)
         changed = []
         for op in joint.ops:
-            changed += before.get(op, [])
-            changed.append(replace(op, inputs=each(op.inputs, new.get(_path(op, marks), {}))))
+            changed += before.get(id(op), [])
+            inputs = each(op.inputs, new.get(_path(op, marks), {}))
+            changed.append(op if inputs == op.inputs else repeated_op(op, inputs, op.outputs))
         return replace(joint, ops=tuple(changed))
 
 

@@ -17,10 +17,9 @@ MOST_OPEN = 6
 
 
 @pytest.fixture(scope="session", autouse=True)
-def what_kernels_of_tests_use(request):
+def what_kernels_of_tests_use():
     """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
-    if request.config.getoption("--vcluster-backend") != "mpi":
-        start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
+    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -54,6 +54,20 @@ def repeated(device):
     return found
 
 
+def long_descriptions(device):
+    """Values of many parts: what describes them is longer than what one message of MPI brings."""
+    right, left = (device.rank + 1) % device.size, (device.rank - 1) % device.size
+    found = []
+    for n in (10, 40_000):
+        parts = {f"a part whose name is long, number {i}": np.arange(2) * device.rank for i in range(800)}
+        device.isend([parts, "x" * n, numbers(device, n)], right)
+        parts, text, array = device.recv(left)
+        found += [len(text), array, *parts.values()]
+    pairs = [(0, 2), (2, 1)]
+    return [*found, device.all_reduce({f"{'long' * 20} {i}": np.full(2, i) for i in range(800)})[f"{'long' * 20} 7"],
+            device.permute(numbers(device, 5), pairs)]
+
+
 def messages(device):
     right, left = (device.rank + 1) % device.size, (device.rank - 1) % device.size
     coming = device.irecv(left, tag=2)
@@ -110,7 +124,7 @@ def everything(**options):
     """What runs give and say, and the events and the modelled time of their traces."""
     with VirtualCluster(Mesh(dp=2, tp=2), hardware=HARDWARE, compute="modelled", **options) as cluster:
         found = {}
-        for kernel in (collectives, repeated, messages):
+        for kernel in (collectives, repeated, long_descriptions, messages):
             run = cluster.run(kernel)
             with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
                 events = run.trace.events

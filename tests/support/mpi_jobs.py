@@ -54,14 +54,14 @@ each_mpi = pytest.mark.parametrize("mpi", [
     for name in ("mpich", "openmpi")])
 
 
-def start(ranks, *arguments, mpi=None, **options):
-    """A job that runs ``python ...`` on so many ranks."""
+def start(ranks, *arguments, mpi=None, **variables):
+    """A job that runs ``python ...`` on so many ranks, with these variables in its environment."""
     mpi = mpi or MPIS[0]
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    environment = {**os.environ, **mpi.environment, "PYTHONPATH": path}
+    environment = {**os.environ, **mpi.environment, "PYTHONPATH": path, **variables}
     return subprocess.Popen(
         [*mpi.launcher, "-n", str(ranks), sys.executable, *map(str, arguments)], env=environment, cwd=ROOT, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finish(job, timeout_seconds=120):

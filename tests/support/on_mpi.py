@@ -23,15 +23,24 @@ spare: list[VirtualCluster] = []
 
 _beside: list[bool] = []
 """Not empty while clusters are opened beside the job."""
+_processes: dict[object, VirtualCluster] = {}
+MOST_BESIDE = 3
 
 
 def on_processes(mesh, **options):
-    """A cluster of processes beside the job."""
-    _beside.append(True)
-    try:
-        return VirtualCluster(mesh, **options)
-    finally:
-        _beside.clear()
+    """A cluster of processes beside the job. The ones used last stay open for the next test."""
+    key = mesh, *sorted(options.items())
+    cluster = _processes.pop(key, None)
+    if cluster is None:
+        _beside.append(True)
+        try:
+            cluster = VirtualCluster(mesh, **options)
+        finally:
+            _beside.clear()
+    _processes[key] = cluster
+    while len(_processes) > MOST_BESIDE:
+        _processes.pop(next(iter(_processes))).close()
+    return cluster
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,3 +88,5 @@ def every_cluster_on_ranks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VirtualCluster, "__init__", on_ranks)
         yield
+    while _processes:
+        _processes.popitem()[1].close()

@@ -164,7 +164,12 @@ class Report:
                 told_as, "" if other is None else f"{other.error:+.1%}"))
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
+            kinds = [[line for line in self.lines if line.row.part == part and line.held_out == out]
+                     for out in (False, True)]
             mean = f"{part}: mean error {self.mean(part):.1%}"
+            if all(kinds):
+                fit, out = (self.mean(part, lines) for lines in kinds)
+                mean = f"{part}: mean error {fit:.1%} where fitted, {out:.1%} held out, {self.mean(part):.1%} in all"
             if self.without_model and self.mean(part, self.without_model):
                 mean += f"; by leaving out one model at a time {self.mean(part, self.without_model):.1%}"
             told.append(mean)

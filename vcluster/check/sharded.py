@@ -13,7 +13,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from vcluster.check.answer import Answer
 from vcluster.check.failures import Finding, failure_of
-from vcluster.check.watched import DEADLINE_SECONDS, failed, forget, watching
+from vcluster.check.watched import DEADLINE_SECONDS, failed, forget, trace_of, watching
 from vcluster.code import ClusterError
 from vcluster.runs import Run
 from vcluster.testing.kernels import KernelCase, kernel_cases
@@ -84,7 +84,7 @@ def compare(
         try:
             forget(case.cluster)
             run = case.run(watching(mine))
-            _ = run.trace
+            trace_of(run)
             assert_sharded_allclose(run, case.layout, case.expected)
             right += bool(found)
         except ClusterError as error:

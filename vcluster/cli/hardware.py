@@ -3,15 +3,24 @@
 from textwrap import wrap
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, read_stack, stack_names
 from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
 
 
 def preset_list() -> str:
-    """The presets, one line each, and this machine."""
+    """The presets, one line each, and this machine; then the stacks, each behind a preset that it is made for."""
     presets = [(hardware.name, hardware.title) for hardware in map(Hardware.preset, Hardware.presets())]
-    return "\n".join(in_columns([*presets, ("host", host_summary())], 2))
+    stacks = [(f"{_preset_for(name)}+{name}", str(read_stack(name)["title"])) for name in stack_names()]
+    return "\n".join([*in_columns([*presets, ("host", host_summary())], 2), "",
+                      "A preset with a stack behind a +, which is what a software reaches on it:",
+                      *in_columns(stacks, 2)])
+
+
+def _preset_for(stack: str) -> str:
+    """The first preset of the device with which the name of a stack ends; the laptop for any machine."""
+    device = stack.rpartition("-")[2]
+    return next((name for name in Hardware.presets() if name.endswith(f"-{device}")), "laptop")
 
 
 def description(name: str) -> str:

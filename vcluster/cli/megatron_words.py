@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any
 
 from parallelism.display import WIDTH
@@ -17,6 +18,9 @@ from vcluster.demo.command_line import Arguments, choice, nearest, whole
 
 PLAIN = "gpt"
 """The model whose figures are all given by flags."""
+
+DEVICES = dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--world-size", "--num-devices"), "--devices")
+"""Flags elsewhere for the number of devices."""
 
 
 def is_model(word: str) -> bool:
@@ -31,11 +35,12 @@ def is_model(word: str) -> bool:
 
 
 def training_parser(
-    program: str, command: str, description: str, examples: Sequence[str], own: Arguments, *, optional: bool = False
+    program: str, command: str, description: str, examples: Sequence[str], own: Arguments, *, optional: bool = False,
+    hints: Mapping[str, str] = MappingProxyType({}),
 ) -> Parser:
     """A parser with all flags of Megatron-LM that are known, and those of the command's ``own``.
 
-    ``optional``: model and hardware may be left out.
+    ``optional``: model and hardware may be left out.  ``hints``, as of `Parser`, are beside those for the devices.
     """
     unchanging = wrap("accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING), WIDTH,
                       break_on_hyphens=False)
@@ -46,7 +51,7 @@ def training_parser(
         "--hardware": {"required": not optional, "metavar": "NAME", "help": "a preset (see `hardware`), or a file"},
         "--devices": {"type": whole(), "metavar": "N", "help": "number of devices (default: all of the hardware)"},
         **own,
-    }, prog=f"{program} {command}", description=description, epilog="\n".join([
+    }, {**DEVICES, **hints}, prog=f"{program} {command}", description=description, epilog="\n".join([
         "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]), "", *unchanging, "",
         "examples:", *(f"  {program} {command} {example}" for example in examples)]))
     group = parser.add_argument_group("flags of Megatron-LM")
@@ -97,7 +102,7 @@ def tokens_text(word: str, flags: MegatronFlags) -> str:
     named = named_model(word)
     given = flags.vocab_size or (named.vocabulary if named else 0)
     padded = flags.spec(named).vocabulary
-    return f"{padded} tokens" + (f" (padded from {given})" if padded != given else "")
+    return f"vocabulary {padded}" + (f" (padded from {given})" if padded != given else "")
 
 
 def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:

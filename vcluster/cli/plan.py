@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from parallelism import ir
+from parallelism.auto_sharding import dual
 from parallelism.display import progress
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
@@ -22,6 +25,7 @@ from vcluster.cli.megatron_words import flags_of, is_model, named_model, tell_un
 from vcluster.cli.placed import loss_of_rows, program_in, size
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
+from vcluster.cli.sliced import tell_slicings
 from vcluster.demo import WrongWords
 from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.runs.verified import verified
@@ -40,12 +44,17 @@ _OPTIONS = {option.field: option for option in OPTIONS
                                 "num_layers_per_virtual_pipeline_stage")}
 """The flags that a question may have, by field."""
 
+HINTS = {f"--{name}": f"--fix {name}=" for name in SETTINGS}
+"""What a setting that is written as a flag may mean."""
+
 OWN: Arguments = {
     "--batch": {"metavar": "B=512", "help": "the rows of a step, of a program in a file"},
     "--size": {"action": "append", "default": [], "metavar": "S=128",
                "help": "the value of another symbol of a program in a file; may be repeated"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
-    "--top": {"type": whole(), "default": 10, "metavar": "N", "help": "how many plans to tell (default: 10)"},
+    "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
+    "--again": {"action": "store_true",
+                "help": "print the `simulate` lines of the plans of the front, too"},
     "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
               "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}"},
     "--why-not": {"action": "append", "default": [], "metavar": "NAME=VALUE",
@@ -55,6 +64,8 @@ OWN: Arguments = {
                       "help": "the most full simulations, to prove which plan is best (default: 8)"},
     "--auto": {"action": "store_true",
                "help": "of a program in a file: find the layout of each value, not a strategy"},
+    "--slices": {"type": whole(), "metavar": "MICROBATCHES",
+                 "help": "find stages of different sizes, on meshes of their own, for 1F1B with so many microbatches"},
     "--verify": {"action": "store_true",
                  "help": "run a small model under the first plan on processes, and compare with its simulation"},
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
@@ -67,6 +78,7 @@ OWN: Arguments = {
 def planned(program: str, words: Sequence[str]) -> int:
     """Find the best plans and tell them.  Returns 1 if none fits, or if a run differs from its simulation."""
     loads = any(word == "--load" or word.startswith("--load=") for word in words)
+    began = perf_counter()
     arguments = training_parser(
         program, "plan", "Finds the best split of a step of training over the devices of a described hardware.\n"
                          "Flags that say how to split restrict the search.",
@@ -77,20 +89,25 @@ def planned(program: str, words: Sequence[str]) -> int:
          "      --memory 72GB --why-not tp=8 --save plans.json",
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
-         "--load plans.json --json"), OWN, optional=loads).parse(words)
+         "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
+         "--load plans.json --json"), OWN, optional=True, hints=HINTS).parse(words)
+    if not loads:
+        _check_given(arguments)
     for option in ("save", "html"):
         if (path := getattr(arguments, option)) is not None:
             writable(path, option)
-    if arguments.auto:
-        return _automatic(program, arguments)
+    if arguments.auto or arguments.slices:
+        return _without_strategies(program, arguments)
     document, trace = (loaded(arguments.load), None) if loads else _searched(program, arguments)
+    if not loads:
+        document["all_seconds"] = perf_counter() - began
     if arguments.save is not None:
         saved(document, arguments.save)
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
             write_page(document, trace, arguments.html)
     told = {**document, "plans": document["plans"][:arguments.top]}
-    print(printed_json(told) if arguments.json else plan_text(told))
+    print(printed_json(told) if arguments.json else plan_text(told, again=arguments.again))
     if arguments.html is not None and not arguments.json:
         print(f"\nThe page is {arguments.html}")
     if document["plans"]:
@@ -99,21 +116,40 @@ def planned(program: str, words: Sequence[str]) -> int:
     return 1
 
 
-def _automatic(program: str, arguments: argparse.Namespace) -> int:
-    """Find and tell the layouts of a program.  Returns 1 if none fit."""
-    for name in ("fix", "why_not", "save", "load", "verify"):
+def _check_given(arguments: argparse.Namespace) -> None:
+    """`WrongWords` where the model or the hardware is left out; of a model that is none, its name comes first."""
+    if arguments.model is not None and not is_model(arguments.model) and arguments.hardware is None and (
+            not os.path.exists(arguments.model)):     # noqa: PTH110 - a Path raises OSError for what cannot be a name
+        raise WrongWords(f"there is neither a model nor a file {arguments.model!r}; --help lists the models")
+    given = {"model": arguments.model, "--hardware": arguments.hardware}
+    if missing := [name for name, value in given.items() if value is None]:
+        raise WrongWords(f"the following arguments are required: {', '.join(missing)}; see --help")
+
+
+def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
+    """Find and tell the layouts of a program, or stages of different sizes.  Returns 1 if none fit."""
+    asked = "--auto" if arguments.auto else "--slices"
+    refused = ("fix", "why_not", "save", "load", "verify", "again", *(("html",) if arguments.slices else ()))
+    for name in (*refused, *(("auto",) if arguments.slices else ())):
         if getattr(arguments, name):
-            raise WrongWords(f"--{name.replace('_', '-')} is for plans of strategies; leave it out with --auto")
+            raise WrongWords(f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
+                             if name != "auto" else "--auto and --slices are two searches; leave one out")
     flags = flags_of(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
+        if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
+            raise ValueError(f"{asked} finds {'the layouts' if arguments.auto else 'stages and their meshes'} itself; "
+                             f"leave out {given[0]}")
+        if arguments.slices:
+            if isinstance(model, TransformerSpec):
+                model = _in_precision(model, flags)
+            return tell_slicings(model, batch, arguments)
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
-        if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
-            raise ValueError(f"--auto finds the layouts itself; leave out {given[0]}")
         with progress("finding layouts") as told:
             plans = find_plan(model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
                               memory=arguments.memory, optimizer=ADAM_W, strategies="auto", progress=told)
+            bought = dual(plans.best) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
     if arguments.html is not None:
@@ -122,6 +158,8 @@ def _automatic(program: str, arguments: argparse.Namespace) -> int:
     if plans:
         tell_unchanging(arguments)
     print(json.dumps(layouts_document(plans), indent=1) if arguments.json else plans)
+    if bought is not None:
+        print(f"\n{bought}")
     if arguments.html is not None and not arguments.json:
         print(f"\nThe page is {arguments.html}")
     if not plans:
@@ -138,7 +176,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             asked = replace(asked, rows=_rows(arguments)[0], sizes=dict(map(size, arguments.size)))
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
-            model = replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
+            model = _in_precision(model, flags)
         else:
             fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
@@ -177,6 +215,10 @@ def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tup
     if not isinstance(program, ir.Function):
         raise ValueError(f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss")
     return loss_of_rows(program, _rows(arguments)[0], dict(map(size, arguments.size))), _rows(arguments)[1]
+
+
+def _in_precision(model: TransformerSpec, flags: MegatronFlags) -> TransformerSpec:
+    return replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
 
 
 def _rows(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.training_run import ADAM_W, ROWS
-from parallelism.transforms import Pipeline, Strategy
+from parallelism.transforms import MixedPrecision, Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
 from vcluster.cli.megatron_words import tokens_text
@@ -70,11 +71,11 @@ def document_of(
 ) -> tuple[dict[str, Any], Trace | None]:
     """The document of a search, and the trace of the first plan.
 
-    It has the ``top`` plans, the answers to ``questions``, which are settings by their words, and the settings of all
-    plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those that may need less.  ``told``
-    hears how many of the plans have their figures.
+    It has the ``top`` plans that are different programs, the answers to ``questions``, which are settings by their
+    words, and the settings of all plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those
+    that may need less.  ``told`` hears how many of the plans have their figures.
     """
-    best = plans[:top]
+    best = tuple(islice(plans.programs(), top))
     for done, plan in enumerate(best):
         told("parts of the best plans", done, len(best))
         _ = plan.figures
@@ -88,13 +89,23 @@ def document_of(
         "front": [_of_front(asked, plan) for plan in plans.front],
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
-        "why_not": [_why_not(asked, plans, *question, rows[0]) for question in questions.items()] if rows else [],
-        **({"tokens": tokens_text(asked.name, asked.flags)} if isinstance(asked.model, TransformerSpec) else {}),
+        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()] if rows else [],
+        **({"tokens": tokens_text(asked.name, asked.flags),
+            "assumed": _assumed(asked.model, plans.task.model.precision, plans.task.hardware.stack)}
+           if isinstance(asked.model, TransformerSpec) else {}),
         "needs": [{"without": next(iter(need.setting), ""), "split": need.split, "stage": need.stage,
                    "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
+
+
+def _assumed(spec: TransformerSpec, precision: MixedPrecision | None, stack: str) -> str:
+    """What is planned for that no figure of the model says: precision, optimizer, kernel of attention, and software."""
+    dtype = f"{precision.dtype} with main copies in float32" if precision is not None else str(spec.dtype)
+    kernel = "flash attention, a kernel that writes no scores" if spec.fused_attention else (
+        "attention that writes its scores (--use-flash-attn: a kernel that does not)")
+    return f"{dtype}; AdamW; {kernel}{stack and f'; the stack {stack}'}"
 
 
 def _all(plans: Plans) -> dict[str, Any]:
@@ -148,15 +159,16 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
 
 
 def _why_not(
-    asked: Asked, plans: Plans, words: str, settings: Mapping[str, Any], first: Mapping[str, Any]
+    asked: Asked, plans: Plans, words: str, settings: Mapping[str, Any], first: Plan, first_row: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The best plan with these settings, or why there is none."""
     plan, reason = plans.with_settings(**settings)
     if plan is None:
         return {"question": words, "answer": reason}
     row = _row(asked, plan)
-    same = row["command"] == first["command"]
-    return {"question": words, "answer": f"the first plan has {words}" if same else "", "plan": row}
+    same = f"the first plan has {words}" if row["command"] == first_row["command"] else (
+        f"with {words} the program is that of the first plan" if plan.program == first.program else "")
+    return {"question": words, "answer": same, "plan": row}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -202,7 +214,8 @@ _PLAN_NUMBERS = ("seconds", "tflops_per_device", "mfu", "hfu", "bubble", "peak_b
 
 def _check(document: Mapping[str, Any]) -> None:
     """``ValueError`` unless the document has what is printed of it."""
-    _fields(document, (*_TEXTS, *(["tokens"] if "tokens" in document else [])), _NUMBERS, "the document")
+    _fields(document, (*_TEXTS, *(name for name in ("tokens", "assumed") if name in document)),
+            (*_NUMBERS, *(name for name in ("all_seconds",) if name in document)), "the document")
     _mapping(document.get("refused"), "refused")
     for name in ("plans", "front", "why_not", "needs"):
         if not isinstance(document.get(name), list) or not all(isinstance(each, dict) for each in document[name]):
@@ -222,7 +235,7 @@ def _check(document: Mapping[str, Any]) -> None:
     if (run := document.get("verified")) is not None:
         if not isinstance(run, dict) or not isinstance(run.get("differences"), list):
             raise ValueError("verified must be an object with differences")
-        _fields(run, ("strategy",), ("apart", "seconds", "received_bytes"), "verified")
+        _fields(run, ("strategy",), ("apart", "seconds", "received_bytes", *({"limit"} & run.keys())), "verified")
         _mapping(run.get("mesh"), "mesh")
     for each in document["front"]:
         _fields(each, ("split", *(["flags"] if "flags" in each else [])), ("seconds", "peak_bytes"), "the front")

@@ -9,43 +9,64 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
-from parallelism.planning.explanation import Account, Need, need_text, why, why_not
+from parallelism.planning.explanation import SAME_PROGRAM, Account, Need, need_text, why, why_not
 from parallelism.trace import Trace
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
 from vcluster.runs.verified import verified_text
 
+LEAST_TOLD = 0.0005
+"""Parts of a smaller share of each step are not told."""
 NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
          "communication": "comm"}
 """Short names of parts, as heads of columns."""
+MEANINGS = {
+    "prod": "products", "attn": "attention", "elem": "other ops", "upd": "update", "again": "recomputed",
+    "comm": "communication", "zero=": "ZeRO stage", "cp=": "context parallel", "sp": "sequence parallel",
+    "x": "chunks a device", "mb=": "rows of a microbatch"}
+"""What the short words of the tables mean."""
 
 
-def plan_text(document: Mapping[str, Any]) -> str:
-    """The whole document."""
+def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
+    """The whole document; with ``again``, the `simulate` lines of the front, too."""
     plans = document["plans"]
     lines = [*_search(document), ""]
     if plans:
-        lines += [*_table(plans), "", *_parts(plans), "", *_front(document["front"], plans), ""]
+        lines += [*_table(plans), *_same_programs(document), "", *_parts(plans), *_legend(document), "",
+                  *_front(document["front"], plans), ""]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
-        lines += _commands(document)
+        lines += [*_commands(document, again), ""]
+    if "all_seconds" in document:
+        lines += [f"{document['all_seconds']:.1f} s in all, {document['elapsed_seconds']:.1f} s of them the search"]
     return "\n".join(lines).rstrip()
+
+
+def _lines(start: str, text: str) -> list[str]:
+    """A text of any length behind ``start``, without what a terminal might obey; further lines begin below it."""
+    return wrap(fit(text, max(len(text), 3)), WIDTH, initial_indent=start, subsequent_indent=" " * len(start),
+                break_on_hyphens=False) or [start.rstrip()]
+
+
+def _heading(document: Mapping[str, Any]) -> list[str]:
+    """What is planned for, and what is assumed."""
+    tokens = f", {document['tokens']}" if "tokens" in document else ""
+    text = (f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
+            f"step on {document['devices']} devices of {document['hardware']}, "
+            f"{gigabytes(document['memory_bytes'])} GB each")
+    return [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
     proof = "none fits" if not document["plans"] else "the first is the best of all" if not gap else (
         f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
-    tokens = f", {document['tokens']}" if "tokens" in document else ""
-    text = (f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
-            f"step on {document['devices']} devices of {document['hardware']}, "
-            f"{gigabytes(document['memory_bytes'])} GB each")
     refused = document["refused"]
-    lines = [*wrap(text, WIDTH), "", *wrap(
+    lines = [*(line for text in _heading(document) for line in wrap(text, WIDTH)), "", *wrap(
         f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "
         f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s; {proof}", WIDTH)]
-    return lines + [fit(f"  {number:>8}  {reason}") for reason, number in refused.items()]
+    return lines + [line for reason, number in refused.items() for line in _lines(f"  {number:>8}  ", reason)]
 
 
 def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -53,18 +74,34 @@ def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     rows += [(str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
              for place, plan in enumerate(plans, 1)]
     splits = ["plan", *(plan["split"] for plan in plans)]
-    return [fit(f"{line}  {split}") for line, split in zip(
-        in_columns([row[:-1] for row in rows], 0), splits, strict=True)]
+    cells = in_columns([row[:-1] for row in rows], 0)
+    return [line for start, split in zip(cells, splits, strict=True) for line in _lines(f"{start}  ", split)]
+
+
+def _same_programs(document: Mapping[str, Any]) -> list[str]:
+    return wrap(SAME_PROGRAM, WIDTH) if {1, 2} <= {*document["all"]["columns"].get("zero", ())} else []
 
 
 def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     """The percentages of the step of each part, by plan."""
     names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
-             if any(plan["parts"].get(name, 0) >= 0.0005 * plan["seconds"] for plan in plans)]
+             if any(plan["parts"].get(name, 0) >= LEAST_TOLD * plan["seconds"] for plan in plans)]
     rows = [("%", *(NAMES.get(name, name) for name in names))]
     rows += [(str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
              for place, plan in enumerate(plans, 1)]
     return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
+
+
+def _legend(document: Mapping[str, Any]) -> list[str]:
+    """What the short words mean that the tables have."""
+    plans = document["plans"]
+    words = {NAMES.get(name, name) for plan in plans for name, value in plan["parts"].items()
+             if value >= LEAST_TOLD * plan["seconds"]}
+    for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
+        words |= {match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=)|(?<=[a-z])x(?=\d)", split)}
+    told = [f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}" for word, meaning in MEANINGS.items()
+            if word in words]
+    return wrap(f"({', '.join(told)}; docs/glossary.md)", WIDTH, break_on_hyphens=False)
 
 
 def _front(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -76,7 +113,7 @@ def _front(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]
                        for each, time in zip(shown, times, strict=True)], 0)
     part = "" if len(shown) == len(front) else f", {len(rows)} of {len(front)}"
     return [f"no plan is both faster and smaller than these{part}:",
-            *(fit(f"  {row}  {each['split']}") for row, each in zip(rows, shown, strict=True))]
+            *(line for row, each in zip(rows, shown, strict=True) for line in _lines(f"  {row}  ", each["split"]))]
 
 
 def _shown(front: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -109,17 +146,25 @@ def _why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     return f"Why not {asked}: {said}."
 
 
-def _commands(document: Mapping[str, Any]) -> list[str]:
-    """The `simulate` line of each plan that is shown: what all have in common, then the words of each."""
+def _commands(document: Mapping[str, Any], every: bool) -> list[str]:
+    """The `simulate` line of the first, and for the others what all have in common, then the words of each.
+
+    The others are those of the table, those that were asked for, and with ``every`` those of the front.
+    """
     plans, front = document["plans"], document["front"]
-    lines = ["Each plan again (the seconds behind >= are a bound, without shared links):",
-             *_wrapped(f"{document['prefix']} ...", "  ")]
     flags = {each["split"]: each.get("flags", "") for each in front} | {plan["split"]: plan["flags"] for plan in plans}
-    for split, name in _names(front, plans).items():
-        lines += _wrapped(flags[split], f"{name:>4}  ") if flags[split] else []
+    names = {split: name for split, name in _names(front, plans).items()
+             if split != plans[0]["split"] and (every or name.isdigit())}
+    others = [line for split, name in names.items() if flags[split] for line in _wrapped(flags[split], f"{name:>4}  ")]
     for each in document["why_not"]:
-        if (plan := each.get("plan")) and not each["answer"]:
-            lines += [fit(f"  with {each['question']}:"), *_wrapped(plan["flags"], "      ")]
+        if each.get("plan") and not each["answer"]:
+            others += [*_lines("  ", f"with {each['question']}:"), *_wrapped(each["plan"]["flags"], "      ")]
+    lines = ["The first plan again:", *_wrapped(plans[0]["command"], "  ")]
+    if others:
+        bound = " (the seconds behind >= are a bound, without shared links)" if every else ""
+        lines += [f"The others again{bound}:", *_wrapped(f"{document['prefix']} ...", "  "), *others]
+    if not every and any(name.isalpha() for name in _names(front, plans).values()):
+        lines += wrap("Those of the front: --again. To have no second search, --save now and --load then.", WIDTH)
     return lines
 
 
@@ -154,8 +199,7 @@ def needs_text(document: Mapping[str, Any]) -> str:
 def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> None:
     """Writes the page of a document, with the timeline and the memory of the first plan if there is a ``trace``."""
     plans, found = document["plans"], document["all"]
-    told = _search(document)
-    search = " ".join(told[:told.index("")])
+    search = "; ".join(_heading(document))
     verdict = [search] if plans else [search, needs_text(document)]
     if plans:
         first = plans[0]

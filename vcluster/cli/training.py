@@ -30,6 +30,10 @@ from vcluster.demo.command_line import accessing, writable
 from vcluster.report import html
 
 ONE_DEVICE = Mesh(devices=1)
+HINTS = {
+    "--tp": "--tensor-model-parallel-size", "--pp": "--pipeline-model-parallel-size", "--cp": "--context-parallel-size",
+    "--sp": "--sequence-parallel", "--zero": "--use-distributed-optimizer, or in --strategy zero="}
+"""What settings of plans that are written as flags may mean."""
 
 
 def simulated_training(program: str, words: Sequence[str]) -> int:
@@ -47,7 +51,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
          "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
          "--json": {"action": "store_true", "help": "print the figures as JSON"},
          "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
-         **CHAKRA}).parse(words)
+         **CHAKRA}, hints=HINTS).parse(words)
     if arguments.report is not None:
         writable(arguments.report, "report")
     flags = flags_of(arguments)

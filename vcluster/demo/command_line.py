@@ -34,12 +34,16 @@ class WrongWords(Exception):
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples.
 
-    ``arguments`` are the keyword arguments of ``add_argument``, by flag or positional argument.
+    ``arguments`` are the keyword arguments of ``add_argument``, by flag or positional argument.  ``hints`` have what is
+    likely meant by a flag that is none; behind one that ends in ``=`` stands the value that was given.
     """
 
-    def __init__(self, arguments: Arguments | None = None, **options: Any) -> None:
+    def __init__(
+        self, arguments: Arguments | None = None, hints: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self.hints = hints or {}
         for name, keywords in (arguments or {}).items():
             self.add_argument(name, **keywords)
 
@@ -59,9 +63,12 @@ class Parser(argparse.ArgumentParser):
             raise WrongWords(f"a word cannot hold a zero byte, got {zero!r}")
         namespace, unknown = self.parse_known_args(words)
         if unknown:
-            word = unknown[0].partition("=")[0]
+            word, _, value = unknown[0].partition("=")
             if not word.startswith("-"):
                 raise WrongWords(f"nothing is expected here: {word!r}")
+            if (hint := self.hints.get(word)) is not None:
+                value = value or next((each for each in unknown[1:2] if not each.startswith("-")), "...")
+                raise WrongWords(f"there is no option {word}; did you mean {hint}{value * hint.endswith('=')}?")
             options = [option for option in self._option_string_actions if option.startswith("--")]
             told = nearest(word, options) if len(options) <= MOST_LISTED or closest(word, options) else "; see --help"
             raise WrongWords(f"there is no option {word}{told}")

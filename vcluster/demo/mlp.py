@@ -180,6 +180,8 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
     busy = [actions.totals[rank].compute_seconds * 1e3 for rank in actions.ranks]
     shares = " ".join(f"{ms:.1f}" for ms in busy) if len(busy) <= 8 else f"{min(busy):.1f} to {max(busy):.1f}"
     screen.line(f"  busy    {shares} ms by device")
+    if schedule.ranks > 1 and max(busy) > 1.1 * min(busy):
+        screen.line("          (the stages are unequal: the others wait for the busiest)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     screen.line(f"  wall    {trained.step_seconds * 1e3:.1f} ms for this step, {trained.seconds:.2f} s for all "
                 f"{len(trained.losses)}")

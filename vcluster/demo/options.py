@@ -83,7 +83,7 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
 --pp 4 --schedule gpipe
       all forwards first: more activations to store
 --pp 4 --schedule zero_bubble_v
-      two stages on each device, backwards in two halves: hardly a bubble
+      two stages on each device, backwards in two halves: a smaller bubble
 --pp 4 --microbatches 2
       fewer microbatches: a larger bubble
 --pp 2 --dp 2

@@ -365,16 +365,16 @@ class VirtualDevice:
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst``; with ``axes``, ``dst`` is a position in my group.  See `VirtualChannel.send`."""
         channel = self._channels.get(dst) if axes is None else None
-        (channel or self.channel(self._peer(dst, axes))).send(x, tag=tag)
+        (channel or self.channel(self._peer("dst", dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
         """The oldest message with this tag from rank ``src``, or position with ``axes``; see `VirtualChannel.recv`."""
         channel = self._channels.get(src) if axes is None else None
-        return (channel or self.channel(self._peer(src, axes))).recv(tag=tag, out=out)
+        return (channel or self.channel(self._peer("src", src, axes))).recv(tag=tag, out=out)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
         """`send` that returns a `Work` at once."""
-        rank = self._peer(dst, axes)
+        rank = self._peer("dst", dst, axes)
         return (self._channels.get(rank) or self.channel(rank)).isend(x, tag=tag)
 
     def irecv(
@@ -382,7 +382,7 @@ class VirtualDevice:
         axes: Axes = None,
     ) -> Pending:
         """`recv` that returns a `Work` at once."""
-        rank = self._peer(src, axes)
+        rank = self._peer("src", src, axes)
         return (self._channels.get(rank) or self.channel(rank)).irecv(tag=tag, shape=shape, dtype=dtype)
 
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
@@ -392,8 +392,8 @@ class VirtualDevice:
         sent.wait()
         return received
 
-    def _peer(self, place: int, axes: Axes) -> int:
-        return place if axes is None else rank_at(self.mesh.group(self.rank, axes), axes, place)
+    def _peer(self, name: str, place: int, axes: Axes) -> int:
+        return checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

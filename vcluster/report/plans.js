@@ -18,10 +18,11 @@ function splitOf(plan) {
 }
 const gigabytes = value => (value / 1e9).toPrecision(3) + " GB";
 
-function ticks(low, high) {           // round numbers of a logarithmic axis
+function ticks(low, high, steps = [1, 2, 5]) {           // round numbers of a logarithmic axis
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-    for (const n of [1, 2, 5]) if (n * 10 ** power >= low && n * 10 ** power <= high) found.push(n * 10 ** power);
+    for (const n of steps) if (n * 10 ** power >= low && n * 10 ** power <= high) found.push(n * 10 ** power);
+  if (found.length < 2 && steps.length < 9) return ticks(low, high, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
   return found.length > 9 ? found.filter(n => Math.abs(Math.log10(n) - Math.round(Math.log10(n))) < 1e-9) : found;
 }
 

@@ -158,6 +158,8 @@ def _tensor(part: str, text: str) -> _Tensor:
                              f"{body[at:].strip()!r} in {text!r}")
         names.append(found[1])
         at = found.end()
+    if body.endswith(","):
+        raise ValueError(f"a comma stands between two dims, and none follows the last of {body!r} in {text!r}")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"the dims of a tensor must have different names, () for a scalar; got {part.strip()!r}")
     return _Tensor(tuple(names), TensorSharding.parse(body + brace + pending))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelism.mesh import Mesh
+from parallelism.spelling import closest
 
 OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
@@ -40,6 +41,9 @@ def wanted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wanted:
     """
     options = tuple(sorted((name, value) for name, value in kwargs.items() if name in OPTIONS))
     axes = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+    for name, value in axes.items():
+        if not hasattr(value, "__index__") and (meant := closest(name, OPTIONS, cutoff=0.75)):
+            raise TypeError(f"a mesh has no option {name!r}; did you mean {meant}?")
     meshes = [*args, *([axes] if axes else [])]
     if len(meshes) != 1:
         given = ", ".join([*map(repr, args), *(f"{axis}={extent!r}" for axis, extent in axes.items())])

@@ -177,6 +177,13 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
     for other in _other_layouts(layout, mesh):
         if all(near(outputs[rank], whole[other.slices(whole.shape, mesh, rank)]) for rank in ranks):
             return f"the outputs are shards in layout {other.short()}: a wrong axis or dim"
+    for axis in mesh.axes:
+        for place, dim in enumerate(layout.dims):
+            dims = [*layout.dims[:place], DimSharding(*dim.axes, axis), *layout.dims[place + 1:]]
+            cut = None if axis in layout.axes or layout.ellipsis is not None else TensorSharding(*dims)
+            if cut and all(near(outputs[rank], whole[cut.slices(whole.shape, mesh, rank)]) for rank in ranks):
+                return (f"a gather is missing: the outputs are split along dim {place} over {axis!r}, and "
+                        f"all_gather(y, {axis!r}, dim={place}) joins them")
     if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
         return "each output is transposed"
     if mesh.size == 1:

@@ -53,7 +53,7 @@ class Expression:
     terms: Terms
 
     def __add__(self, other: Any) -> Any:
-        return _normal(_added((*self.terms, *_terms(other)))) if isinstance(other, int | Expression) else NotImplemented
+        return _sum(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
 
     __radd__ = __add__
 
@@ -67,7 +67,7 @@ class Expression:
         return self * -1 + other
 
     def __mul__(self, other: Any) -> Any:
-        return _normal(_times(self.terms, _terms(other))) if isinstance(other, int | Expression) else NotImplemented
+        return _product_of(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -202,6 +202,17 @@ def _added(terms: Iterable[tuple[Monomial, Number]]) -> dict[Monomial, Number]:
 
 def _times(a: Iterable[tuple[Monomial, Number]], b: Terms) -> dict[Monomial, Number]:
     return _added((_product(m, n), x * y) for m, x in a for n, y in b)
+
+
+@lru_cache(maxsize=16384)
+def _sum(a: Terms, b: Terms) -> Extent:
+    """The sum of two extents: a program asks for few different ones, many times."""
+    return _normal(_added((*a, *b)))
+
+
+@lru_cache(maxsize=16384)
+def _product_of(a: Terms, b: Terms) -> Extent:
+    return _normal(_times(a, b))
 
 
 def _normal(terms: Mapping[Monomial, Number]) -> Extent:

@@ -227,6 +227,8 @@ class Function:
                 raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
             if is_negative(number):
                 raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
+        if not numbers:
+            return self
         types = {type: type.specialize(numbers) for type in {value.type for value in self.values}}
         values = {
             value: Value(value.name, types[value.type], value.layout) if types[value.type] is not value.type else value

@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.derived import repeated_op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators import layout_text
 from parallelism.ir.passes import MARK
@@ -52,7 +53,7 @@ class _Placed:
             value if layout == value.layout else Value(self._name(value), value.type, layout)
             for value, layout in zip(op.outputs, place.outputs, strict=True)
         ]
-        self.ops.append(op.with_values(tuple(inputs), tuple(computed)))
+        self.ops.append(repeated_op(op, inputs, computed))
         for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)

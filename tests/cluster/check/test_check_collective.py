@@ -1,8 +1,12 @@
 """`check_collective`: right functions pass, and each usual mistake is named."""
 
+import time
+import warnings
+
 import numpy as np
 import pytest
 
+from parallelism.trace import UndeclaredComputeWarning
 from vcluster.check import check_collective
 
 
@@ -562,3 +566,18 @@ def test_a_wrong_call_of_the_check_is_an_error():
         check_collective("all_reduce", 3)
     with pytest.raises(ValueError, match="ring"):
         check_collective("all_reduce", ring_sum, algorithm="rings")
+
+
+def test_cpu_seconds_beside_the_function_do_not_warn(monkeypatch):
+    shares = np.may_share_memory
+
+    def slow(*arrays):
+        start = time.thread_time()
+        while time.thread_time() - start < 0.02:
+            pass
+        return shares(*arrays)
+
+    monkeypatch.setattr(np, "may_share_memory", slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UndeclaredComputeWarning)
+        assert check_collective("all_reduce", ring_all_reduce, algorithm="ring").passed

@@ -364,8 +364,9 @@ def wrong_places(device):
 def test_wrong_places_and_tags_are_refused(cluster_of, transport):
     for told in cluster_of(Mesh(devices=2), "process", transport).run(wrong_places):
         assert told == [
-            "Mesh(devices=2) has ranks 0 to 1 (and HOST, -1), got 2",
-            "Mesh(devices=2) has ranks 0 to 1 (and HOST, -1), got -2",
+            "dst must be one of 0 to 1 in Mesh(devices=2), or HOST (-1); got 2; the device after the last is "
+            "(device.rank + 1) % 2",
+            "src must be one of 0 to 1 in Mesh(devices=2), or HOST (-1); got -2",
             "the group along 'devices' has positions 0 to 1, got 2", "a tag must be an integer, got 'a'",
             "a tag must be a 64-bit integer, got 9223372036854775808", "a tag must be an integer, got 0.5",
             "a message takes numbers or bools, got an array of dtype <U1",
@@ -393,7 +394,7 @@ def test_a_rank_may_be_any_integer_of_numpy_and_nothing_else(cluster_of, transpo
         run = cluster.run(in_narrow_integers)
         for rank, got in enumerate(run):
             peer = 1 - rank
-            texts = [f"a rank is an integer, got {peer + 0.5}", f"a rank is an integer, got '{peer}'"]
+            texts = [f"src is an integer, got {peer + 0.5}", f"src is an integer, got '{peer}'"]
             assert got == [[peer, peer + 1, peer + 2]] * 4 + texts
         assert {type(event.peer) for event in run.trace.filter(kind="send")} == {int}
         cluster.channel(np.uint8(1)).send(7.0)

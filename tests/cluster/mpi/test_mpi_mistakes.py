@@ -1,12 +1,13 @@
 """Planted mistakes, right programs beside a busy machine, and killed ranks, on the ranks of jobs.
 
 The numbers are small; ``VCLUSTER_MPI_PROGRAMS=300 python -m pytest -m slow -s`` does so many, and a third of it are
-kills, and prints how long the slowest took.
+kills, and prints how long they took.
 """
 
 import os
 import re
 import time
+from statistics import median
 
 import mpi_mistakes
 import pytest
@@ -39,7 +40,7 @@ def test_right_programs_beside_a_busy_machine_give_no_alarm(mpi, hogs):
 @pytest.mark.timeout(1600)
 @each_mpi
 def test_a_rank_that_is_killed_at_any_moment_is_named(mpi, tmp_path):
-    slowest = 0.0
+    seconds = []
     for seed in range(max(2, MANY // 3)):
         job = start(5, "-m", "vcluster.mpi", mpi_mistakes.__file__, "kill", seed, tmp_path / "kill", mpi=mpi)
         said = finish(job)
@@ -48,5 +49,6 @@ def test_a_rank_that_is_killed_at_any_moment_is_named(mpi, tmp_path):
         assert job.returncode, said
         assert re.search(rf"the process of rank {rank} \(rank {int(rank) + 1} of the job, pid \d+ on .*\) was ended by "
                          rf"{name}; the job ends", said), said
-        slowest = max(slowest, end - float(moment))
-    print(f"{mpi.name}: the slowest of {seed + 1} killed jobs ended after {slowest:.3f} s")
+        seconds.append(end - float(moment))
+    print(f"{mpi.name}: of {len(seconds)} killed jobs half ended within {median(seconds):.3f} s, the slowest after "
+          f"{max(seconds):.3f} s")

@@ -1,4 +1,7 @@
-"""The tests of collectives, messages, layouts, pipelines and programs, on the ranks of a job, under each MPI."""
+"""The tests of collectives, messages, layouts, pipelines and programs, on the ranks of a job, under each MPI.
+
+Programs are one program five ways there: NumPy, interpreted, simulated, on the ranks, and on processes beside these.
+"""
 
 import re
 
@@ -19,13 +22,39 @@ WIDE = {
 """By number of ranks, tests that need so many."""
 
 
-def passes(mpi, ranks, tests, *options):
-    """Run tests on so many devices; none may fail."""
+PROGRAMS = "simulation/test_three_ways.py"
+SOME_PROGRAMS = [f"{PROGRAMS}::test_{test}" for test in (
+    "a_strategy_is_one_program_three_ways[gpt dp x tp 2x2]", "a_strategy_is_one_program_three_ways[mlp zero 3 3]",
+    "a_strategy_is_one_program_three_ways[mixture experts x tp 2x2]",
+    "a_pipeline_is_one_program_three_ways[gpt interleaved_1f1b 2pp 17]",
+    "any_layouts_are_one_program_three_ways_on_any_hardware[4]",
+)]
+PARTS = 12
+
+
+def passes(mpi, ranks, tests, *options, part=""):
+    """Run tests on so many devices, those of ``part`` alone; none may fail. Returns how many have passed."""
     job = start(ranks + 1, "-m", "pytest", "--vcluster-backend=mpi", "-n", "0", "-q", "-p", "no:cacheprovider",
-                *options, *(f"tests/cluster/{test}" for test in tests), mpi=mpi)
+                *options, *(f"tests/cluster/{test}" for test in tests), mpi=mpi, VCLUSTER_SLOW_PART=part)
     said = finish(job, 500)
     assert job.returncode == 0, said
-    assert re.search(r"\d passed", said) and "failed" not in said, said
+    passed = re.search(r"(\d+) passed", said)
+    assert passed is not None and "failed" not in said, said
+    return int(passed[1])
+
+
+@pytest.mark.timeout(240)
+@needs_mpi
+def test_some_programs_are_one_program_five_ways():
+    assert passes(None, 4, SOME_PROGRAMS, "-m", "") == len(SOME_PROGRAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@each_mpi
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_program_is_one_program_five_ways(mpi, part):
+    passes(mpi, 8, [PROGRAMS], "-m", "", part=f"{part}/{PARTS}")
 
 
 @pytest.mark.slow

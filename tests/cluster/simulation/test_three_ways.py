@@ -334,8 +334,7 @@ def assert_same_on_processes(mesh, program, arrays, result, trace):
     """Two more ways: on the ranks of an MPI job as on processes, every bit, byte, peak and time."""
     from on_mpi import on_processes
 
-    with on_processes(mesh, hardware="dgx-h100", compute="modelled") as beside:
-        there, recorded = run_on(beside, program, arrays)
+    there, recorded = run_on(on_processes(mesh, hardware="dgx-h100", compute="modelled"), program, arrays)
     assert bits(result) == bits(there)
     one, other = by_rank(trace), by_rank(recorded)
     for rank in other:

@@ -69,6 +69,8 @@ def test_a_kernel_that_is_wrong_on_one_device_already_hears_so():
     (lambda device, x: device.shift(x, "tp"), "N_tp -> N_tp", "has the shard of the rank that is 1 before it"),
     (lambda device, x: device.shift(x, "tp", by=-1), "N_tp -> N_tp", "the shard of the rank that is 1 after it"),
     (lambda device, x: device.all_gather(x, "tp"), "N_tp -> N_tp", "every rank returns the whole array"),
+    (lambda device, x: x, "N, M_tp -> N, M", r"a gather is missing: .* along dim 1 over 'tp', .*'tp', dim=1\) joins"),
+    (lambda device, x: x, "N_tp -> N", r"a gather is missing: .* all_gather\(y, 'tp', dim=0\) joins them"),
     (lambda device, x: device.all_reduce(x, "tp"), "N {U_tp} -> N", None),
     (lambda device, x: device.all_reduce(x, "tp"), "N, M_tp -> N, M_tp", None),
     (lambda device, x: device.all_reduce(x, "tp"), "N -> N", "4 times too large, the number of ranks along 'tp'"),
@@ -77,7 +79,8 @@ def test_a_kernel_that_is_wrong_on_one_device_already_hears_so():
     (lambda device, x: None, "N -> N", "the kernel returns None on every rank"),
     (lambda device, x: x.T, "N, M -> N, M", "each output is transposed"),
     (lambda device, x: x + (device.rank == 3), "N -> N", "only rank 3 of 4 differ"),
-], ids=["before", "after", "whole", "right", "other", "twice", "mean", "rooted", "none", "transposed", "last"])
+], ids=["before", "after", "whole", "columns", "rows", "right", "other", "twice", "mean", "rooted", "none",
+        "transposed", "last"])
 def test_a_mistake_that_explains_all_outputs_is_named(kernel, layouts, cause):
     options = {"meshes": [Mesh(tp=4)], "sizes": [{"N": 12, "M": 12}]}
     if layouts == "N {U_tp} -> N":
@@ -122,6 +125,7 @@ def test_an_error_of_the_kernel_leaves_with_the_case():
 @pytest.mark.parametrize(("layouts", "told"), [
     ("M, N", "layouts must be those of the arguments, '->' and that of the result"),
     ("M, 7 -> M", "a dim must be a name, and _axis if it is split, such as M or K_tp; got '7'"),
+    ("M_tp, -> M", "a comma stands between two dims, and none follows the last of 'M_tp,' in 'M_tp, -> M'"),
     ("M, M -> M", "the dims of a tensor must have different names"),
     ("M, N -> M", "the layout of the result has 1 dims, and the reference returns shape"),
 ])

@@ -612,3 +612,20 @@ def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
 
 def test_wanted_clusters_are_values():
     assert Wanted(Mesh(tp=2)) == Wanted(Mesh(tp=2)) != Wanted(Mesh(tp=2), (("seed", 1),))
+
+
+def test_a_mark_with_a_wrong_word_is_told_in_a_line(session):
+    result = session(
+        """
+        @pytest.mark.mesh(tp=2, backend="gpu")
+        def test_it(virtual_cluster): ...
+        """
+    )
+    result.stdout.fnmatch_lines(["the cluster of *test_it*: backend must be 'process' or 'thread' or 'mpi', got 'gpu'"])
+    assert "def _one_of" not in result.stdout.str() and "During handling" not in result.stdout.str()
+    session(
+        """
+        @pytest.mark.spmd(tp=2, transprt="queue")
+        def test_it(device): ...
+        """
+    ).stdout.fnmatch_lines(["*of *test_it*: a mesh has no option 'transprt'; did you mean transport?"])

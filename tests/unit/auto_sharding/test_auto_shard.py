@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from auto_programs import every_choice, least_by_trying, random_program
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from localized_runs import run_everywhere
 
 from parallelism import Mesh, TensorSharding, ir, models
@@ -17,6 +20,7 @@ from parallelism.layouts import annotate, localize
 from parallelism.transforms import SGD
 from parallelism.transforms.training import train_step
 
+MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 SMALL, LARGE = Mesh(x=2, y=2), Mesh(x=2, y=4)
 MODELS = {
     "perceptron": lambda: ir.gradient(models.mlp((64, 256, 64), 128), keep_outputs=True),
@@ -44,26 +48,34 @@ def check(solution, seconds=None):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10 * max(1.0, np.abs(wanted).max(initial=0)))
 
 
-def check_random(seed):
-    function = random_program(np.random.default_rng(seed), most=4 + seed % 3)
-    problem = problem_of(function, SMALL, Prices(SMALL, Hardware.of("dgx-h100")))
-    if np.prod([float(len(each.shardings)) for each in problem.ops]) > 2e6:
-        return False
+@st.composite
+def problems(draw):
+    """A random program of up to six ops, on a mesh of two axes, with few enough choices to try all."""
+    mesh = draw(st.sampled_from([SMALL, LARGE]))
+    function = random_program(np.random.default_rng(draw(st.integers(0, 10 ** 9))), most=draw(st.integers(1, 6)))
+    problem = problem_of(function, mesh, Prices(mesh, Hardware.of("dgx-h100")))
+    assume(np.prod([float(len(each.shardings)) for each in problem.ops]) <= 2e6)
+    return problem
+
+
+def check_least(problem):
     choice = solve(problem)
     assert choice.seconds == pytest.approx(least_by_trying(problem), rel=1e-9, abs=1e-15)
     assert choice.gap == 0
-    return True
 
 
-def test_the_least_of_all_choices():
-    assert sum(map(check_random, range(3))) >= 2
+@given(problems())
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
+def test_the_least_of_all_choices(problem):
+    check_least(problem)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
-@pytest.mark.parametrize("first", [100, 150, 250])
-def test_the_least_of_all_choices_often(first):
-    assert sum(map(check_random, range(first, first + 50))) >= 25
+@pytest.mark.timeout(1200)     # a crowded machine is slow, not wrong
+@given(problems())
+@settings(max_examples=MANY, suppress_health_check=list(HealthCheck))
+def test_the_least_of_all_choices_often(problem):
+    check_least(problem)
 
 
 def test_trying_everything_is_trying_every_choice():

@@ -398,6 +398,7 @@ def pretended_results() -> Results:
     results.add("simulate", "vcluster", "op", [12.3e-6], devices=8, memory="1234567 ops")
     for what in ("set-up", "timed"):
         results.add("plan", "vcluster", what, [1.234, 2.345], devices=1024, memory="GPT-3 175B")
+    results.add("plan", "vcluster", "slicing", [0.123], devices=128, memory="96 layers in 32 blocks")
     results.add("startup", "gloo", "script", [8.1], devices=2)
     results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):

@@ -63,7 +63,9 @@ def test_rows_that_were_held_out_are_told_beside_the_best_fit_of_the_same_form()
     again = refitted(few)
     assert len(again.best) == len(few.rows) and again.without_model == ()
     text = str(again)
-    assert text.count("held out") == 3 and text.count("fitted") == 6 and "best of this form" in text
+    *_, means = text[:text.index("\n\n ", text.index("best of this form"))].splitlines()
+    assert "% where fitted, " in means and "% held out, " in means
+    assert text.count("held out") == 3 + 1 and text.count("fitted") == 6 + 1 and "best of this form" in text
     squares = [sum(line.error ** 2 for line in lines) for lines in (again.lines, again.best)]
     assert squares[1] < squares[0] < 0.2
 
@@ -116,6 +118,16 @@ def test_layers_that_nothing_was_fitted_to_take_in_all_what_was_measured(model):
     whole = sum(line.predicted for line in report.lines) / sum(line.row.measured for line in report.lines)
     assert whole == pytest.approx(1, abs=0.06) and max(abs(line.error) for line in report.lines) < 0.16
     assert str(report).count("held out") == 2 and "nothing is fitted to this table" in str(report)
+
+
+def test_the_mean_of_fitted_rows_is_told_apart_from_those_held_out():
+    rows = [row for row in KORTHIKANTI.rows if row.part == STEP][:3]
+    lines = [published.Line(row, row.measured * (1 + error), held_out=held_out)
+             for row, error, held_out in zip(rows, (0.01, -0.03, 0.08), (False, False, True), strict=True)]
+    table = replace(KORTHIKANTI, name="another", rows=tuple(rows))
+    told = [str(published.Report(table, "megatron-a100", each, {})) for each in (tuple(lines), tuple(lines[:2]))]
+    assert "step: mean error 2.0% where fitted, 8.0% held out, 4.0% in all\n" in told[0]
+    assert "step: mean error 2.0%\n" in told[1]
 
 
 @pytest.mark.slow

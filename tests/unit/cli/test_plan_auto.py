@@ -27,6 +27,7 @@ def test_as_text_and_as_a_page(loss, tmp_path, capsys):
     assert text.startswith("@mlp.step on 2 devices of dgx-h100, 80 GB each\n")
     assert all(len(line) <= 80 for line in text.splitlines() if str(tmp_path) not in line)
     assert "On x=2:" in text and text.rstrip().endswith("found.html")
+    assert "\n1 GB more memory a device saves nothing: memory does not limit.\n" in text
     written = page.read_text()
     assert "@mlp.step: " in written and "gradient" in written and "http" not in written
 

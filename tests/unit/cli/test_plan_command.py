@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from parallelism import ir, models
+from parallelism.planning import SETTINGS
 from parallelism.planning.space import checked_settings
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
+from parallelism.transforms import MixedPrecision
 from vcluster.__main__ import PROGRAM, main
-from vcluster.cli import plan_text as text
+from vcluster.cli import plan_document, plan_text as text
 from vcluster.cli.plan import fixed_settings, question, settings
 from vcluster.demo.command_line import serve
 
@@ -65,11 +68,11 @@ def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: py
 
 
 def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = said(capsys, "plan", "--load", str(file))
+    status, out, err = said(capsys, "plan", "--load", str(file), "--again")
     lines = out.splitlines()
     assert (status, err) == (0, "") and max(map(len, lines)) <= 80
     assert "; the first is the best of all" in " ".join(out.split())
-    assert "parameters, 128 tokens (padded from 100): 8 sequences a step on 4 devices" in " ".join(out.split())
+    assert "parameters, vocabulary 128 (padded from 100): 8 sequences a step on 4 devices" in " ".join(out.split())
     for words in ("dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
                   "Why the first: the second (", "Why not pp=1: the best plan with pp=1 (dp=4",
                   "Why not tp=8: no plan has tp=8",
@@ -77,6 +80,76 @@ def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.C
         assert words in out, words
     fewer = said(capsys, "plan", "--load", str(file), "--top", "1")[1]
     assert "Why the first" not in fewer and len(fewer.splitlines()) < len(lines)
+
+
+def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    document = json.loads(file.read_text())
+    first, *others = document["plans"]
+    out = said(capsys, "plan", "--load", str(file))[1]
+    printed = out[out.index("The first plan again:"):].split("\n\n")[0].splitlines()[1:]
+    alone = printed[:next(i for i, line in enumerate(printed, 1) if not line.endswith("\\"))]
+    assert words_of(alone) == shlex.split(first["command"])
+    assert len(others) == 2 and "--again" not in out                   # the front has no other plan
+    for place, each in enumerate(others, 2):
+        assert text._wrapped(each["flags"], f"   {place}  ")[0] in out
+    alone = tmp_path / "alone.json"
+    alone.write_text(json.dumps(document | {"plans": [first], "why_not": []}))
+    out, every = (said(capsys, "plan", "--load", str(alone), *more)[1] for more in ((), ("--again",)))
+    (in_front,) = [text._wrapped(each["flags"], "   a  ")[0] for each in document["front"]
+                   if each["split"] != first["split"]]
+    assert "Those of the front: --again" in out and in_front not in out.splitlines() and in_front in every.splitlines()
+
+
+def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
+    split = "pp=16 dp=64 cp=2 tp=8 sp zero=1 overlap interleaved_1f1bx10 recompute=selective order=dp-pp-cp-tp mb=128"
+    document, other, reason = json.loads(file.read_text()), tmp_path / "other.json", "a reason " * 20 + "with its end"
+    document["plans"][1]["split"] = document["front"][-1]["split"] = split
+    other.write_text(json.dumps(document | {"refused": {reason: 1}}))
+    out = said(capsys, "plan", "--load", str(other))[1]
+    assert max(map(len, out.splitlines())) <= 80 and "..." not in out.replace(" ...\n", "\n")
+    assert " ".join(out.split()).count(split) == 3 and reason in " ".join(out.split())  # table, front, why the first
+
+
+def test_plans_that_are_the_same_program_are_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", *SMALL, *ON, "--fix", "zero=1,2", "--fix", "pp=1,2", "--fix", "tp=1", "--fix", "order=pp dp cp tp"]
+    status, out, err = said(capsys, *words, "--why-not", "zero=2")
+    rows = re.findall(r"^(\d) .* (pp=2 dp=2 .*|dp=4 .*)$", out[:out.index("the step by part")], re.MULTILINE)
+    assert (status, err, [place for place, _ in rows]) == (0, "", ["1", "2"])
+    assert {split.split(" zero")[0] for _, split in rows} == {"pp=2 dp=2", "dp=4"} and "zero=2 mb" not in out
+    told = " ".join(out.split())
+    assert "zero=1 and zero=2 are the same program" in told and f"the second ({rows[1][1]}) takes " in told
+    assert "Why not zero=2: with zero=2 the program is that of the first plan." in told
+    assert "the same program" not in said(capsys, *words, "--fix", "zero=1")[1]
+
+
+def test_the_seconds_of_all_are_told_at_the_end(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, out = json.loads(file.read_text()), said(capsys, "plan", "--load", str(file))[1]
+    assert document["all_seconds"] > document["elapsed_seconds"] > 0
+    assert out.splitlines()[-1] == (
+        f"{document['all_seconds']:.1f} s in all, {document['elapsed_seconds']:.1f} s of them the search")
+
+
+@pytest.mark.parametrize(("change", "dtype", "told"), [
+    ({}, "bfloat16", "bfloat16 with main copies in float32; AdamW; flash attention, a kernel that writes no scores"),
+    ({"fused_attention": False}, None, "float32; AdamW; attention that writes its scores (--use-flash-attn: "),
+])
+def test_what_is_assumed_is_told(change: dict[str, Any], dtype: str | None, told: str) -> None:
+    spec = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=4, sequence=4, **change)
+    precision = None if dtype is None else MixedPrecision(dtype)
+    said = plan_document._assumed(spec, precision, "")
+    assert said.startswith(told) and "stack" not in said
+    assert plan_document._assumed(spec, precision, "megatron-h100") == f"{said}; the stack megatron-h100"
+
+
+def test_the_words_of_the_tables_are_explained(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "plan", "--load", str(file))[1]
+    assert "(prod products, attn attention, elem other ops, upd update, " in " ".join(out.split())
+    assert "mb rows of a microbatch; docs/glossary.md)" in " ".join(out.split()) and "x2 chunks" not in out
+    glossary = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()
+    words = {*text.NAMES.values(), *SETTINGS, "MFU", "1F1B", "mb", "zero", "bubble", "front", "gap"} - {"microbatch"}
+    assert [word for word in sorted(words) if f"**{word}**" not in glossary] == []
 
 
 def test_what_a_cap_leaves_unproved_is_told(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
@@ -90,14 +163,14 @@ def test_every_plan_of_the_front_has_its_words(capsys: pytest.CaptureFixture[str
     document = json.loads(file.read_text())
     other = tmp_path / "other.json"
     other.write_text(json.dumps(document | {"plans": document["plans"][:1]}))
-    out = said(capsys, "plan", "--load", str(other))[1]
+    out = said(capsys, "plan", "--load", str(other), "--again")[1]
     for each in document["front"]:
         _, again, _ = said(capsys, *shlex.split(f"{document['prefix']} {each['flags']}")[3:], "--json")
         found = json.loads(again)
         assert found["peak_bytes"] == each["peak_bytes"]
         assert found["seconds"] == each["seconds"] if each["simulated"] else found["seconds"] >= each["seconds"]
         name = re.search(rf"^  (\w).* GB  {re.escape(each['split'])}$", out, re.MULTILINE)
-        assert name is not None and re.search(rf"^   {name[1]}  --", out, re.MULTILINE)
+        assert name is not None and (name[1] == "1" or re.search(rf"^   {name[1]}  --", out, re.MULTILINE))
 
 
 def words_of(lines: list[str]) -> list[str]:
@@ -234,6 +307,16 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
 @pytest.mark.parametrize(("words", "error"), [
     ("gpt2 --hardware dgx-a100 --devices 4", "--global-batch-size must say"),
     ("gpt2 --hardware dgx-a100 --global-batch-size 4", "devices"),
+    ("gpt3-13bb --global-batch-size 4 --devices 4", "neither a model nor a file 'gpt3-13bb'; did you mean gpt3-13b?"),
+    ("something --devices 4", "there is neither a model nor a file 'something'"),
+    (f"{'a' * 300} --devices 4", "there is neither a model nor a file 'aaa"),
+    ("gpt2 --devices 4", "the following arguments are required: --hardware; see --help"),
+    ("loss.mlir --devices 4", "the following arguments are required: --hardware; see --help"),
+    ("--devices 4", "the following arguments are required: model, --hardware; see --help"),
+    ("gpt2 --hardware dgx-a100 --gpus 4", "there is no option --gpus; did you mean --devices?"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --zero 3", "there is no option --zero; did you mean --fix zero=3?"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --tp=2", "there is no option --tp; did you mean --fix tp=2?"),
+    ("gpt2 --hardware dgx-a100 --devices 4 --pp", "there is no option --pp; did you mean --fix pp=...?"),
     ("gpt2 --hardware dgx-a10 --devices 4 --global-batch-size 4", "did you mean 'dgx-a100'?"),
     ("gpt2 --hardware dgx-a100:2 --devices 4 --global-batch-size 4", "dgx-a100:2 has 16 devices, and 4 are asked for"),
     ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --memory lots", "memory must be a number of bytes"),
@@ -315,3 +398,32 @@ def test_the_page_has_all_plans_and_what_was_asked(
     assert data["best"]["rows"] == document["plans"] and data["front"][0] == 0
     assert data["verdict"][0].startswith("Best: ") and data["answers"][1][0].startswith("Why not tp=8")
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_stages_of_different_sizes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", *SMALL, "--hardware", "dgx-a100", "--devices", "4", "--global-batch-size", "8", "--slices", "4"]
+    status, out, err = said(capsys, *words)
+    assert (status, err) == (0, "") and "on 4 devices of dgx-a100, 8 rows in 4 microbatches" in out
+    found = json.loads(said(capsys, *words, "--top", "2", "--json")[1])
+    assert [each["simulated"] for each in found["plans"]] == [True, True]
+    assert found["plans"][0]["seconds"] <= found["plans"][1]["seconds"]
+    for each in found["plans"]:
+        assert sum(prod(own["mesh"].values()) for own in each["stages"]) == 4
+        assert each["stages"][0]["first_block"] == 0
+    assert f"as the text of a strategy:\n  {found['plans'][0]['strategy']}\n" in out
+
+
+@pytest.mark.parametrize(("more", "status", "told"), [
+    (("--slices", "3"), 2, "batch must be a multiple of the 3 microbatches, got 8"),
+    (("--slices", "4", "--auto"), 2, "--auto and --slices are two searches; leave one out"),
+    (("--slices", "4", "--verify"), 2, "--verify is for plans of strategies; leave it out with --slices"),
+    (("--slices", "4", "--tensor-model-parallel-size", "2"), 2, "--slices finds stages and their meshes itself; leave "
+                                                                 "out --tensor-model-parallel-size"),
+    (("--slices", "4", "--memory", "2kB"), 1, "the one that needs least, in 2 stages, needs 71.4 kB for blocks 0 to 0"),
+])
+def test_slices_that_cannot_be(
+    more: tuple[str, ...], status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", *SMALL, "--hardware", "dgx-a100", "--devices", "4", "--global-batch-size", "8"]
+    got, out, err = said(capsys, *words, *more)
+    assert (got, out) == (status, "") and told in " ".join(err.split()) and len(err.splitlines()) == 1

@@ -69,17 +69,17 @@ def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFix
     assert status == 0 and page.stat().st_size > 10_000
     *lines, written = out.splitlines()
     assert max(map(len, lines)) <= 80 and written == f"The page is {page}"
-    for word in ("llama3-8b: 1.49 G parameters", "32 heads, 128256 tokens\n", "step ", "MFU", "bubble", "stage 0 to 1",
-                 "optimizer"):
+    for word in ("llama3-8b: 1.49 G parameters", "32 heads, vocabulary 128256\n", "step ", "MFU", "bubble",
+                 "stage 0 to 1", "optimizer"):
         assert word in out, word
 
 
 @pytest.mark.parametrize(("words", "tokens"), [
-    ("gpt2", "50304 tokens (padded from 50257)"),
-    ("gpt2 --vocab-size 256", "256 tokens"),
-    ("gpt2 --vocab-size 257", "384 tokens (padded from 257)"),
-    ("gpt2 --vocab-size 257 --make-vocab-size-divisible-by 10", "260 tokens (padded from 257)"),
-    ("llama3-8b", "128256 tokens"),
+    ("gpt2", "vocabulary 50304 (padded from 50257)"),
+    ("gpt2 --vocab-size 256", "vocabulary 256"),
+    ("gpt2 --vocab-size 257", "vocabulary 384 (padded from 257)"),
+    ("gpt2 --vocab-size 257 --make-vocab-size-divisible-by 10", "vocabulary 260 (padded from 257)"),
+    ("llama3-8b", "vocabulary 128256"),
 ])
 def test_what_a_vocabulary_is_padded_from_is_told(words: str, tokens: str) -> None:
     parsed = training_parser("vcluster", "simulate", "", (), {}).parse([*words.split(), "--hardware", "dgx-a100"])
@@ -105,6 +105,9 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt --hardware dgx-a100 --num-layres 3", "there is no option --num-layres; did you mean --num-layers?"),
     ("gpt --hardware dgx-a100 --hidden-size 8", "gpt needs --num-layers, --num-attention-heads, --seq-length, --voc"),
     ("gpt2", "the following arguments are required: --hardware"),
+    ("gpt2 --hardware dgx-a100 --world-size=8", "there is no option --world-size; did you mean --devices?"),
+    ("gpt2 --hardware dgx-a100 --tp 8", "there is no option --tp; did you mean --tensor-model-parallel-size?"),
+    ("gpt2 --hardware dgx-a100 --zero 3", "did you mean --use-distributed-optimizer, or in --strategy zero=3?"),
     ("gpt2 --hardware dgx-a10", "--hardware: no hardware 'dgx-a10'; did you mean 'dgx-a100'?"),
     ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2 has 16 devices, and 8 are asked for"),
     ("gpt2 --hardware tpu-v4 --devices 100 --bf16", "--hardware: tpu-v4 has 64 devices, fewer than 100"),

@@ -16,6 +16,7 @@ from drawn import up_to
 from hypothesis import given, strategies as st
 
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
+from parallelism.hardware import stack_names
 from vcluster.__main__ import main
 from vcluster.demo import WrongWords
 
@@ -455,7 +456,12 @@ def test_in_a_notebook_names_are_escaped():
 
 def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, tmp_path):
     assert main(["hardware"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*Hardware.presets(), "host"]
+    presets, stacks = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in presets.splitlines()] == [*Hardware.presets(), "host"]
+    names = [line.split()[0] for line in stacks.splitlines()[1:]]
+    assert names[:2] == ["dgx-a100+megatron-a100", "dgx-h100+megatron-h100"]
+    assert tuple(Hardware.preset(name).stack for name in names) == stack_names()
+    assert max(map(len, stacks.splitlines())) <= 80
     assert main(["hardware", "tpu-v4:2x2x3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(str(Hardware.preset("tpu-v4:2x2x3")) + "\n\nwhere the numbers are from\n")

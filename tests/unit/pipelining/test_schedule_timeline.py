@@ -103,13 +103,29 @@ def test_five_numbers_are_costs_in_their_order(pipeline):
     assert pipeline.schedule.timeline([1, 7, 3, 2, 4]) == named
 
 
+@settings(max_examples=30)
+@given(pipelines)
+def test_equal_messages_between_all_stages_are_one_cost(pipeline):
+    costs = {"F": 1, "B": 7, "I": 3, "W": 2}
+    several = pipeline.schedule.timeline({**costs, "message": [4] * (pipeline.stages - 1)})
+    assert several == pipeline.schedule.timeline({**costs, "message": 4})
+
+
+def test_messages_may_take_longer_between_some_stages():
+    timeline = Pipeline(3, 1, "1f1b").schedule.timeline({"F": 1, "B": 2, "message": [5, 11]})
+    assert [[(str(span.action), span.start) for span in row] for row in timeline.spans] == [
+        [("0F0", 0), ("0B0", 1 + 5 + 1 + 11 + 1 + 2 + 11 + 2 + 5)], [("1F0", 6), ("1B0", 32)],
+        [("2F0", 18), ("2B0", 19)]]
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ([1, 2, 3], ValueError, r"five numbers \(F, B, I, W, message\), or a mapping from these; got \[1, 2, 3\]"),
         ("12345", ValueError, "five numbers"),
         ({"F": [1, 2, 3], "B": 2}, ValueError, "cost of F should be a number, or one for each of 2 stages; got"),
-        ({"F": 1, "B": 2, "message": [1, 2]}, ValueError, r"cost of message should be one number; got \[1, 2\]"),
+        ({"F": 1, "B": 2, "message": [1, 2]}, ValueError,
+         r"cost of message should be a number, or one for each of 1 pairs of neighbouring stages; got \[1, 2\]"),
         ({"F": 1, "B": 2, "X": 3}, ValueError, "costs are of F, B, I, W, message; got one of 'X'"),
         ({"F": 1}, ValueError, "costs should have one of B; got message, F"),
         ({"F": -1, "B": 2}, ValueError, "cost of F should be 0 or more and finite; got -1"),
@@ -163,3 +179,20 @@ def test_the_picture_tells_kinds_apart_without_colour_and_escapes_the_name():
     for word in (">F0<", ">I0<", ">W0<", ">B1<", "backward for the input", "backward for the weights"):
         assert word in page
     assert Pipeline(2, 4, "dual_pipe_v").schedule.to_svg().count("run together") == 1
+
+
+def test_a_timeline_is_drawn_as_text() -> None:
+    """Each column of a rank's line is the action that runs then, and each bar is as long as its cost."""
+    timeline = Pipeline(2, 3, "1f1b").schedule.timeline({"F": 1, "B": 2})
+    lines = str(timeline).splitlines()
+    assert lines[0] == "1f1b: 2 stages on 2 ranks, 3 microbatches; makespan 12, bubble 25.0% of it"
+    assert lines[1:3] == [
+        "rank 0  F0----F1----............B0----------F2----B1----------......B2----------",
+        "rank 1  ......F0----B0----------F1----B1----------F2----B2----------............"]
+    assert lines[3].split() == ["0", "12"] and max(map(len, lines)) <= 80
+
+
+def test_one_chunk_is_not_interleaved_and_says_so() -> None:
+    said = "one chunk a rank, so nothing is interleaved"
+    assert said in str(Pipeline(4, 8, "interleaved_1f1b"))
+    assert said not in str(Pipeline(4, 8, "interleaved_1f1b", 2)) and said not in str(Pipeline(4, 8, "1f1b"))

@@ -150,6 +150,8 @@ def test_nothing_fits() -> None:
     assert len(plans) == 0
     assert (plans.refused["memory"].count, plans.timed) == (1, 0)
     assert plans.tightest is not None
+    assert str(plans).startswith("0 plans fit of 1 combinations;") and "none fits" in str(plans)
+    assert "the first" not in str(plans) and "the first" not in plans._repr_html_()
     with pytest.raises(NoPlanFits, match=r"the smallest \(mb=2\) needs .* of 10 kB on stage 0: optimizer "):
         plans.best  # noqa: B018
 
@@ -193,6 +195,21 @@ def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any])
         assert (alone.seconds, alone.parts, alone.memory) == (
             plan.figures.seconds, plan.figures.parts, plan.figures.memory)
         assert other.figures.json()["strategy"] == alone.json()["strategy"] != plan.figures.json()["strategy"]
+
+
+def test_of_plans_that_are_one_program_one_is_told() -> None:
+    plans = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, schedule="1f1b", sp=False, zero=[1, 2], **FEW)
+    first, second, *_ = told = [*plans.programs()]
+    twins = [plan for plan in plans if plan not in told]
+    assert {plan.split.replace("zero=2", "zero=1") for plan in twins} == {plan.split for plan in told}
+    assert first.why().startswith(f"the second ({second.split}) takes ") and first.program != second.program
+    assert plans[1] == twins[0] and plans[1].why() == f"the first ({first.split}) is the same program"
+    assert first.why_not(zero=2) == "with zero=2 the program is the same"
+    for text in (str(plans), plans._repr_html_()):
+        assert first.split in text and "zero=2 mb" not in text and "zero=1 and zero=2 are the same program" in text
+    alone = find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, schedule="1f1b", dp=2, zero=[1, 2], **FEW)
+    assert len(alone) == 2 and alone.best.why() == "no other plan fits"
+    assert "are the same program" not in str(alone.again(dp=2, zero=1, **FEW))
 
 
 def test_stages_may_be_uneven_but_not_those_of_an_interleaved_schedule_or_of_a_program() -> None:
@@ -240,6 +257,7 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     ({"devices": 0}, "devices must be an integer of at least 1, got 0"),
     ({"hardware": "tpu-v4", "devices": 65}, "tpu-v4 has 64 devices, fewer than 65"),
     ({"memory": "72 apples"}, "memory must be a number of bytes, or a text such as 72GB"),
+    ({"memory": "72"}, "memory must have a unit, such as 72GB; got '72', which is bytes"),
     ({"memory": 0}, "memory must be above 0 bytes"),
     ({"simulations": -1}, "simulations must be an integer of at least 0"),
     ({"tpp": 2}, "a plan has no setting 'tpp'; did you mean 'tp'?"),

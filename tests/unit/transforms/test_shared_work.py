@@ -13,7 +13,8 @@ from parallelism import ir
 from parallelism.execution import TrainedPipeline, trained_pipeline
 from parallelism.ir.core import TensorType, Value
 from parallelism.ir.passes import Form
-from parallelism.transforms import SGD, Adam, AdamW, Parts, Strategy, parts, tensor, train_step, training
+from parallelism.layouts.stages.joint_sums import JointSums
+from parallelism.transforms import SGD, Adam, AdamW, Parts, Recompute, Strategy, parts, tensor, train_step, training
 
 B, = ir.symbols("B")
 STRATEGIES = ["dp tp sp zero=1", "dp zero=2", "tp precision=bf16 dp zero=3", "precision=f32,f32 dp zero=1"]
@@ -35,6 +36,18 @@ def test_several_transforms_derive_one_gradient_when_an_op_is_used(calls):
     step = Strategy.parse("dp tp sp precision=bf16 zero=1")(train_step(transformer(layers=2).function(4), Adam()))
     assert not gradients and step.name == "transformer.step"
     assert step.ops and step.inputs and len(gradients) == 1
+
+
+def test_a_step_with_another_recompute_is_the_step_made_with_it(calls):
+    both = [Strategy.parse(f"tp sp {text}pp@block.1 1f1b:4")(train_step(transformer(layers=2).function(B), Adam()))
+            for text in ("", "recompute=block.* ")]
+    sums = calls(JointSums, "of")
+    again = both[0].with_recompute(both[1].recompute)
+    assert not sums and again == both[1] and again != both[0] and str(again) == str(both[1])
+    assert again.stages(2) == both[1].stages(2) != both[0].stages(2)
+    assert again.with_recompute(()) == both[0] and again.with_recompute(()).stages(2) == both[0].stages(2)
+    with pytest.raises(ValueError, match="has no region 'blok"):
+        both[0].with_recompute((Recompute("blok.*"),))
 
 
 def test_a_step_of_a_pipeline_derives_the_gradients_of_its_stages_alone(calls):
