@@ -44,8 +44,10 @@ class Term(NamedTuple):
     def seconds(self, times: int, nbytes: float) -> float:
         """The seconds of ``times`` such phases for a buffer of ``nbytes``; piped, of a chain of ``times`` links."""
         if self.piped:
-            latency = max(line.latency_seconds for line in self.lines)
-            whole = max(nbytes * line.load / line.per_second for line in self.lines)
+            ats = [line.at(nbytes) for line in self.lines]
+            latency = max(latency for latency, _ in ats)
+            whole = max(nbytes * line.load / per_second
+                        for line, (_, per_second) in zip(self.lines, ats, strict=True))
             return _pipelined(times, latency, whole, nbytes)
         return times * max(line.seconds(nbytes) for line in self.lines)
 

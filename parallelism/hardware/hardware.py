@@ -74,18 +74,18 @@ class Hardware:
 
     A piece of compute reaches ``efficiency * sqrt(t / (t + ramp_seconds))`` of the rate, where t is what it takes at
     that rate; so for flops and for memory.  ``memory_overlap`` is what part of the shorter of the two goes on behind
-    the longer.  ``kernel_launch_seconds`` comes on top.  A collective of S bytes takes, beside its messages,
-    S over ``collective_bytes_per_second`` of its name, where that is given.
-    ``placement[rank]`` is a place; empty: rank r is at place r.  ``sources`` says of a field where its number is from.
+    the longer.  ``kernel_launch_seconds`` comes on top.  A collective of S bytes takes, beside its messages, S over
+    ``collective_bytes_per_second`` of its name, where that is given.  ``placement[rank]`` is a place; empty: rank r is
+    at place r.  ``sources`` says of a field where its number is from.
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
     ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
     at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
-    ``message_overhead_seconds`` each.  A collective takes ``collective_share`` of the device from the compute beside
-    it.  With ``fused``, programs run there with chains of elementwise ops as one (`parallelism.transforms.Fused`);
-    ``fused="elementwise"``: without row reductions in them.  With ``overlapping``, a collective that the gradient of
-    one operand of a product needs runs beside the product that makes the gradient of the other one.  ``stack`` names
-    the software that these numbers are of.
+    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
+    takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
+    of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them.  With
+    ``overlapping``, a collective that the gradient of one operand of a product needs runs beside the product that makes
+    the gradient of the other one.  ``stack`` names the software that these numbers are of.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -115,6 +115,7 @@ class Hardware:
     products: Products | None = None
     issue_seconds: float = 0.0
     message_overhead_seconds: float = 0.0
+    message_overhead_seconds_per_byte: float = 0.0
     collective_share: float = 0.0
     fused: bool | str = False
     overlapping: bool = False
@@ -125,7 +126,7 @@ class Hardware:
             "name": checked.text("name", self.name),
             **{field: checked.number(field, getattr(self, field), "of seconds")
                for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds", "issue_seconds",
-                             "message_overhead_seconds")},
+                             "message_overhead_seconds", "message_overhead_seconds_per_byte")},
             **{field: checked.number(field, getattr(self, field), above=0, most=1)
                for field in ("flops_efficiency", "memory_efficiency")},
             **{field: checked.number(field, getattr(self, field), most=1)
@@ -224,8 +225,7 @@ class Hardware:
             raise HardwareFileError(
                 f"{error}; it stands for hardware='host': python -m vcluster calibrate writes it anew, "
                 f"{VARIABLE}= does without") from None
-        levels = found.links
-        if devices is not None and devices > found.ranks and len(levels) == len(levels[0].extents) == 1:
+        if devices is not None and devices > found.ranks and len(found.links) == len(found.links[0].extents) == 1:
             found = found.resized(devices)
         return found
 

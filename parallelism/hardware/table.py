@@ -31,6 +31,8 @@ def rows(hardware: Hardware) -> list[Row]:
         ("launch", given_seconds(hardware.kernel_launch_seconds)),
         *[(name, given_seconds(seconds)) for name, seconds in (
             ("issue", hardware.issue_seconds), ("message", hardware.message_overhead_seconds)) if seconds],
+        *[("", f"{given_seconds(hardware.message_overhead_seconds_per_byte * 2**20)} for each MiB of a message")
+          for _ in range(bool(hardware.message_overhead_seconds_per_byte))],
         *[("stack", hardware.stack) for _ in range(bool(hardware.stack))],
         *[("fused", "chains of elementwise ops run as one" + ", without row reductions" * (
             hardware.fused == "elementwise")) for _ in range(bool(hardware.fused))],

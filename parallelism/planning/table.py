@@ -65,7 +65,7 @@ class PlanTable:
         self.task, self.possible = task, possible
         self.steps = small_steps(task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping)
         self.prices = RowPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
-        if task.hardware.message_overhead_seconds:
+        if task.hardware.message_overhead_seconds or task.hardware.message_overhead_seconds_per_byte:
             raise Unpriceable("messages hold their ends")
         self.forms = Forms()
         self._sheets: dict[Any, SheetCosts] = {}

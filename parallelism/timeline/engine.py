@@ -54,6 +54,8 @@ class LaneEvents(NamedTuple):
     works: Sequence[int | None]
     """The number of an asynchronous operation within its lane, on the operation and on its wait."""
     costs: Sequence[Any]
+    overheads: Sequence[Any]
+    """How long a send or a recv holds its rank."""
     starts: Any
     """Zeros, of the type of the costs: becomes the start of each event."""
     durations: Any
@@ -85,12 +87,12 @@ class Replay:
     """
 
     def __init__(
-        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, overhead: Any = 0,
-        share: float = 0.0,
+        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, share: float = 0.0,
     ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
-        self.costs, self.starts, self.durations = events.costs, events.starts, events.durations
+        self.costs, self.overheads = events.costs, events.overheads
+        self.starts, self.durations = events.starts, events.durations
         self.ends = list(accumulate(lengths))               # by lane: the place after its last event
         self.next = list(map(sub, self.ends, lengths))      # by lane: the event to go on with
         self.clock: list[Any] = [0] * len(lengths)
@@ -103,7 +105,7 @@ class Replay:
         self.members: dict[int, list[tuple[int, int]]] = {}     # collective -> members that reached it: lane, event
         self.complete: list[tuple[int, list[tuple[int, int]]]] = []     # those that all members reached just now
         self.ordered = ordered
-        self.overhead, self.share = overhead, share
+        self.share = share
         self.now = 0.0 if ordered else inf                  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
         self.stream: list[Any] = [0] * len(lengths)         # by lane: when its communication stream is free
@@ -178,7 +180,7 @@ class Replay:
                     if end is not None:
                         self.finish(lane, i, end)
                     if role == SEND:
-                        clock += self.overhead
+                        clock += self.overheads[i]
                     elif self.share and role == COLLECTIVE:
                         clock += self.share * costs[i]
                     continue
@@ -209,14 +211,14 @@ class Replay:
         if role == RECV:
             arrival = self.sent.get(key, inf)
             if arrival < inf:
-                return max(start, arrival) + self.overhead
+                return max(start, arrival) + self.overheads[i]
             self.awaited.setdefault(key, []).append((lane, i))
             return None
         if key not in self.sent:
             self.sent[key] = inf
             if self.links is None or not self.leave(i, start, self.links):
-                self.arrive(key, start + self.overhead + self.costs[i])
-        return start + self.overhead
+                self.arrive(key, start + self.overheads[i] + self.costs[i])
+        return start + self.overheads[i]
 
     def leave(self, i: int, start: Any, links: SharedLinks) -> bool:
         """Puts the message of a send onto its shared links; False if it uses none."""
@@ -228,7 +230,8 @@ class Replay:
             known = self.message_ways[ends] = self.sharing.message_way(*ends)
         way, lag = known
         if way is not None:
-            links.begin(i, way, self.costs[i] + self.overhead, lag + self.overhead, max(start, self.now))
+            overhead = self.overheads[i]
+            links.begin(i, way, self.costs[i] + overhead, lag + overhead, max(start, self.now))
         return way is not None
 
     def begin(self) -> None:
@@ -280,7 +283,7 @@ class Replay:
         """The arrival of a message is known."""
         self.sent[key] = arrival
         for receiver, j in self.awaited.pop(key, ()):
-            self.finish(receiver, j, max(arrival, self.starts[j]) + self.overhead)
+            self.finish(receiver, j, max(arrival, self.starts[j]) + self.overheads[j])
 
     def finish(self, lane: int, i: int, end: Any) -> None:
         """The operation that event ``i`` of the lane started is over; a lane that it blocked goes on."""

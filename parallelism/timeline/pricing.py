@@ -28,7 +28,7 @@ from parallelism.events.columns import codes, combined
 from parallelism.hardware import ITEMSIZE, Hardware, rate_name
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
 from parallelism.timeline.fair_sharing import Way
-from parallelism.timeline.matching import COLLECTIVE, COMPUTE, SEND, Roles
+from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, Roles
 
 HOST_NAME = "host"
 COMPUTE_KINDS = ("measured", "modelled")
@@ -133,11 +133,6 @@ class Pricing:
         return None if self.hardware is None else self.hardware.name
 
     @property
-    def message_overhead_seconds(self) -> float:
-        """How long a message holds each of its two ends."""
-        return 0.0 if self.hardware is None else self.hardware.message_overhead_seconds
-
-    @property
     def collective_share(self) -> float:
         """What part of a device a collective takes from compute beside it."""
         return 0.0 if self.hardware is None else self.hardware.collective_share
@@ -214,6 +209,26 @@ class Pricing:
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""
         return events.numbers("bytes_sent") * self._scale(events)
+
+    def overheads(self, events: Columns, roles: Roles) -> Floats:
+        """How long each send and recv holds its rank: for a time, and for a time per byte that was sent.
+
+        These are o and O of Hoefler, Schneider and Lumsdaine, *LogGOPSim: Simulating Large-Scale Applications in the
+        LogGOPS Model* (2010).  A recv without a send, of a failed run, counts as one of no bytes.
+        """
+        seconds = np.zeros(len(events))
+        at = np.flatnonzero((roles.roles == SEND) | (roles.roles == RECV))
+        if self.hardware is None or not len(at):
+            return seconds
+        seconds[at] = self.hardware.message_overhead_seconds
+        if self.hardware.message_overhead_seconds_per_byte:
+            sends = np.flatnonzero(roles.roles == SEND)
+            keys, first = np.unique(roles.keys[sends], return_index=True)
+            if len(keys):
+                slots = np.minimum(np.searchsorted(keys, roles.keys[at]), len(keys) - 1)
+                nbytes = np.where(keys[slots] == roles.keys[at], self.message_bytes(events)[sends][first][slots], 0)
+                seconds[at] += nbytes * self.hardware.message_overhead_seconds_per_byte
+        return seconds
 
     def _scale(self, events: Columns, default: str | None = None) -> Floats:
         """The number of bytes as which a byte is priced, by the dtype of its event; ``default`` if it has none."""

@@ -8,7 +8,7 @@ times emulated runs, simulations and schedules under given costs; where transfer
 
     compute      advances the clock by its price
     send         takes no time: a copy is on its way, and arrives after what its path takes
-    recv         lasts until the message has arrived; on a hardware with a ``message_overhead_seconds`` sends take
+    recv         lasts until the message has arrived; where messages hold their ends (`Pricing.overheads`) sends take
                  that long, and recvs that much longer
     collective   begins when the last member of the group has called it and the communication streams of all members
                  are free; it ends for all members at once, after its price or, where links are shared, later
@@ -88,10 +88,10 @@ def replay_columns(
             pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events)[steps].data, ranks, peers,
             prices.ways, None if prices.way is None else prices.way[steps].data)
     lanes = Steps(np.diff(until, prepend=0), roles.roles[steps], roles.keys[steps], roles.sizes[steps],
-                  events.only("work").take(steps).numbers("work"), values[steps])
-    overhead = pricing.message_overhead_seconds if ordered and pricing else 0
+                  events.only("work").take(steps).numbers("work"), values[steps],
+                  pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]))
     share = pricing.collective_share if ordered and pricing else 0
-    own = _times(lanes, ordered=ordered, sharing=sharing, overhead=overhead, share=share)
+    own = _times(lanes, ordered=ordered, sharing=sharing, share=share)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
     if len(outside):
         following = np.searchsorted(steps, outside)
@@ -107,20 +107,20 @@ def replay_columns(
         priced_algorithm=None if prices is None else prices.algorithms)
 
 
-def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float, share: float) -> Times:
+def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float) -> Times:
     """The times of the steps: by the engine from the first moment on at which transfers disturb each other.
 
     The engine reads arrays through their memoryviews, which give Python's numbers and take a quarter of the memory of a
     list.
     """
-    known = undisturbed(steps, ordered=ordered, sharing=sharing, overhead=overhead, share=share)
+    known = undisturbed(steps, ordered=ordered, sharing=sharing, share=share)
     if known is not None and known.disturbed == inf:
         return known.times
     starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
     engine = Replay(
         LaneEvents(steps.lengths.tolist(), steps.roles.data, steps.keys.data, steps.sizes.data, as_values(steps.works),
-                   steps.costs.data, starts.data, durations.data),
-        ordered=ordered, sharing=sharing, overhead=overhead, share=share)
+                   steps.costs.data, steps.overheads.data, starts.data, durations.data),
+        ordered=ordered, sharing=sharing, share=share)
     if known is not None:
         starts[:], durations[:], _ = resumed(engine, steps, known)
     while blocked := engine.run():

@@ -38,6 +38,8 @@ class Steps(NamedTuple):
     works: Places
     """`ABSENT` for operations that are not asynchronous."""
     costs: Numbers
+    overheads: Numbers
+    """How long a send or a recv holds its rank; 0 for the others."""
 
 
 class Times(NamedTuple):
@@ -61,13 +63,13 @@ class Undisturbed(NamedTuple):
 
 
 def undisturbed(
-    steps: Steps, *, ordered: bool, sharing: Sharing | None, overhead: float, share: float = 0
+    steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float = 0
 ) -> Undisturbed | None:
     """The times of the steps; None if a lane is blocked for ever, or if the times may be others from the beginning.
 
     The arguments are those of `parallelism.timeline.engine.Replay`.
     """
-    roles, keys, works, costs = steps.roles, steps.keys, steps.works, steps.costs
+    roles, keys, works, costs, overheads = steps.roles, steps.keys, steps.works, steps.costs, steps.overheads
     count, lanes = len(roles), len(steps.lengths)
     lane, ends = np.repeat(np.arange(lanes), steps.lengths), np.cumsum(steps.lengths)
     sends, meets = np.flatnonzero(roles == SEND), np.flatnonzero(roles == COLLECTIVE)
@@ -94,21 +96,21 @@ def undisturbed(
     crossing = _Crossing.of(sharing, sends)
     own = np.where(roles == COMPUTE, costs, costs.dtype.type(0))
     flights = costs.copy()
-    flights[sends[crossing.shared]] += overhead
+    flights[sends[crossing.shared]] += overheads[sends[crossing.shared]]
     before = np.zeros_like(costs)
-    before[sends[~crossing.shared]] = overhead
+    before[sends[~crossing.shared]] = overheads[sends[~crossing.shared]]
 
     runs = (does != _PASS) | (own != 0)
-    if overhead:
-        runs[recvs] = True
+    runs[recvs[overheads[recvs] != 0]] = True
     run = np.flatnonzero(runs)
     until = np.searchsorted(run, ends)
     place = np.searchsorted(run, np.maximum(asks, 0))[run]
     found = _run(
         _Program(until.tolist(), does[run].tolist(), slots[run].tolist(), place.tolist(),
                  np.where(does == _PASS, own, flights)[run].tolist(), before[run].tolist(),
+                 overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
                  np.bincount(slot_of_meet, minlength=len(groups)).tolist()),
-        len(messages), ordered=ordered, overhead=overhead, share=share)
+        len(messages), ordered=ordered, share=share)
     if found is None:
         return None
 
@@ -121,7 +123,8 @@ def undisturbed(
     disturbed = float("inf")
     if sharing is not None:
         disturbed = crossing.first_disturbed(
-            sharing, starts[sends], costs[sends] + overhead, overhead, meets[first_of_group], begun, costs)
+            sharing, starts[sends], costs[sends] + overheads[sends], overheads[sends], meets[first_of_group], begun,
+            costs)
         if disturbed < float("inf") and found.queued:
             return None
     next_starts = np.append(starts[1:], costs.dtype.type(0))
@@ -130,11 +133,11 @@ def undisturbed(
     durations = np.where(roles == COMPUTE, costs, next_starts - starts)
     asynchronous = np.flatnonzero(later & np.isin(roles, (RECV, COLLECTIVE)))
     over = starts + durations
-    over[recvs] = np.maximum(arrivals[slots[recvs]], starts[recvs]) + overhead
+    over[recvs] = np.maximum(arrivals[slots[recvs]], starts[recvs]) + overheads[recvs]
     over[meets] = np.maximum(concluded[slot_of_meet], starts[meets])
     durations[asynchronous] = (over - starts)[asynchronous]
     at = sends[later[sends]]
-    durations[at] = (starts[at] + overhead) - starts[at]
+    durations[at] = (starts[at] + overheads[at]) - starts[at]
     over[sends] = arrivals[slot_of_send]
     return Undisturbed(Times(starts, durations, clocks), over, operation, disturbed)
 
@@ -181,6 +184,8 @@ class _Program(NamedTuple):
     costs: Sequence[Any]
     before: Sequence[Any]
     """What a message takes before its cost."""
+    overheads: Sequence[Any]
+    """How long a step that sends or takes a message holds its lane."""
     members: Sequence[int]
     """By collective."""
 
@@ -197,9 +202,9 @@ class _Found(NamedTuple):
     """Whether a collective waited for the end of another that a member had called before."""
 
 
-def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, share: Any) -> _Found | None:
+def _run(program: _Program, messages: int, *, ordered: bool, share: Any) -> _Found | None:
     """Runs the lanes; None if one is blocked for ever, or if collectives of a lane are not in its order."""
-    until, does, slots, operation, costs, before, members = program
+    until, does, slots, operation, costs, before, overheads, members = program
     starts: list[Any] = [0] * len(does)
     clocks: list[Any] = [0] * len(until)
     following = [0, *until[:-1]]
@@ -227,6 +232,7 @@ def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, shar
                 if end is None:
                     for_message.setdefault(slots[i], []).append(lane)
                     break
+                overhead = overheads[i]
                 if overhead:
                     asked = starts[operation[i]]
                     end = (end if end > asked else asked) + overhead
@@ -235,7 +241,7 @@ def _run(program: _Program, messages: int, *, ordered: bool, overhead: Any, shar
             elif what == _SEND:
                 slot = slots[i]
                 arrivals[slot] = clock + before[i] + costs[i]
-                clock += overhead
+                clock += overheads[i]
                 if slot in for_message:
                     ready += for_message.pop(slot)
             else:
@@ -293,15 +299,15 @@ class _Crossing(NamedTuple):
         return cls(used & (np.asarray(sharing.message_bytes)[sends] != 0), way, ways)
 
     def first_disturbed(
-        self, sharing: Sharing, starts: Numbers, seconds: Numbers, overhead: float, meets: Places, begun: Numbers,
+        self, sharing: Sharing, starts: Numbers, seconds: Numbers, overheads: Numbers, meets: Places, begun: Numbers,
         costs: Numbers,
     ) -> float:
         """The first moment at which a message or collective does not have what it asks for on its links; or infinity.
 
-        ``starts`` and ``seconds`` are those of all sends, ``meets`` a step of each collective, which begins at
-        ``begun`` and takes the ``costs`` of the step.
+        ``starts``, ``seconds`` and ``overheads`` are those of all sends, ``meets`` a step of each collective, which
+        begins at ``begun`` and takes the ``costs`` of the step.
         """
-        lags = np.array([lag for _, lag in self.ways] or [0.0])[self.way] + overhead
+        lags = np.array([lag for _, lag in self.ways] or [0.0])[self.way] + overheads
         transfers: list[tuple[Numbers, Numbers, Places, Sequence[Way | None]]] = [(
             starts[self.shared], (seconds - lags)[self.shared], self.way[self.shared], [way for way, _ in self.ways])]
         if sharing.collective_way is not None and len(meets):

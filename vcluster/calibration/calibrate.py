@@ -11,6 +11,7 @@ accurate the predictions are. In programs such as these, the Python code around 
 
 import os
 import platform
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -99,15 +100,23 @@ class Calibration:
         families = PREDICTED if family is None else (family,)
         return tuple(case.error(self.hardware) for case in self.held_out if case.family in families)
 
+    def rounds_apart(self, family: str | None = None) -> tuple[float, ...]:
+        """How far two rounds of each held out case are apart, relative to its seconds: the noise of the machine."""
+        families = PREDICTED if family is None else (family,)
+        return tuple(case.apart for case in self.held_out if case.family in families)
+
     def __str__(self) -> str:
-        lines = [str(self.hardware), "", f"{'virtual against wall time':26}  cases  median  middle half      largest"]
+        title = f"{'virtual against wall time':26}  cases  median  middle half      largest  rounds"
+        lines = [str(self.hardware), "", title]
         for family in (*PREDICTED, None):
             if errors := self.errors(family):
                 spread = Spread.of(errors)
                 half = "{:5.1%} to {:5.1%}".format(*spread.quartiles)
-                lines.append(
-                    f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  {spread.largest:7.1%}")
-        return "\n".join(lines)
+                lines.append(f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  "
+                             f"{spread.largest:7.1%}  {median(self.rounds_apart(family)):6.1%}")
+        return "\n".join([*lines, "", *textwrap.wrap(
+            "rounds: how far two measurements of the same case are apart, in the median. Where that is much, the "
+            "machine is not quiet, and no model can be nearer.", 80)])
 
 
 def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMORY) -> Calibration:
@@ -124,7 +133,7 @@ def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMO
     copies, transfers = hardware.memory_bytes_per_second, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10)
     # Of one message alone nobody can tell what holds its ends from what it takes on its way; of several, one can.
     hardware = _nearest(
-        hardware, fitted_to, (MESSAGES, STREAMS), partial(_with_messages, medium.turns), (5e-6, *transfers))
+        hardware, fitted_to, (MESSAGES, STREAMS), partial(_with_messages, medium.turns), (5e-6, 5e-11, *transfers))
     hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), partial(_with_collectives, medium.turns),
                         (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)))
     hardware = _nearest(hardware, fitted_to, (POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
@@ -140,9 +149,10 @@ def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
 
 def _with_messages(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
-    overhead, latency, bandwidth, *values = parameters.tolist()
+    overhead, per_byte, latency, bandwidth, *values = parameters.tolist()
     link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(turns, values))
-    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth), message_overhead_seconds=overhead)
+    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth), message_overhead_seconds=overhead,
+                   message_overhead_seconds_per_byte=per_byte)
 
 
 def _with_collectives(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
@@ -186,7 +196,8 @@ def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibra
            f"cases held out")
     programs = f"{fit}; includes the Python code around compute, and memory traffic that programs do not declare"
     sources = {
-        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second", "message_overhead_seconds"), fit),
+        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second", "message_overhead_seconds",
+                         "message_overhead_seconds_per_byte"), fit),
         **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
         "memory_bytes_per_second": f"{programs}; a copy alone reaches {copied_per_second:.3g} bytes per second",
         "memory_bytes": "the memory of the system, in equal parts", "host": "the same as a message between devices"}

@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import combinations, product
+from statistics import fmean, median
 from typing import Any
 from unittest.mock import patch
 
@@ -58,7 +59,7 @@ class Sizes:
     microbatches: Sequence[int] = (2, 4, 8)
     widths: Sequence[int] = (32, 64, 128, 256)
     rows: Sequence[int] = (128, 512)
-    repeats: int = 12
+    repeats: int = 40
     rounds: int = 3
     """Number of rounds. Each uses new devices."""
 
@@ -78,6 +79,8 @@ class Case:
     """Wall seconds of one repetition."""
     trace: Trace
     """The trace of that repetition."""
+    apart: float = 0.0
+    """How far the medians of two rounds are apart, relative to ``seconds``; the mean over all pairs of rounds."""
 
     @property
     def held_out(self) -> bool:
@@ -107,8 +110,9 @@ def measured(
                 if told is not None:    # the first round tells how many runs there are in each
                     told(f"round {number} of {sizes.rounds}: {run[0]}", len(runs), len(rounds[0]) if rounds else 0)
             rounds.append(runs)
-    return [Case(family, name, size, place, *middle([run[-1] for run in runs]))
-            for runs in zip(*rounds, strict=True) for family, name, size, place, _ in runs[:1]]
+    return [Case(family, name, size, place, *middle(traces), rounds_apart(traces))
+            for runs in zip(*rounds, strict=True) for traces in [[run[-1] for run in runs]]
+            for family, name, size, place, _ in runs[:1]]
 
 
 _Run = tuple[str, str, str, tuple[int, ...], Trace]
@@ -128,7 +132,7 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         for (schedule, chunks), ((i, microbatches), (j, width), (k, rows)) in product(SCHEDULES.items(), different):
             pipeline = Pipeline(stages=devices * chunks, microbatches=microbatches, schedule=schedule, chunks=chunks)
             step = MLP((width,) * (2 * devices + 1), pipeline).train_step(returns=())
-            again, x = Again(step, max(3, sizes.repeats // 2)), np.ones((rows, width))
+            again, x = Again(step, max(3, sizes.repeats // 5)), np.ones((rows, width))
             yield (PIPELINES, schedule, f"{microbatches} microbatches of {rows} rows, {width} wide", (i, j, k),
                    cluster.run(again, x, x).trace)
 
@@ -254,6 +258,13 @@ def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
     ranks, places = columns.numbers("rank"), np.arange(len(columns))
     begin, end = np.array([at[which : which + 2] for at in barriers]).T[:, ranks]
     return seconds, Trace(columns.take((places > begin) & (places < end)), trace.size, mesh_shape=trace.mesh_shape)
+
+
+def rounds_apart(traces: Sequence[Trace]) -> float:
+    """The mean of the differences of two rounds' medians, relative to the median of these; 0 for one round."""
+    medians = [median(_repetitions(trace)[0][1:]) for trace in traces]
+    pairs = [abs(a - b) for a, b in combinations(medians, 2)]
+    return fmean(pairs) / median(medians) if pairs else 0.0
 
 
 def _repetitions(trace: Trace) -> tuple[list[float], list[npt.NDArray[np.int64]]]:

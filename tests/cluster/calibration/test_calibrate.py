@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from parallelism import Event, Trace
 from parallelism.cost import Costs
 from parallelism.hardware import VARIABLE, Hardware, HostLink, Link, Piece
 from vcluster import VirtualCluster, __main__ as top
-from vcluster.calibration.calibrate import TURNS, Spread, calibrated
-from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured
+from vcluster.calibration.calibrate import TURNS, Calibration, Spread, calibrated
+from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured, rounds_apart
 from vcluster.calibration.fitting import fitted
 from vcluster.demo.command_line import serve
 
@@ -20,6 +21,7 @@ KNOWN = Hardware(
     (Link("memory", 2, 2e-5, 3e9, "memory", pieces=[Piece(turn, 6e-5, 9e9) for turn in TURNS],
           collective_pieces=[Piece(turn, 3e-5, 5e9) for turn in (1, *TURNS)]),),
     HostLink(1e-5, 1e9), kernel_launch_seconds=2e-6, memory_overlap=0.5, message_overhead_seconds=3e-6,
+    message_overhead_seconds_per_byte=2e-11,
     collective_bytes_per_second=dict.fromkeys(COLLECTIVE_NAMES, 8e9))
 SMALL = Sizes(
     products=(8, 64, 96, 128), copies=(64, 4096, 1 << 16), moved=(64, 1 << 12, 1 << 15, 1 << 18, 1 << 19, 1 << 22),
@@ -60,7 +62,25 @@ def test_a_case_is_one_repetition_without_its_barriers(cases):
         assert not case.trace.count("barrier")
     there_and_back = next(case for case in cases if case.name == "there and back")
     assert [len(there_and_back.trace.filter(kind="recv", rank=rank)) for rank in (0, 1)] == [1, 1]
-    assert there_and_back.predicted(KNOWN) == pytest.approx(2 * (3e-6 + 2e-5 + 64 / 3e9 + 3e-6), rel=1e-12)
+    assert there_and_back.predicted(KNOWN) == pytest.approx(2 * (2e-5 + 64 / 3e9 + 2 * (3e-6 + 64 * 2e-11)), rel=1e-12)
+
+
+def test_a_case_knows_how_far_two_rounds_of_it_are_apart(cases):
+    trace = cases[0].trace
+    assert rounds_apart([whole(trace, 1.0), whole(trace, 4.0), whole(trace, 2.0)]) == (3 + 1 + 2) / 3 / 2
+    assert rounds_apart([whole(trace, 1.0)]) == 0
+    assert "machine is not quiet" in " ".join(str(calibration_of(cases)).split())
+
+
+def whole(trace, seconds):
+    """A trace of two repetitions, of which the second takes so long."""
+    barriers = [Event(0, "collective", "barrier", group=(0,), sequence=number, serial=number, wall_start_seconds=at,
+                      wall_duration_seconds=0.0) for number, at in enumerate((0.0, 7.0, 7.0 + seconds))]
+    return Trace(barriers, size=1)
+
+
+def calibration_of(cases):
+    return Calibration(KNOWN, tuple(cases), tuple(replace(case, apart=0.25) for case in cases))
 
 
 @pytest.mark.slow
@@ -74,6 +94,7 @@ def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
     assert found.hardware.flops_per_second["float64"] == pytest.approx(2e10, rel=0.5)
     assert found.hardware.links[0].latency_seconds == pytest.approx(2e-5, rel=0.1)
     assert found.hardware.message_overhead_seconds == pytest.approx(3e-6, rel=0.1)
+    assert found.hardware.message_overhead_seconds_per_byte == pytest.approx(2e-11, rel=0.2)
     assert "cases held out" in found.hardware.sources["links"]
     for words in ("pipelined MLP", "matmul policies", "middle half", "all  "):
         assert words in str(found)

@@ -16,6 +16,7 @@ from parallelism.algorithms.algorithms import algorithm, algorithms
 from parallelism.algorithms.kinds import ROOTED
 from parallelism.algorithms.phases import names, phases
 from parallelism.cost.cost import bus_factor
+from parallelism.hardware import Piece
 from parallelism.resharding.prices import move_seconds
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
@@ -95,6 +96,16 @@ def every_algorithm(g):
 
 
 # -- collectives over one level --------------------------------------------------------------------------------------
+
+
+def test_a_chain_in_a_memory_takes_the_latency_and_rate_of_collectives_of_its_size():
+    """Not those of messages, which may be much shorter."""
+    pieces = [Piece(1, 3e-5, 5e9), Piece(1 << 16, 6e-5, 2e9)]
+    link = Link("memory", 4, 1e-6, 1e12, "memory", collective_pieces=pieces)
+    costs = Costs(Hardware("ours", {"float32": 1.0}, 1e9, 1e9, (link,), HostLink(0, 1)))
+    for nbytes, piece in ((64, pieces[0]), (1 << 20, pieces[1])):
+        found = costs.collective("broadcast", nbytes, range(2), algorithm="pipelined_ring").seconds
+        assert found == pytest.approx(piece.latency_seconds + nbytes / piece.bytes_per_second)
 
 
 @pytest.mark.parametrize("g", [2, 4, 8, 32])

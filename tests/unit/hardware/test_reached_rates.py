@@ -139,10 +139,12 @@ def test_large_collectives_that_no_constant_is_from_take_what_was_measured(name,
 
 def test_a_file_has_all_of_it(tmp_path):
     told = hardware(products=Products(108, ((256, 128), (64, 64)), 88.0, 4.74), issue_seconds=1e-6, fused=True,
-                    message_overhead_seconds=2e-6, stack="ours", flops_efficiencies={"float16": 0.8})
+                    message_overhead_seconds=2e-6, message_overhead_seconds_per_byte=1e-10, stack="ours",
+                    flops_efficiencies={"float16": 0.8})
     told.save(tmp_path / "ours.json")
     assert Hardware.load(tmp_path / "ours.json") == told
     assert re.search(r"products +108 tiles at once", str(told)) and "90 GB/s" in str(told)
+    assert "105 us for each MiB of a message" in str(told)
 
 
 @pytest.mark.parametrize(("made", "words"), [

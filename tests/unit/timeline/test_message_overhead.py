@@ -62,6 +62,38 @@ def test_a_stream_is_as_long_as_its_overheads_where_they_are_longer_than_the_lin
     assert free[messages - 1] == (0, 0)
 
 
+@pytest.mark.parametrize("sharing", [False, True])
+def test_both_ends_are_held_longer_by_longer_messages(sharing):
+    passing, held = LATENCY + SIZE / 16, OVERHEAD + SIZE * 0.125
+    assert timed(send(0, 1), recv(1, 0), sharing=sharing, message_overhead_seconds_per_byte=0.125) == [
+        (0, held), (0, held + passing + held)]
+    empty = replace(send(0, 1), bytes_sent=0), replace(recv(1, 0), bytes_received=0)
+    assert timed(*empty, sharing=sharing, message_overhead_seconds_per_byte=0.125)[0] == (0, OVERHEAD)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_a_receiver_is_held_as_long_as_its_sender_whatever_dtype_stands_for_the_floats(sharing):
+    trace = Trace([replace(send(0, 1), sequence=0, serial=0), replace(recv(1, 0), sequence=0, serial=0)], size=3)
+    fields = {"message_overhead_seconds": 0.0, "message_overhead_seconds_per_byte": 0.125}
+    halves = trace.on(replace(HARDWARE, flops_per_second={"float32": 1.0, "float16": 1.0}, **fields),
+                      compute="modelled", priced_dtype="float16", link_sharing=sharing)
+    assert [event.duration_seconds for event in halves] == [0.5, 0.5 + LATENCY + SIZE / 2 / 16 + 0.5]
+
+
+def test_a_stream_of_copies_is_as_long_as_the_copies():
+    messages = 6
+    told = timed(*(send(0, 1) for _ in range(messages)), *(recv(1, 0) for _ in range(messages)),
+                 message_overhead_seconds=0.0, message_overhead_seconds_per_byte=0.25)
+    assert told[messages - 1][1] == 2 * messages
+    assert told[-1][1] == pytest.approx(2 * messages + LATENCY + SIZE / 16 + 2)
+
+
+def test_a_recv_of_a_message_that_nobody_sent_holds_nothing_per_byte():
+    trace = Trace([replace(recv(1, 0), sequence=0, serial=0)], size=3)
+    (event,) = trace.on(replace(HARDWARE, message_overhead_seconds_per_byte=1.0), compute="modelled")
+    assert event.duration_seconds == 0
+
+
 def test_a_collective_takes_its_share_of_the_device_from_compute_beside_it():
     def lane(rank):
         call = Event(rank, "collective", "all_reduce", group=(0, 1), axes=None, dtype="float32", algorithm="direct",

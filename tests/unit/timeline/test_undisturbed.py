@@ -55,7 +55,8 @@ def programs(draw):
 
 
 MACHINES = [
-    machine(8), machine(8, message_overhead_seconds=0.3), machine(8, collective_share=0.3),
+    machine(8), machine(8, message_overhead_seconds=0.3), machine(8, message_overhead_seconds_per_byte=0.1),
+    machine(8, collective_share=0.3),
     machine(links=[Link("inside", 2, 0, 8), Link("between", 4, latency_seconds=0.1, bytes_per_second=3, ports=1)]),
     machine(links=[Link("inside", 2, 0.7, 8), Link("between", 4, latency_seconds=0, bytes_per_second=3)]),
     machine(8).fault(source=0, target=1, bandwidth_factor=0.5),
