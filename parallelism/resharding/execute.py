@@ -6,6 +6,7 @@ comes from whom.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from parallelism.arrays import plain_array
 from parallelism.collectives import MemberCall
 from parallelism.dtypes import is_floating
+from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.resharding.blocks import Blocks
 from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
-from parallelism.sharding import TensorSharding, device_op
+from parallelism.sharding import DimSharding, TensorSharding, device_op
 from parallelism.sharding.partial import combine, identity
 
 Array = NDArray[Any]
@@ -33,21 +36,25 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
     return _MOVES[step.kind](device, step, x)
 
 
-def called(step: ReshardingStep, rank: int, dtype: np.dtype[Any]) -> MemberCall:
-    """What `run_step` calls, with flat arrays, for a step that moves blocks of several dims, or permutes them."""
-    group = step.mesh.group(rank, step.axes)
-    mine = _block(step.before, step, rank)
-    flat = (_size(mine),)
-    match step.kind:
-        case "all_gather":
-            return MemberCall("all_gather", dtype, flat)
-        case "permute":
-            return MemberCall("permute", dtype, flat, pairs=_pairs(step, group))
-    parts = _blocks(step.after, step, group)
+def calls_of_group(step: ReshardingStep, group: Sequence[int], dtype: np.dtype[Any]) -> tuple[MemberCall, ...]:
+    """What `run_step` calls on each member of a group along ``step.axes``, with flat arrays, for a step that moves
+    blocks of several dims, or permutes them."""
+    starts, stops = (each[:, list(group)] for each in _places(step.before, step))
+    held = (stops - starts).prod(axis=0).tolist()
+    if step.kind in ("all_gather", "permute"):
+        pairs = _pairs(step, group) if step.kind == "permute" else None
+        calls = {size: MemberCall(step.kind, dtype, (size,), pairs=pairs) for size in set(held)}
+        return tuple(calls[size] for size in held)
+    wanted_starts, wanted_stops = (each[:, list(group)] for each in _places(step.after, step))
     if step.kind == "reduce_scatter":
-        sizes = tuple(map(_size, parts))
-        return MemberCall("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", dtype, flat, sizes=sizes)
-    return MemberCall("all_to_all", dtype, flat, sizes=tuple(_size(_common(mine, part)) for part in parts))
+        sizes = tuple((wanted_stops - wanted_starts).prod(axis=0).tolist())
+        kind = "reduce_scatter" if len(set(sizes)) == 1 else "all_to_all"
+        calls = {size: MemberCall(kind, dtype, (size,), sizes=sizes) for size in set(held)}
+        return tuple(calls[size] for size in held)
+    common = (np.minimum(stops[:, :, None], wanted_stops[:, None]) - np.maximum(
+        starts[:, :, None], wanted_starts[:, None])).clip(0).prod(axis=0)
+    return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(given))
+                 for size, given in zip(held, common.tolist(), strict=True))
 
 
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
@@ -153,6 +160,20 @@ def _blocks(layout: TensorSharding, step: ReshardingStep, ranks: Sequence[int]) 
 
 def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
     return layout.slices(step.shape, step.mesh, rank)
+
+
+def _places(layout: TensorSharding, step: ReshardingStep) -> NDArray[np.int64]:
+    """Where the blocks of all ranks start and stop: an array of shape (2, dims, ranks)."""
+    return _places_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
+
+
+@lru_cache(maxsize=1024)
+def _places_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> NDArray[np.int64]:
+    numbers = {axis: number for number, axis in enumerate(mesh.axes)}
+    blocks = Blocks(shape, [(extent,) for extent in mesh.shape.values()])
+    places = [blocks.interval(extent, tuple(numbers[axis] for axis in dim.axes))
+              for extent, dim in zip(shape, dims, strict=True)]
+    return np.array(places, np.int64).reshape(len(shape), 2, mesh.size).swapaxes(0, 1)
 
 
 def _shape(block: Block) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from parallelism.collectives import MemberCall
 from parallelism.events import Columns
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep
-from parallelism.resharding.execute import called
+from parallelism.resharding.execute import calls_of_group
 
 MeshAxes = tuple[str, ...]
 GroupKey = MeshAxes | tuple[int, ...]
@@ -46,9 +46,14 @@ class StepCall(NamedTuple):
         """The kind of the step."""
         return self.step.kind
 
+    def of_group(self, group: Sequence[int]) -> tuple[MemberCall, ...]:
+        """The call of each rank of a group."""
+        return calls_of_group(self.step, group, self.dtype)
+
     def of_rank(self, rank: int) -> MemberCall:
         """The call of one rank."""
-        return called(self.step, rank, self.dtype)
+        group = self.step.mesh.group(rank, self.step.axes)
+        return self.of_group(group)[group.index(rank)]
 
 
 Call = MemberCall | StepCall

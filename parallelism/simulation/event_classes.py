@@ -80,7 +80,7 @@ class Templates:
                         self._uneven[look] = dict.fromkeys(range(len(self.groups[slot])), traffic)
                 else:
                     self._uneven[look] = {
-                        i: moved(tuple(self._call(rank, axes, number, call) for rank in group))
+                        i: moved(self._calls_of_group(group, axes, number, call))
                         for i, group in enumerate(self.groups[slot].tolist())
                         if which in self.class_of[group]        # other groups may call something else, or nothing
                     }
@@ -107,14 +107,20 @@ class Templates:
             return None
         return moved_alike(call, members(self.mesh, axes).shape[1])
 
-    def _call(self, rank: int, axes: GroupKey, number: int, mine: Call) -> MemberCall:
-        """The call of a rank in a group in which another member makes the call ``mine``."""
-        other = self._calls[int(self.class_of[rank])].get((axes, number))
-        if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
-            raise ValueError(
-                f"collective {number} over {', '.join(map(str, axes))} is {mine.kind} to some of a group, and "
-                f"{'nothing' if other is None else other.kind} to rank {rank}")
-        return other if isinstance(other, MemberCall) else other.of_rank(rank)
+    def _calls_of_group(self, group: Sequence[int], axes: GroupKey, number: int, mine: Call) -> tuple[MemberCall, ...]:
+        """The calls of the members of a group in which one makes the call ``mine``."""
+        classes = self.class_of[list(group)].tolist()
+        calls: dict[int, tuple[MemberCall, ...]] = {}
+        for rank, which in zip(group, classes, strict=True):
+            if which in calls:
+                continue
+            other = self._calls[which].get((axes, number))
+            if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
+                raise ValueError(
+                    f"collective {number} over {', '.join(map(str, axes))} is {mine.kind} to some of a group, and "
+                    f"{'nothing' if other is None else other.kind} to rank {rank}")
+            calls[which] = (other,) * len(group) if isinstance(other, MemberCall) else other.of_group(group)
+        return tuple(calls[which][i] for i, which in enumerate(classes))
 
     def differences(self) -> list[Ints]:
         """The bytes and messages that differ between devices of one class, by rank: of collectives with uneven pieces.
