@@ -148,7 +148,8 @@ _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
 
 def _pairs(step: ReshardingStep, group: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The positions between which a permutation moves blocks in a group: (source, target)."""
-    return tuple((group.index(step.donors[rank]), i) for i, rank in enumerate(group) if step.donors[rank] != rank)
+    position = {rank: i for i, rank in enumerate(group)}
+    return tuple((position[step.donors[rank]], i) for i, rank in enumerate(group) if step.donors[rank] != rank)
 
 
 # -- blocks and their parts --------------------------------------------------------------------------------------------
