@@ -3,7 +3,8 @@
 The members meet as for any other call, so that a mismatch is named before MPI is called. Then each starts the
 nonblocking collective of MPI on a communicator of the group (`vcluster.mpi.communicators`), and polls until it is done:
 a member that is cancelled meanwhile leaves it, with its memory, to the library. What MPI cuts or joins lies in one
-buffer, in the order of the group, packed where the dim is not the first.
+buffer, in the order of the group, packed where the dim is not the first. MPI writes into the caller's ``out`` where
+that will do: new memory costs more than the collective, since the kernel clears its pages.
 
 The library chooses how it moves and combines: a sum may have other bits than that of the direct algorithm, and other
 bits from library to library, and a maximum of NaN and a number is either.
@@ -53,9 +54,21 @@ def check_library(call: Call, reduction: Reduction | None) -> None:
         raise TypeError(f"not every MPI can reduce {reduction.dtype}; convert it, or leave out algorithm='mpi'")
 
 
+Form = tuple[tuple[int, ...], np.dtype[Any]]
+"""The shape and dtype of an array."""
+
+
 @dataclass(slots=True, eq=False)
 class OfLibrary(ByMessages):
     """One run of a call by the library."""
+
+    out: NDArray[Any] | None = None
+    """The caller's memory for the result."""
+
+    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Keep ``x`` and ``out`` for the library."""
+        ByMessages.prepare(self, x, out)
+        self.out = out
 
     def exchange(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
         """Start the collective of MPI, and wait until it is done."""
@@ -65,7 +78,7 @@ class OfLibrary(ByMessages):
         end = self.endpoint
         assert isinstance(end, MpiEndpoint)
         communicator = yield from end.communicators.of(self.call.ranks)
-        start = _Start(communicator, end.transport.mpi, self.call, calls, self.x, self.reduction)
+        start = _Start(communicator, end.transport.mpi, self.call, calls, self.x, self.out, self.reduction)
         _STARTS[self.call.kind](start)
 
         looks = LOOKS if max(call.nbytes for call in calls) > SMALL_BYTES else 1
@@ -97,8 +110,10 @@ class OfLibrary(ByMessages):
         result = self.result
         if isinstance(result, np.ndarray) and self.reduction is not None:
             self.reduction.finish(result, self.terms)
-        if out is None or result is None:
+        if result is None or result is out:
             return result
+        if out is None:
+            return np.array(result) if result is self.x else result
         return deliver(write(self.endpoint, self.call.kind, copy_of(result), out), out)
 
 
@@ -107,12 +122,12 @@ class _Start:
 
     def __init__(
         self, communicator: Any, mpi: Any, call: Call, calls: Sequence[Call], x: NDArray[Any] | None,
-        reduction: Reduction | None,
+        out: NDArray[Any] | None, reduction: Reduction | None,
     ) -> None:
         self.communicator = communicator
         self.request: Any = None
         self.result: Callable[[], Any] = lambda: None
-        self._mpi, self._call, self._calls, self._x = mpi, call, calls, x
+        self._mpi, self._call, self._calls, self._x, self._out = mpi, call, calls, x, out
         giver = next((each for each in calls if each.gives), call)
         self._giver, self._dtype = giver, giver.dtype or np.dtype(np.uint8)
         self._op = None if reduction is None else getattr(mpi, _OPS[reduction.name])
@@ -123,9 +138,12 @@ class _Start:
         self.request = self.communicator.Ibarrier()
 
     def all_reduce(self) -> None:
-        given, (total, result) = self._terms(self._own()), self._total(self._own().shape)
+        own, out = self._own(), self._out
+        if out is not None and out.flags.carray and own.dtype.isnative and np.may_share_memory(own, out):   # are one
+            given, total, self.result = self._mpi.IN_PLACE, self._terms(out), lambda: out
+        else:
+            given, (total, self.result) = self._terms(own), self._total(own.shape)
         self.request = self.communicator.Iallreduce(given, total, self._op)
-        self.result = result
 
     def reduce(self) -> None:
         given, total, at_root = self._terms(self._own()), None, self._call.position == self._call.root
@@ -142,8 +160,7 @@ class _Start:
     def broadcast(self) -> None:
         root = self._call.root
         array = self._own() if self._call.position == root else self._new(self._giver.shape or ())
-        # the root's own array stays the caller's
-        self.result = array.copy if self._call.position == root else lambda: array
+        self.result = lambda: array
         self.request = self.communicator.Ibcast(self._bytes(array), root)
 
     def scatter(self) -> None:
@@ -160,17 +177,15 @@ class _Start:
     def gather(self) -> None:
         whole = None
         if self._call.position == self._call.root:
-            whole, parts = self._parts()
-            self.result = lambda: _joined(parts, self._calls[0].dim)
+            whole, self.result = self._joined(self._sent(), self._calls[0].dim)
         self.request = self.communicator.Igatherv(self._bytes(self._own()), whole, self._call.root)
 
     def all_gather(self) -> None:
-        whole, parts = self._parts()
-        self.result = lambda: _joined(parts, self._calls[0].dim)
+        whole, self.result = self._joined(self._sent(), self._calls[0].dim)
         self.request = self.communicator.Iallgatherv(self._bytes(self._own()), whole)
 
     def all_scatter(self) -> None:
-        whole, parts = self._parts()
+        whole, parts = self._received(self._sent())
         self.result = lambda: [part.copy() for part in parts]
         self.request = self.communicator.Iallgatherv(self._bytes(self._own()), whole)
 
@@ -183,8 +198,7 @@ class _Start:
             shape = list(each.shape or ())
             shape[each.dim] = each.sizes[call.position]
             shapes.append((tuple(shape), self._dtype))
-        whole, parts = self._received(shapes)
-        self.result = lambda: _joined(parts, call.concat_dim)
+        whole, self.result = self._joined(shapes, call.concat_dim)
         self.request = self.communicator.Ialltoallv(given, whole)
 
     # -- buffers -------------------------------------------------------------------------------------------------------
@@ -193,8 +207,13 @@ class _Start:
         assert self._x is not None
         return self._x
 
-    def _new(self, shape: Sequence[int]) -> NDArray[Any]:
-        return np.empty(shape, self._dtype)
+    def _new(self, shape: Sequence[int], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+        """An array for the result: ``out``, if it is such an array and lies apart from what is given, or a new one."""
+        out, dtype = self._out, self._dtype if dtype is None else dtype
+        if out is None or (out.shape, out.dtype) != (tuple(shape), dtype) or not out.flags.carray or (
+                self._x is not None and np.may_share_memory(out, self._x)):
+            return np.empty(shape, dtype)
+        return out
 
     def _blocks(self, array: NDArray[Any], call: Call) -> list[NDArray[Any]]:
         return [array[call.block(position)] for position in range(call.size)]
@@ -217,15 +236,23 @@ class _Start:
 
     def _total(self, shape: Sequence[int]) -> tuple[list[Any], Callable[[], NDArray[Any]]]:
         """A buffer for what MPI combines, and what gives it in the dtype of the terms."""
-        total = np.empty(shape, self._dtype.newbyteorder("="))
+        total = self._new(shape, self._dtype.newbyteorder("="))
         return self._terms(total), lambda: total.astype(self._dtype, copy=False)
 
-    def _parts(self) -> tuple[list[Any], list[NDArray[Any]]]:
-        return self._received([(call.shape or (), call.dtype or self._dtype) for call in self._calls])
+    def _sent(self) -> list[Form]:
+        """The forms of the arrays of all members."""
+        return [(call.shape or (), call.dtype or self._dtype) for call in self._calls]
 
-    def _received(
-        self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    ) -> tuple[list[Any], list[NDArray[Any]]]:
+    def _joined(self, arrays: Sequence[Form], dim: int) -> tuple[list[Any], Callable[[], NDArray[Any]]]:
+        """A buffer for MPI in which arrays arrive one after the other, and what joins them."""
+        shapes, dtypes = zip(*arrays, strict=True)
+        if dim or not shapes[0] or len(set(dtypes)) > 1:
+            whole, parts = self._received(arrays)
+            return whole, lambda: _joined(parts, dim)
+        result = self._new((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtypes[0])
+        return self._bytes(result, [dtypes[0].itemsize * prod(shape) for shape in shapes]), lambda: result
+
+    def _received(self, arrays: Sequence[Form]) -> tuple[list[Any], list[NDArray[Any]]]:
         """A buffer for MPI in which arrays arrive one after the other, and these arrays."""
         counts = [dtype.itemsize * prod(shape) for shape, dtype in arrays]
         places = list(accumulate(counts, initial=0))
