@@ -36,25 +36,44 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
     return _MOVES[step.kind](device, step, x)
 
 
-def calls_of_group(step: ReshardingStep, group: Sequence[int], dtype: np.dtype[Any]) -> tuple[MemberCall, ...]:
-    """What `run_step` calls on each member of a group along ``step.axes``, with flat arrays, for a step that moves
-    blocks of several dims, or permutes them."""
-    starts, stops = (each[:, list(group)] for each in _places(step.before, step))
-    held = (stops - starts).prod(axis=0).tolist()
-    if step.kind in ("all_gather", "permute"):
-        pairs = _pairs(step, group) if step.kind == "permute" else None
-        calls = {size: MemberCall(step.kind, dtype, (size,), pairs=pairs) for size in set(held)}
-        return tuple(calls[size] for size in held)
-    wanted_starts, wanted_stops = (each[:, list(group)] for each in _places(step.after, step))
-    if step.kind == "reduce_scatter":
-        sizes = tuple((wanted_stops - wanted_starts).prod(axis=0).tolist())
-        kind = "reduce_scatter" if len(set(sizes)) == 1 else "all_to_all"
-        calls = {size: MemberCall(kind, dtype, (size,), sizes=sizes) for size in set(held)}
-        return tuple(calls[size] for size in held)
-    common = (np.minimum(stops[:, :, None], wanted_stops[:, None]) - np.maximum(
-        starts[:, :, None], wanted_starts[:, None])).clip(0).prod(axis=0)
-    return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(given))
-                 for size, given in zip(held, common.tolist(), strict=True))
+def calls_of_groups(
+    step: ReshardingStep, groups: NDArray[np.int64], dtype: np.dtype[Any]
+) -> list[tuple[MemberCall, ...]]:
+    """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
+    blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
+    """
+    starts, stops = (each[:, groups] for each in _places(step.before, step))
+    held = (stops - starts).prod(axis=0)
+    if step.kind == "all_gather":
+        moved = held
+    elif step.kind == "permute":            # the position of each member's donor
+        moved = (groups[:, None, :] == np.array(step.donors)[groups][:, :, None]).argmax(axis=2)
+    else:
+        wanted_starts, wanted_stops = (each[:, groups] for each in _places(step.after, step))
+        moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
+            np.minimum(stops[..., None], wanted_stops[..., None, :])
+            - np.maximum(starts[..., None], wanted_starts[..., None, :])).clip(0).prod(axis=0)
+    made: dict[bytes, tuple[MemberCall, ...]] = {}
+    found = []
+    for own, how in zip(held, moved, strict=True):
+        key = own.tobytes() + how.tobytes()
+        if key not in made:
+            made[key] = _calls(step.kind, dtype, own.tolist(), how.tolist())
+        found.append(made[key])
+    return found
+
+
+def _calls(kind: str, dtype: np.dtype[Any], held: Sequence[int], moved: Sequence[Any]) -> tuple[MemberCall, ...]:
+    """The calls of a group whose members hold so many elements; ``moved`` as in `calls_of_groups`."""
+    if kind == "exchange":
+        return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(given))
+                     for size, given in zip(held, moved, strict=True))
+    pairs = tuple((donor, i) for i, donor in enumerate(moved) if donor != i) if kind == "permute" else None
+    sizes = tuple(moved) if kind == "reduce_scatter" else ()
+    if len(set(sizes)) > 1:
+        kind = "all_to_all"
+    calls = {size: MemberCall(kind, dtype, (size,), pairs=pairs, sizes=sizes) for size in set(held)}
+    return tuple(calls[size] for size in held)
 
 
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:

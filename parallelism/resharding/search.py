@@ -10,8 +10,9 @@ goal.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ from parallelism.resharding.blocks import Blocks
 from parallelism.resharding.distance import Leg, Reach
 from parallelism.resharding.moves import State
 from parallelism.resharding.permutations import NoWay
+from parallelism.resharding.usual_form import usual_form
 
 LegPrice = Callable[[Leg], float]
 
@@ -36,6 +38,27 @@ def cheapest_route(
 
     With ``price``, the cost of a communication, it is the route with the smallest sum of prices.
     """
+    if price is not None:
+        return list(_searched(blocks, source, target, limit, price))
+    form = usual_form(blocks, source, target)
+    return [Leg(leg.kind, form.restored(leg.before), form.restored(leg.after))
+            for leg in _of_form(form.shape, form.factors, form.source, form.target, limit)]
+
+
+@lru_cache(4096)
+def _of_form(
+    shape: tuple[int, ...], factors: tuple[tuple[int, ...], ...], source: State, target: State, limit: int
+) -> Sequence[Leg]:
+    """The route of a form, for a tensor of this shape."""
+    return _searched(_blocks(shape, factors), source, target, limit)
+
+
+_blocks = lru_cache(256)(Blocks)
+
+
+def _searched(
+    blocks: Blocks, source: State, target: State, limit: int, price: LegPrice | None = None
+) -> Sequence[Leg]:
     for exchange in (False, True):
         with suppress(NoWay):
             reach = Reach(blocks, source, target, limit, exchange=exchange)

@@ -18,7 +18,7 @@ from parallelism.collectives import MemberCall
 from parallelism.events import Columns
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep
-from parallelism.resharding.execute import calls_of_group
+from parallelism.resharding.execute import calls_of_groups
 
 MeshAxes = tuple[str, ...]
 GroupKey = MeshAxes | tuple[int, ...]
@@ -46,14 +46,14 @@ class StepCall(NamedTuple):
         """The kind of the step."""
         return self.step.kind
 
-    def of_group(self, group: Sequence[int]) -> tuple[MemberCall, ...]:
-        """The call of each rank of a group."""
-        return calls_of_group(self.step, group, self.dtype)
+    def of_groups(self, groups: npt.NDArray[np.int64]) -> list[tuple[MemberCall, ...]]:
+        """The call of each rank of several groups; groups that call the same share a tuple."""
+        return calls_of_groups(self.step, groups, self.dtype)
 
     def of_rank(self, rank: int) -> MemberCall:
         """The call of one rank."""
         group = self.step.mesh.group(rank, self.step.axes)
-        return self.of_group(group)[group.index(rank)]
+        return self.of_groups(np.array([group]))[0][group.index(rank)]
 
 
 Call = MemberCall | StepCall

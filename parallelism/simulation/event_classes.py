@@ -79,11 +79,10 @@ class Templates:
                     else:
                         self._uneven[look] = dict.fromkeys(range(len(self.groups[slot])), traffic)
                 else:
-                    self._uneven[look] = {
-                        i: moved(self._calls_of_group(group, axes, number, call))
-                        for i, group in enumerate(self.groups[slot].tolist())
-                        if which in self.class_of[group]        # other groups may call something else, or nothing
-                    }
+                    # Other groups may call something else, or nothing.
+                    own = np.flatnonzero((self.class_of[self.groups[slot]] == which).any(axis=1))
+                    self._uneven[look] = dict(zip(own.tolist(), self._moved_by(
+                        self.groups[slot][own], axes, number, call), strict=True))
         self.looks = self.looks.with_columns(**dict(zip(_COUNTED, counted, strict=True)))
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
@@ -107,20 +106,25 @@ class Templates:
             return None
         return moved_alike(call, members(self.mesh, axes).shape[1])
 
-    def _calls_of_group(self, group: Sequence[int], axes: GroupKey, number: int, mine: Call) -> tuple[MemberCall, ...]:
-        """The calls of the members of a group in which one makes the call ``mine``."""
-        classes = self.class_of[list(group)].tolist()
-        calls: dict[int, tuple[MemberCall, ...]] = {}
-        for rank, which in zip(group, classes, strict=True):
-            if which in calls:
-                continue
+    def _moved_by(self, groups: Ints, axes: GroupKey, number: int, mine: Call) -> list[Moved]:
+        """The traffic of each group, in which some members make the call ``mine``."""
+        classes = self.class_of[groups]
+        calls: dict[int, list[tuple[MemberCall, ...]]] = {}
+        for which in distinct(classes).tolist():
             other = self._calls[which].get((axes, number))
             if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
                 raise ValueError(
                     f"collective {number} over {', '.join(map(str, axes))} is {mine.kind} to some of a group, and "
-                    f"{'nothing' if other is None else other.kind} to rank {rank}")
-            calls[which] = (other,) * len(group) if isinstance(other, MemberCall) else other.of_group(group)
-        return tuple(calls[which][i] for i, which in enumerate(classes))
+                    f"{'nothing' if other is None else other.kind} to rank {groups[classes == which][0]}")
+            calls[which] = [(other,) * groups.shape[1]] * len(groups) if isinstance(
+                other, MemberCall) else other.of_groups(groups)
+        if len(calls) == 1:
+            each, = calls.values()
+        else:
+            each = [tuple(calls[which][i][place] for place, which in enumerate(row))
+                    for i, row in enumerate(classes.tolist())]
+        found: dict[int, Moved] = {}        # many groups call the same
+        return [found[id(of)] if id(of) in found else found.setdefault(id(of), moved(of)) for of in each]
 
     def differences(self) -> list[Ints]:
         """The bytes and messages that differ between devices of one class, by rank: of collectives with uneven pieces.
