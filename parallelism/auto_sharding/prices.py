@@ -170,31 +170,37 @@ def usual_form(
 ) -> Change:
     """A change of layout that costs the same, and that many have in common.
 
-    Dims that are whole before and after become one, at the end, and so does what a dim has more than is needed to split
-    it over all devices.  Where axes do unlike things, or two go from one dim to
-    another, the plan may lead through dims that are whole, so the change is its own form.
+    Dims are sorted, since the plan for a transposed tensor is the transposed plan; but not where several are cut at
+    once, because they are cut in their order, and what is cut first is copied for the second.  Dims that are whole
+    before and after become one, at the end, and so does what a dim has more than is needed to split it over all
+    devices.  Where axes do unlike things, or two go from one dim to another, the plan may lead through dims that are
+    whole, so each dim stays.
     """
     left = {axis: dim for dim, each in enumerate(source.dims) for axis in each.axes}
     joined = {axis: dim for dim, each in enumerate(target.dims) for axis in each.axes}
     wandering = sum(axis in joined and joined[axis] != dim for axis, dim in left.items())
     gathered = any(axis not in joined for axis in left)
-    if wandering + gathered + (source.partial != target.partial) > 1:
-        return source, target, type
+    each_stays = wandering + gathered + (source.partial != target.partial) > 1
     dims: list[tuple[Axes, Axes, int]] = []
     rest = 1
     for before, after, extent in zip(source.dims, target.dims, type.shape, strict=True):
         assert isinstance(extent, int)
-        if not before.axes and not after.axes:
+        if not each_stays and not before.axes and not after.axes:
             rest *= extent
-        elif extent and extent % mesh.size == 0:
+        elif not each_stays and extent and extent % mesh.size == 0:
             rest *= extent // mesh.size
             dims.append((before.axes, after.axes, mesh.size))
         else:
             dims.append((before.axes, after.axes, extent))
+    held = {*left, *source.partial}
+    if sum(not held.issuperset(after) for _, after, _ in dims) <= 1:
+        dims.sort()
+    if not each_stays:
+        dims.append(((), (), rest))
     return (
-        TensorSharding(*(before for before, _, _ in dims), None, partial=source.partial, op=source.op),
-        TensorSharding(*(after for _, after, _ in dims), None, partial=target.partial, op=target.op),
-        TensorType(type.dtype, (*(extent for _, _, extent in dims), rest)))
+        TensorSharding(*(before for before, _, _ in dims), partial=source.partial, op=source.op),
+        TensorSharding(*(after for _, after, _ in dims), partial=target.partial, op=target.op),
+        TensorType(type.dtype, [extent for _, _, extent in dims]))
 
 
 def _resharded(connection: Connection) -> tuple[tuple[Value, ...], tuple[Op, ...], tuple[Value, ...]]:

@@ -53,21 +53,17 @@ def calls_of_groups(
         moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
             np.minimum(stops[..., None], wanted_stops[..., None, :])
             - np.maximum(starts[..., None], wanted_starts[..., None, :])).clip(0).prod(axis=0)
-    made: dict[bytes, tuple[MemberCall, ...]] = {}
-    found = []
-    for own, how in zip(held, moved, strict=True):
-        key = own.tobytes() + how.tobytes()
-        if key not in made:
-            made[key] = _calls(step.kind, dtype, own.tolist(), how.tolist())
-        found.append(made[key])
-    return found
+    return [_calls(step.kind, dtype, own.tobytes(), how.tobytes()) for own, how in zip(held, moved, strict=True)]
 
 
-def _calls(kind: str, dtype: np.dtype[Any], held: Sequence[int], moved: Sequence[Any]) -> tuple[MemberCall, ...]:
-    """The calls of a group whose members hold so many elements; ``moved`` as in `calls_of_groups`."""
+@lru_cache(maxsize=1024)
+def _calls(kind: str, dtype: np.dtype[Any], own: bytes, how: bytes) -> tuple[MemberCall, ...]:
+    """The calls of a group whose members hold so many elements; the arrays are those of `calls_of_groups`."""
+    held, moved = (np.frombuffer(array, np.int64).tolist() for array in (own, how))
     if kind == "exchange":
-        return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(given))
-                     for size, given in zip(held, moved, strict=True))
+        count = len(held)
+        return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(moved[count * i : count * (i + 1)]))
+                     for i, size in enumerate(held))
     pairs = tuple((donor, i) for i, donor in enumerate(moved) if donor != i) if kind == "permute" else None
     sizes = tuple(moved) if kind == "reduce_scatter" else ()
     if len(set(sizes)) > 1:

@@ -50,6 +50,12 @@ class StepCall(NamedTuple):
         """The call of each rank of several groups; groups that call the same share a tuple."""
         return calls_of_groups(self.step, groups, self.dtype)
 
+    def name_of(self, rank: int) -> str:
+        """The kind of the call of one rank."""
+        if self.step.kind == "reduce_scatter":
+            return self.of_rank(rank).kind
+        return "all_to_all" if self.step.kind == "exchange" else self.step.kind
+
     def of_rank(self, rank: int) -> MemberCall:
         """The call of one rank."""
         group = self.step.mesh.group(rank, self.step.axes)

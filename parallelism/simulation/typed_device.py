@@ -152,7 +152,7 @@ class TypedDevice:
             call = StepCall(step_of(op, self.mesh), inputs[0].dtype)
             axes, group_axes = self._axes_of(call.step.axes)
             self.events.add_collective(
-                axes, group_axes, self._step_call(call), call.of_rank(self.rank).kind, inputs[0].dtype_name)
+                axes, group_axes, self._step_call(call), call.name_of(self.rank), inputs[0].dtype_name)
         elif op.kind == "group_collective":
             self._among_ranks(op, inputs[0])
         elif communicates(op):
