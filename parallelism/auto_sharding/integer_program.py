@@ -114,11 +114,12 @@ def solve(
 def _solved(model: _Model, time_limit: float | None) -> Any:
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
+        from scipy.sparse import csr_array
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("an integer program is solved by SciPy: pip install 'vcluster[plan]'") from error
-    rows, columns, numbers = (np.array(each) for each in zip(*model.entries, strict=True))
-    matrix = coo_array((numbers, (rows, columns)), shape=(len(model.low), len(model.costs))).tocsr()
+    matrix = csr_array((np.array(model.factors), np.array(model.variables), np.array(model.ends)),
+                       shape=(len(model.low), len(model.costs)))
+    matrix.sum_duplicates()
     integral = np.array(model.integral)
 
     def found(integrality: Any, options: dict[str, Any]) -> Any:
@@ -191,7 +192,8 @@ def _no_layout(
     free = _Model()
     free.costs, free.integral, free.most = [0.0] * len(model.costs), list(model.integral), list(model.most)
     count = len(model.low) - len(moments)
-    free.entries = [each for each in model.entries if each[0] < count]
+    free.ends = model.ends[: count + 1]
+    free.variables, free.factors = model.variables[: free.ends[-1]], model.factors[: free.ends[-1]]
     free.low, free.high = model.low[:count], model.high[:count]
     peak, = free.flows([1.0])
     free.most[peak] = np.inf
@@ -225,7 +227,11 @@ class _Model:
         self.costs: list[float] = []
         self.integral: list[int] = []
         self.most: list[float] = []
-        self.entries: list[tuple[int, int, float]] = []
+        self.variables: list[int] = []
+        self.factors: list[float] = []
+        """Of the terms of the rows, one row after the other."""
+        self.ends = [0]
+        """How many terms there are before the first row, and after each."""
         self.low: list[float] = []
         self.high: list[float] = []
 
@@ -243,7 +249,10 @@ class _Model:
         return range(first, len(self.costs))
 
     def row(self, terms: Iterable[tuple[int, float]], low: float, high: float | None = None) -> None:
-        self.entries.extend((len(self.low), at, factor) for at, factor in terms)
+        for at, factor in terms:
+            self.variables.append(at)
+            self.factors.append(factor)
+        self.ends.append(len(self.variables))
         self.low.append(low)
         self.high.append(low if high is None else high)
 

@@ -46,8 +46,10 @@ def calls_of_groups(
     held = (stops - starts).prod(axis=0)
     if step.kind == "all_gather":
         moved = held
-    elif step.kind == "permute":            # the position of each member's donor
-        moved = (groups[:, None, :] == np.array(step.donors)[groups][:, :, None]).argmax(axis=2)
+    elif step.kind == "permute":
+        position = np.zeros(step.mesh.size, np.int64)
+        position[groups] = np.arange(groups.shape[1])
+        moved = position[np.array(step.donors)[groups]]
     else:
         wanted_starts, wanted_stops = (each[:, groups] for each in _places(step.after, step))
         moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
