@@ -6,6 +6,7 @@ adjacent in both layouts get one number together (a *bundle*), and axes that nei
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 
 from parallelism.mesh import Mesh
 from parallelism.resharding.blocks import Axes, Blocks
@@ -84,18 +85,28 @@ def names_of(numbers: Axes, axes: Bundles) -> tuple[str, ...]:
 
 
 def leg_axes(leg: Leg, blocks: Blocks) -> Axes:
-    """The axes along which a leg communicates, or by which it slices; the first varies slowest."""
+    """The axes along which a leg communicates, or by which it slices; the first varies slowest.
+
+    Blocks of several dims travel in a flat array, in the order of the group.  That is then the order of the mesh, in
+    which neighbours mostly lie in one node.
+    """
     kind, (before, pending), (after, still_pending) = leg
-    grown = [axis for old, new in zip(before, after, strict=True) for axis in new[len(old):]]
+    grown = [new[len(old):] for old, new in zip(before, after, strict=True)]
     match kind:
         case "slice":
-            return (*grown, *(axis for axis in still_pending if axis not in pending))
+            return (*chain(*grown), *(axis for axis in still_pending if axis not in pending))
         case "reduce_scatter":
-            return tuple(grown)
+            return _in_order(grown)
         case "all_reduce":
             return tuple(axis for axis in pending if axis not in still_pending)
         case "all_gather" | "all_to_all":
-            return tuple(axis for old, new in zip(before, after, strict=True) for axis in old[len(new):])
+            return _in_order([old[len(new):] for old, new in zip(before, after, strict=True)])
         case "exchange":
             return tuple(sorted(axis for axes in before for axis in axes))
     return blocks.permuted_along(leg.before, leg.after)
+
+
+def _in_order(by_dim: Sequence[Axes]) -> Axes:
+    """The axes of one dim as they are, of several in the order of the mesh."""
+    some = [axes for axes in by_dim if axes]
+    return some[0] if len(some) == 1 else tuple(sorted(chain(*some)))

@@ -42,7 +42,7 @@ def cheapest_route(
         return list(_searched(blocks, source, target, limit, price))
     form = usual_form(blocks, source, target)
     return [Leg(leg.kind, form.restored(leg.before), form.restored(leg.after))
-            for leg in _of_form(form.shape, form.factors, form.source, form.target, limit)]
+            for leg in _of_form(form.shape, blocks.factors, form.source, form.target, limit)]
 
 
 @lru_cache(4096)

@@ -88,6 +88,33 @@ def test_there_and_back_is_the_identity(drawn):
         assert_array_equal(found, expected)
 
 
+@given(reshardings(), st.data())
+@up_to(60)
+def test_the_plan_for_a_transposed_tensor_is_the_transposed_plan(drawn, data):
+    mesh, shape, source, target = drawn
+    order = data.draw(st.permutations(range(len(shape))))
+
+    def transposed(layout):
+        return TensorSharding(*(layout.dims[dim] for dim in order), partial=layout.partial, op=layout.op)
+
+    plan = plan_resharding(source, target, shape, np.float32, mesh)
+    other = plan_resharding(transposed(source), transposed(target), [shape[dim] for dim in order], np.float32, mesh)
+    assert [(step.kind, set(step.axes)) for step in other.steps] == [(step.kind, set(step.axes)) for step in plan.steps]
+    assert other.bytes_received == plan.bytes_received and other.peak_bytes == plan.peak_bytes
+
+
+def test_blocks_of_several_dims_travel_in_the_order_of_the_mesh():
+    mesh = Mesh(x=2, y=3)
+    for source, target in ((("y", "x"), (None, None)), (("x", "y"), (None, None))):
+        step, = plan_resharding(TensorSharding(*source), TensorSharding(*target), (6, 6), np.float32, mesh).steps
+        assert (step.kind, step.axes) == ("all_gather", ("x", "y"))
+    step, = plan_resharding(TensorSharding(("y", "x"), None), TensorSharding(None, None), (6, 6), "f4", mesh).steps
+    assert step.axes == ("y", "x")
+    step, = plan_resharding(TensorSharding(None, None, partial=("x", "y")), TensorSharding("y", "x"), (6, 6), "f4",
+                            mesh).steps
+    assert (step.kind, step.axes) == ("reduce_scatter", ("x", "y"))
+
+
 @given(reshardings())
 @settings(max_examples=30)
 def test_a_layout_is_already_itself(drawn):
