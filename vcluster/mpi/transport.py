@@ -35,8 +35,6 @@ SMALL_BYTES = 1 << 14
 FIRST_NAP_SECONDS, LONGEST_NAP_SECONDS = 5e-5, 4e-3
 """The first and the longest sleep of a rank that waits. It polls between them: no other rank can wake it."""
 _WAITED_OVER_NAP = 8
-MOVING_NAP_SECONDS = 2.5e-3
-"""A rank that would sleep less has not waited for long: while large arrays are on the way it gives way instead."""
 
 _HEAD = struct.Struct("<8q")
 _TAG, _TAG_PLACE = struct.Struct("<q"), 32
@@ -254,14 +252,9 @@ class Transport:
                 entry[2]()
 
     def rest(self, seconds: float) -> None:
-        """Sleep so long; or if large arrays are on the way only give way, and later sleep for a moment: MPI moves them
-        while somebody polls."""
-        if not (self._sending or self._incoming or self.collectives):
-            time.sleep(seconds)
-        elif seconds < MOVING_NAP_SECONDS:
-            os.sched_yield()
-        else:
-            time.sleep(FIRST_NAP_SECONDS)
+        """Sleep so long, or for a moment if large arrays are on the way: MPI moves them while somebody polls."""
+        is_moving = self._sending or self._incoming or self.collectives
+        time.sleep(min(seconds, FIRST_NAP_SECONDS) if is_moving else seconds)
 
     @property
     def is_sending(self) -> bool:
