@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from parallelism.display import shortened
 from parallelism.pipelining.actions import Action, Overlapped, Step, Written
@@ -165,8 +165,15 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
             raise ValueError(f"schedule {name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
     elif name not in CHUNKED and chunks != 1:
         raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
+    return _of_generator(name, SCHEDULES[name], stages, microbatches, chunks)
+
+
+@lru_cache(maxsize=4)       # a plan makes the same schedule several times; one may have a million actions
+def _of_generator(
+    name: str, generator: Callable[..., Iterable[Written]], stages: int, microbatches: int, chunks: int
+) -> Schedule:
     return Schedule(
-        name, _generated(SCHEDULES[name], stages // chunks, microbatches, chunks), stages, microbatches, chunks,
+        name, _generated(generator, stages // chunks, microbatches, chunks), stages, microbatches, chunks,
         training=name not in FORWARD_ONLY, weights=WEIGHTS.get(name, "one"), local=name in LOCAL)
 
 
