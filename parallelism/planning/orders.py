@@ -153,6 +153,9 @@ def _repeating(
     return None if window is None else replace(order, window=window)
 
 
+_NUMBER_OF_KIND = {kind: number for number, kind in enumerate(KINDS)}
+
+
 def _works(steps: Any) -> Any:
     for step in steps:
         if isinstance(step[0], tuple):
@@ -166,8 +169,7 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
     stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
     stage, microbatch = np.array(stage_of), np.array(microbatch_of)
-    kind = np.select([np.array(named) == each for each in KINDS], range(len(KINDS)), -1)
-    assert kind.min() >= 0
+    kind = np.array(list(map(_NUMBER_OF_KIND.__getitem__, named)))
     number = np.full((stages, len(KINDS), microbatch.max() + 1), -1)
     number[stage, kind, microbatch] = np.arange(count)
     rank, rank_of = np.repeat(np.arange(len(rows)), lengths), np.zeros(stages, np.int64)
