@@ -117,6 +117,11 @@ def _blocks(units: tuple[int, ...], placement: tuple[int, ...], group: tuple[int
 
 def _first_alike(values: Ints) -> Ints:
     """For each value, the first place in its row that has the same value."""
+    before, after = values[:, :-1], values[:, 1:]
+    if (before <= after).all() or (before >= after).all():      # then equal values stand side by side
+        first = np.zeros(values.shape, np.int64)
+        np.multiply(before != after, np.arange(1, values.shape[1]), out=first[:, 1:])
+        return np.maximum.accumulate(first, axis=1, out=first)
     order = np.argsort(values, axis=1, kind="stable")
     in_order = np.take_along_axis(values, order, axis=1)
     begins = np.ones(values.shape, np.bool_)

@@ -27,6 +27,10 @@ from parallelism.hardware import Hardware
 from parallelism.simulation.event_classes import Ints, Templates
 
 
+NARROW = 4
+"""Rows of up to so many numbers are made one number each before they are compared."""
+
+
 class CannotFold(ValueError):
     """One of several equal devices cannot stand for the others, because they share links."""
 
@@ -102,12 +106,18 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
 
 def _codes(values: npt.NDArray[np.generic]) -> Ints:
     """A number from 0 for each value."""
+    if values.dtype == np.int64 and values.size and values.min() >= 0 and (most := int(values.max())) < 4 * values.size:
+        known = np.zeros(most + 1, np.int64)
+        known[values] = 1
+        return (np.cumsum(known) - 1)[values.ravel()]       # without sorting
     codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     return codes
 
 
 def _codes_of_rows(values: Ints) -> Ints:
     """A number from 0 for each row."""
+    if values.shape[1] <= NARROW and values.size:
+        return _codes(combined(*values.T))
     rows = np.ascontiguousarray(values)
     return _codes(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))))
 
