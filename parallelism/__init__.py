@@ -1,4 +1,4 @@
-"""Describes, plans and predicts work on many devices.  Values only: nothing here starts a process.
+"""Describes, plans and predicts work on many devices.  Values only: nothing here starts devices.
 
 Names are loaded when they are first used, so that a device starts in a process that has loaded only what it needs.
 The stub `__init__.pyi` lists them.

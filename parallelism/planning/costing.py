@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from time import process_time
-from typing import NamedTuple
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from parallelism.planning.plan import Task
 from parallelism.planning.sheets import Unpriceable
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.table import PlanTable, Shape
+from parallelism.side_by_side import side_by_side
 
 Told = Callable[[str, int, int], None]
 
@@ -33,45 +35,53 @@ class Costed(NamedTuple):
     unless no plan fits."""
     timed: int
     setup_seconds: float
-    """CPU seconds before the first plan was timed."""
+    """Before the first plan was timed."""
     timing_seconds: float
-    """CPU seconds in which plans were timed from their pieces."""
+    """In which plans were timed from their pieces."""
+
+
+class _Share(NamedTuple):
+    """Some rows, as far as they are put together from pieces."""
+
+    seconds: npt.NDArray[np.float64]
+    peaks: npt.NDArray[np.int64]
+    fits: bool
+    """Whether a plan fits the memory."""
+    left: list[int]
+    """The rows that are not put together from pieces."""
+    timed: int
+    timing_seconds: float
 
 
 def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     """The costs of all plans; those that need more memory than ``limit`` are not timed."""
-    start = process_time()
+    start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
-    left = list(range(len(possible)))
-    groups: dict[Shape, list[int]] = {}
+    left, timed, timing = list(range(len(possible))), 0, 0.0
     try:
         table = PlanTable(task, possible)
     except Unpriceable:
         table = None
     if table is not None:
-        groups, left = _prepared(table, possible, limit, peaks, told)
-        if not any((peaks[rows] <= limit).any() for rows in groups.values()):
-            groups, left = _prepared(table, possible, np.inf, peaks, told)
-        for shape in list(groups):
-            groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
-        left += table.price(groups)
-    setup = process_time() - start
-    rows = [row for each in groups.values() for row in each]
-    timed = len(rows)
-    if table is not None:
-        seconds[rows] = table.seconds(rows)
-    timing = process_time() - start - setup
+        rows = _dealt(possible, known=table.steps.is_known)
+        shares = side_by_side([
+            partial(_share, table, possible, own, limit, _silent if place else told) for place, own in enumerate(rows)])
+        if not any(share.fits for share in shares):
+            rows = [np.arange(len(possible))]
+            shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
+        for own, share in zip(rows, shares, strict=True):
+            seconds[own], peaks[own] = share.seconds, share.peaks
+        left = [row for share in shares for row in share.left]
+        timed, timing = sum(share.timed for share in shares), max(share.timing_seconds for share in shares)
+    setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
-    for done, row in enumerate(left):
-        told("simulated", done, len(left))
-        try:
-            trace = task.simulate(possible.settings(row), link_sharing=False)
-        except ValueError as error:
-            if isinstance(task.model.model, TransformerSpec):       # its spec says what it allows
-                raise
-            impossible[str(error)].append(row)
+    simulated = side_by_side([partial(_simulated, task, possible.settings(row)) for row in left],
+                             told=partial(told, "simulated"))
+    for row, found in zip(left, simulated, strict=True):
+        if isinstance(found, str):
+            impossible[found].append(row)
         else:
-            seconds[row], peaks[row] = trace.makespan_seconds, max(trace.peaks().values())
+            seconds[row], peaks[row] = found
     if impossible:
         refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in impossible.items()}
         kept = np.setdiff1d(np.arange(len(possible)), [row for rows in impossible.values() for row in rows])
@@ -81,19 +91,59 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     return Costed(possible, seconds, peaks, timed + len(left), setup, timing)
 
 
+def _dealt(possible: Choices, *, known: bool) -> list[npt.NDArray[np.int64]]:
+    """The rows in shares: the pieces of steps under ZeRO are others than those without, but if both are ``known``."""
+    under = possible["zero"] > 0
+    if known or under.all() or not under.any():
+        return [np.arange(len(possible))]
+    return [np.flatnonzero(under), np.flatnonzero(~under)]
+
+
+def _silent(what: str, done: int, count: int) -> None:
+    """The progress of a share that another process does: that of the own share stands for both."""
+
+
+def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | str:
+    """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
+    try:
+        trace = task.simulate(settings, link_sharing=False)
+    except ValueError as error:
+        if isinstance(task.model.model, TransformerSpec):       # its spec says what it allows
+            raise
+        return str(error)
+    return trace.makespan_seconds, max(trace.peaks().values())
+
+
+def _share(
+    table: PlanTable, possible: Choices, rows: npt.NDArray[np.int64], limit: float, told: Told, *,
+    all_peaks: bool = False,
+) -> _Share:
+    """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
+    seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
+    groups, left = _prepared(table, rows.tolist(), np.inf if all_peaks else limit, peaks, told)
+    for shape in list(groups):
+        groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
+    fits = any(groups.values())
+    left += table.price(groups)
+    start = perf_counter()
+    timed = [row for each in groups.values() for row in each]
+    seconds[timed] = table.seconds(timed)
+    return _Share(seconds[rows], peaks[rows], fits, left, len(timed), perf_counter() - start)
+
+
 def _prepared(
-    table: PlanTable, possible: Choices, limit: float, peaks: npt.NDArray[np.int64], told: Told
+    table: PlanTable, rows: list[int], limit: float, peaks: npt.NDArray[np.int64], told: Told
 ) -> tuple[dict[Shape, list[int]], list[int]]:
-    """The rows whose pieces are known, by the shape of their pipeline, and the others; and their ``peaks``.
+    """Those of the rows whose pieces are known, by the shape of their pipeline, and the others; and their ``peaks``.
 
     A row that holds more than ``limit`` during the whole step is in neither, since it cannot fit: then its peak is what
     it holds, and its actions are not laid out.
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
     left = []
-    for row in range(len(possible)):
-        if row % 256 == 0:
-            told("prepared", row, len(possible))
+    for done, row in enumerate(rows):
+        if done % 256 == 0:
+            told("prepared", done, len(rows))
         try:
             peaks[row] = table.held(row)
             if peaks[row] <= limit:

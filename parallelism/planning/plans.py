@@ -64,9 +64,9 @@ class Plans(Sequence[Plan]):
     timed: int
     elapsed_seconds: float
     setup_seconds: float
-    """CPU seconds before the first plan was timed: pieces are measured and priced, and memory is compared."""
+    """Seconds before the first plan was timed: pieces are measured and priced, and memory is compared."""
     timing_seconds: float
-    """CPU seconds in which plans were timed from their pieces."""
+    """Seconds in which plans were timed from their pieces."""
     gap: float
     """By which part of its time the first plan may be slower than the best at most; 0 if it is proved to be best."""
     fixed: Mapping[str, Any]

@@ -95,6 +95,11 @@ class SmallSteps:
             raise Unpriceable("the pieces of a program are not known")
         self.model, self.fused, self.overlapping = model, fused, overlapping
 
+    @property
+    def is_known(self) -> bool:
+        """Whether steps were laid out before: those of another search, or some of them, are used again."""
+        return "_kept_step" in self.__dict__
+
     def zero(self, stage: int, *, sp: bool, cp: int) -> int:
         """The stage of ZeRO that the actions of stages depend on: none, if only sums over replicas differ.
 

@@ -26,7 +26,6 @@ from parallelism.events.columns import combined
 from parallelism.hardware import Hardware
 from parallelism.simulation.event_classes import Ints, Templates
 
-
 NARROW = 4
 """Rows of up to so many numbers are made one number each before they are compared."""
 
@@ -109,7 +108,8 @@ def _codes(values: npt.NDArray[np.generic]) -> Ints:
     if values.dtype == np.int64 and values.size and values.min() >= 0 and (most := int(values.max())) < 4 * values.size:
         known = np.zeros(most + 1, np.int64)
         known[values] = 1
-        return (np.cumsum(known) - 1)[values.ravel()]       # without sorting
+        without_sorting: Ints = (np.cumsum(known) - 1)[values.ravel()]
+        return without_sorting
     codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     return codes
 

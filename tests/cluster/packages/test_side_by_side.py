@@ -1,0 +1,126 @@
+"""Works that are done by copies of this process have the results, the errors and the traces of one process alone."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+
+from parallelism import models, side_by_side as module
+from parallelism.hardware import Hardware
+from parallelism.planning import costing, small_steps
+from parallelism.planning.plan import Task
+from parallelism.planning.space import choices
+from parallelism.planning.trained import TrainedModel
+from parallelism.side_by_side import copies, side_by_side
+from parallelism.training.training_run import ADAM_W
+
+HERE = os.getpid()
+
+
+@pytest.fixture(params=[0, 1, 3])
+def count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(module, "copies", lambda: request.param)
+    return int(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> object:
+    process = psutil.Process()
+    before = process.num_fds(), process.children()
+    yield
+    assert (process.num_fds(), process.children()) == before
+
+
+def in_a_copy() -> bool:
+    return os.getpid() != HERE
+
+
+@pytest.mark.parametrize("works", [0, 1, 2, 3, 5])
+def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) -> None:
+    told: list[tuple[int, int]] = []
+
+    def work(number: int) -> tuple[int, bool, bytes]:
+        return number, in_a_copy(), bytes(200_000)      # more than a pipe holds
+
+    found = side_by_side([partial(work, number) for number in range(works)], told=lambda *each: told.append(each))
+    shares = min(max(works, 1), 1 + count)
+    assert [number for number, *_ in found] == list(range(works))
+    assert [copied for _, copied, _ in found] == [number % shares > 0 for number in range(works)]
+    assert told == [(min(place * shares, works), works) for place in range(-(-works // shares))]
+
+
+def test_an_error_is_that_of_the_work(count: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([lambda: 1, lambda: 1 // 0, lambda: 2])
+
+
+def test_an_error_of_the_own_share_ends_the_copies(count: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([lambda: 1 // 0, threading.Event().wait, threading.Event().wait])
+
+
+@pytest.mark.parametrize("fail", [
+    lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 // 0, lambda: os.kill(
+        os.getpid(), signal.SIGINT)], ids=["exit", "kill", "raise", "interrupt"])
+def test_what_a_copy_does_not_do_is_done_here(
+    fail: Callable[[], object], count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(number: int) -> tuple[int, bool]:
+        if number == 3 and in_a_copy():
+            fail()
+        return number, in_a_copy()
+
+    found = side_by_side([partial(work, number) for number in range(6)])
+    assert [number for number, _ in found] == list(range(6))
+    assert found[3] == (3, False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_copy_that_never_ends_is_ended_and_its_work_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    assert side_by_side([lambda: 1, lambda: threading.Event().wait() if in_a_copy() else 2]) == [1, 2]
+
+
+def test_a_result_without_a_pickle_is_made_here(count: int) -> None:
+    found = side_by_side([threading.Lock, threading.Lock])
+    assert all(not lock.locked() for lock in found)
+
+
+def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    assert copies() == 0
+    stop.set()
+    thread.join()
+
+
+def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
+    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+    task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
+    possible = choices(task.model, 4, 8, {
+        "tp": 1, "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 3],
+        "order": "pp dp cp tp"})
+    small_steps.small_steps.cache_clear()
+    table = costing.PlanTable(task, possible)
+    everything = costing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)
+    small_steps.small_steps.cache_clear()
+    found = costing.costed(task, possible, np.inf, lambda *_: None)
+    together = np.setdiff1d(np.arange(len(possible)), everything.left)
+    assert len(together)
+    assert everything.left
+    assert np.array_equal(found.seconds[together], everything.seconds[together])
+    assert np.array_equal(found.peaks[together], everything.peaks[together])
+    for row in everything.left:
+        trace = task.simulate(possible.settings(row), link_sharing=False)
+        assert found.seconds[row] == trace.makespan_seconds
+        assert found.peaks[row] == max(trace.peaks().values())
+    none = costing.costed(task, possible, 0, lambda *_: None)
+    assert np.array_equal(none.peaks, found.peaks)
+    assert np.isinf(none.seconds[together]).all()
