@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.plan import Task
 from parallelism.planning.sheets import Unpriceable
@@ -49,7 +50,6 @@ class _Share(NamedTuple):
     """Whether a plan fits the memory."""
     left: list[int]
     """The rows that are not put together from pieces."""
-    timed: int
     timing_seconds: float
 
 
@@ -57,22 +57,23 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
     """The costs of all plans; those that need more memory than ``limit`` are not timed."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
-    left, timed, timing = list(range(len(possible))), 0, 0.0
+    one_of, number = _programs(possible)
+    left, timing = one_of.tolist(), 0.0
     try:
         table = PlanTable(task, possible)
     except Unpriceable:
         table = None
     if table is not None:
-        rows = _dealt(possible, known=table.steps.is_known)
+        rows = _dealt(one_of, possible, known=table.steps.is_known)
         shares = side_by_side([
             partial(_share, table, possible, own, limit, _silent if place else told) for place, own in enumerate(rows)])
         if not any(share.fits for share in shares):
-            rows = [np.arange(len(possible))]
+            rows = [one_of]
             shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
         for own, share in zip(rows, shares, strict=True):
             seconds[own], peaks[own] = share.seconds, share.peaks
         left = [row for share in shares for row in share.left]
-        timed, timing = sum(share.timed for share in shares), max(share.timing_seconds for share in shares)
+        timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
     simulated = side_by_side([partial(_simulated, task, possible.settings(row)) for row in left],
@@ -82,21 +83,32 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
             impossible[found].append(row)
         else:
             seconds[row], peaks[row] = found
+    seconds, peaks = seconds[one_of][number], peaks[one_of][number]
     if impossible:
-        refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in impossible.items()}
-        kept = np.setdiff1d(np.arange(len(possible)), [row for rows in impossible.values() for row in rows])
+        several = {reason: np.flatnonzero(np.isin(one_of[number], rows)) for reason, rows in impossible.items()}
+        refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in several.items()}
+        kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*several.values()]))
         possible = replace(possible.take(kept), refused={**possible.refused, **refused})
         seconds, peaks = seconds[kept], peaks[kept]
-        left = [row for row in left if row in kept]
-    return Costed(possible, seconds, peaks, timed + len(left), setup, timing)
+    return Costed(possible, seconds, peaks, int(np.count_nonzero(np.isfinite(seconds))), setup, timing)
 
 
-def _dealt(possible: Choices, *, known: bool) -> list[npt.NDArray[np.int64]]:
-    """The rows in shares: the pieces of steps under ZeRO are others than those without, but if both are ``known``."""
-    under = possible["zero"] > 0
+def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
+    stage = possible["zero"]
+    columns = [column for name, column in possible.columns.items() if name != "zero"]
+    key = combined(np.where(stage == 2, 1, stage), *columns)
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return first, number
+
+
+def _dealt(rows: npt.NDArray[np.int64], possible: Choices, *, known: bool) -> list[npt.NDArray[np.int64]]:
+    """The rows in shares of about the same work, unless pieces are ``known``: tensor parallelism under ZeRO, which has
+    pieces of its own, and the others."""
+    under = (possible["zero"][rows] > 0) & (possible["tp"][rows] > 1)
     if known or under.all() or not under.any():
-        return [np.arange(len(possible))]
-    return [np.flatnonzero(under), np.flatnonzero(~under)]
+        return [rows]
+    return [rows[under], rows[~under]]
 
 
 def _silent(what: str, done: int, count: int) -> None:
@@ -128,7 +140,7 @@ def _share(
     start = perf_counter()
     timed = [row for each in groups.values() for row in each]
     seconds[timed] = table.seconds(timed)
-    return _Share(seconds[rows], peaks[rows], fits, left, len(timed), perf_counter() - start)
+    return _Share(seconds[rows], peaks[rows], fits, left, perf_counter() - start)
 
 
 def _prepared(

@@ -105,7 +105,7 @@ def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
     spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
     task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
-        "tp": 1, "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 3],
+        "tp": [1, 2], "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 2, 3],
         "order": "pp dp cp tp"})
     small_steps.small_steps.cache_clear()
     table = costing.PlanTable(task, possible)
@@ -117,7 +117,9 @@ def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
     assert everything.left
     assert np.array_equal(found.seconds[together], everything.seconds[together])
     assert np.array_equal(found.peaks[together], everything.peaks[together])
-    for row in everything.left:
+    apart = [row for row in everything.left if possible["zero"][row] == 3]
+    assert apart
+    for row in apart[:2]:
         trace = task.simulate(possible.settings(row), link_sharing=False)
         assert found.seconds[row] == trace.makespan_seconds
         assert found.peaks[row] == max(trace.peaks().values())
