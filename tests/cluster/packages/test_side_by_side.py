@@ -101,6 +101,7 @@ def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
     thread.join()
 
 
+@pytest.mark.sampled(3, 1)
 def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
     spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
     task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)

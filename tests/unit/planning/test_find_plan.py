@@ -179,6 +179,7 @@ def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, 
         (1, 0), (2, 0), (4, 0), *((tp, 1) for tp in fits)}
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("fixed", [{"pp": 2, "tp": 1}, {"pp": 1, "tp": 2}, {"pp": 2, "tp": 2, "recompute": "full"}])
 def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any]) -> None:
     spec = replace(SPEC, layers=4, dtype="bfloat16")
