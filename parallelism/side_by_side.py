@@ -38,13 +38,16 @@ def side_by_side(
     where a library of `UNSAFE` is loaded.
     """
     count = min(max(len(works), 1), 1 + copies())
-    started = [_Copy(works[place::count]) for place in range(1, count)]
+    started: list[_Copy] = []
     try:
+        with suppress(OSError):     # the system allows no further process or descriptor
+            for place in range(1, count):
+                started.append(_Copy(works[place::count]))
         start = perf_counter()
         done: list[list[Result]] = [_done(works[::count], count, len(works), told)]
         patience = PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS
-        for place, copy in enumerate(started, 1):
-            own = copy.results(patience)
+        for place in range(1, count):
+            own = started[place - 1].results(patience) if place <= len(started) else []
             done.append(own + [work() for work in works[place::count][len(own):]])
     finally:
         for copy in started:
@@ -82,8 +85,14 @@ class _Copy:
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+            try:
+                self.pid = os.fork()
+            except OSError:
+                os.close(self.receiving)
+                os.close(sending)
+                raise
         if self.pid == 0:
+            os.close(self.receiving)        # then a copy whose parent was killed cannot write, and ends
             _work(works, sending)
         os.close(sending)
 

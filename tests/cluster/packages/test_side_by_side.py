@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from select import select
 
 import numpy as np
 import psutil
@@ -85,6 +86,44 @@ def test_a_copy_that_never_ends_is_ended_and_its_work_done_here(monkeypatch: pyt
     monkeypatch.setattr(module, "copies", lambda: 1)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
     assert side_by_side([lambda: 1, lambda: threading.Event().wait() if in_a_copy() else 2]) == [1, 2]
+
+
+def test_works_are_done_here_where_no_further_process_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, forks = os.fork, iter([True, False])
+
+    def limited() -> int:
+        if not next(forks):
+            raise BlockingIOError
+        return fork()
+
+    monkeypatch.setattr(module, "copies", lambda: 3)
+    monkeypatch.setattr(os, "fork", limited)
+    assert side_by_side([in_a_copy] * 8) == [False, True, False, False] * 2
+
+
+def test_a_copy_ends_when_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    ended, held = os.pipe()
+    begun, begin = os.pipe()
+
+    def own() -> bytes:
+        os.write(begin, b".")
+        threading.Event().wait()
+        return b""
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            side_by_side([own, lambda: bytes(1 << 20)])     # more than a pipe holds
+        finally:
+            os._exit(0)
+    os.close(held)
+    assert os.read(begun, 1) == b"."
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert select([ended], [], [], 20)[0], "the copy still lives"
+    for each in (ended, begun, begin):
+        os.close(each)
 
 
 def test_a_result_without_a_pickle_is_made_here(count: int) -> None:
