@@ -115,6 +115,20 @@ def test_a_test_module_travels_by_value():
     assert back(1).shape == (5, 7)
 
 
+def test_code_that_travels_by_value_keeps_its_file_and_lines():
+    def outer():
+        def inner():
+            return None
+
+        return inner
+
+    back = load(dump(outer, "outer"))
+    for ours, its in ((outer, back), (outer(), back())):
+        assert its is not ours and its.__code__.co_filename == ours.__code__.co_filename == __file__
+        assert list(its.__code__.co_lines()) == list(ours.__code__.co_lines())
+        assert its.__code__ == ours.__code__
+
+
 def test_an_importable_module_travels_by_reference(module_directory):
     (module_directory / "kernels_by_name.py").write_text("def f(): return 1\n")
     module = importlib.import_module("kernels_by_name")
