@@ -58,7 +58,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     callback returns a true value.
     """
 
-    dispatch_table: ClassVar[Any] = collections.ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = collections.ChainMap(
+        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
     def __init__(self, file: Any, buffer_callback: BufferCallback | None = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
