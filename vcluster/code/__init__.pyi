@@ -1,5 +1,10 @@
 from .arguments import PerDevice as PerDevice, Sharded as Sharded
 from .call_sites import call_site as call_site, code_of as code_of
+from .environment import (
+    Environment as Environment,
+    apply_environment as apply_environment,
+    refresh_modules as refresh_modules,
+)
 from .errors import (
     ChannelClosedError as ChannelClosedError,
     ClusterError as ClusterError,
@@ -19,9 +24,4 @@ from .exceptions import (
     describe_exception as describe_exception,
     where_cancelled as where_cancelled,
 )
-from .pickling import (
-    Environment as Environment,
-    Pickler as Pickler,
-    apply_environment as apply_environment,
-    refresh_modules as refresh_modules,
-)
+from .pickling import Pickler as Pickler

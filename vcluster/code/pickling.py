@@ -12,26 +12,21 @@ import builtins
 import collections
 import fnmatch
 import functools
-import importlib
-import importlib.util
 import io
 import os
 import pickle
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
 
-from parallelism.algorithms import registry
 from parallelism.operation import is_installed
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
@@ -50,6 +45,9 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     return build, (*arguments[:place], code.co_filename, *arguments[place + 1 :])
 
 
+_REDUCERS_BY_TYPE = collections.ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle with arrays out of band, whatever their strides, and with test modules by value.
 
@@ -58,9 +56,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     callback returns a true value.
     """
 
-    dispatch_table: ClassVar[Any] = collections.ChainMap(
-        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
+    dispatch_table: MutableMapping[Any, Any] = _REDUCERS_BY_TYPE
 
     def __init__(self, file: Any, buffer_callback: BufferCallback | None = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
@@ -269,134 +265,3 @@ def _rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> Base
     initialisers = (base.__init__ for base in kind.__mro__)  # type: ignore[misc]  # mypy takes base for an instance
     next(init for init in initialisers if not isinstance(init, types.FunctionType))(exception, *args)
     return exception
-
-
-# -- where a device looks for modules ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The places where imports and relative file names are looked up. Devices use the host's."""
-
-    path: tuple[str, ...]
-    directory: str | None
-    """None if the host's current directory was removed."""
-    registered: bytes = b""
-    """The kinds and algorithms of collectives that were registered on the host; empty if there are none."""
-
-
-def environment(*, processes: bool = True) -> Environment:
-    """The host's ``sys.path``, current directory and registered collectives, for `apply_environment`.
-
-    Devices that are no ``processes`` have the host's tables of collectives.
-    """
-    try:
-        directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
-    except FileNotFoundError:
-        directory = None
-    return Environment(tuple(entry or directory or entry for entry in sys.path), directory,
-                       _registered(registry.version()) if processes else b"")
-
-
-@functools.lru_cache(maxsize=1)
-def _registered(version: int) -> bytes:
-    """What was registered, as bytes; made again when that has changed."""
-    records = registry.registered()
-    return dump(records, "what was registered") if any(records) else b""
-
-
-def apply_environment(value: Environment) -> None:
-    """In a device: use the host's places for imports and files."""
-    if tuple(sys.path) != value.path:
-        sys.path[:] = value.path
-        importlib.invalidate_caches()
-    if value.directory is not None:
-        with suppress(OSError):  # it was removed, or this process may not enter it
-            os.chdir(value.directory)
-    if value.registered or any(registry.registered()):
-        importlib.import_module("parallelism.algorithms.algorithms")  # has the table of algorithms
-        registry.install(load(value.registered) if value.registered else ((), ()))
-
-
-class ModuleWatcher:
-    """Notices that the file of a user's module has changed since this process imported it.
-
-    It stands in ``sys.meta_path`` before the usual finder and notes a file's size and time before the module is loaded,
-    so that no change goes unnoticed. When one file has changed, all watched modules are removed from ``sys.modules``,
-    because modules that imported the changed one hold parts of it. The next program imports them again.
-    """
-
-    def __init__(self) -> None:
-        self._versions: dict[str, tuple[str, tuple[int, int] | None]] = {}
-        self._known: set[str] = set()
-        self._seen: tuple[int, str | None] = 0, None
-        """The number of modules at the last check and the name of the newest. A new module changes them."""
-
-    def install(self) -> None:
-        """Begin to watch. Modules that are already imported are watched from their present state."""
-        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
-        sys.meta_path.insert(place, self)
-        self._note_others()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Answer the import system as the usual finder does, and note the file's version."""
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.has_location and spec.origin is not None and not is_installed(spec.origin):
-            self._versions[name] = spec.origin, _version(spec.origin)
-        return spec
-
-    def refresh(self) -> tuple[str, ...]:
-        """Remove the user's modules if one of their files has changed. Returns the names of the changed modules."""
-        if self._seen != (len(sys.modules), next(reversed(sys.modules), None)):
-            self._note_others()
-        changed = tuple(
-            name
-            for name, (file, version) in self._versions.items()
-            if name in sys.modules and _version(file) != version
-        )
-        if changed:
-            for name, (file, _) in self._versions.items():
-                module = sys.modules.pop(name, None)
-                package, _, attribute = name.rpartition(".")
-                if module is not None and getattr(sys.modules.get(package), attribute, None) is module:
-                    delattr(sys.modules[package], attribute)
-                if name in changed:  # a .pyc stores whole seconds and the size, so it misses a quick edit of equal size
-                    with suppress(OSError, NotImplementedError):
-                        Path(importlib.util.cache_from_source(file)).unlink()
-            self._known.difference_update(self._versions)
-            self._versions.clear()
-            importlib.invalidate_caches()
-        return changed
-
-    def _note_others(self) -> None:
-        for name in sys.modules.keys() - self._known:
-            self._known.add(name)
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if name not in self._versions and name != "__main__" and isinstance(file, str) and not is_installed(file):
-                self._versions[name] = file, _version(file)
-        self._seen = len(sys.modules), next(reversed(sys.modules), None)
-
-
-def _version(file: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(file)  # noqa: PTH116  (before every run, for every module)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
-
-@functools.cache
-def _watcher() -> ModuleWatcher:
-    watcher = ModuleWatcher()
-    watcher.install()
-    return watcher
-
-
-def refresh_modules() -> tuple[str, ...]:
-    """In a device, before a program is loaded: import the user's modules again whose files have changed.
-
-    The first call begins to watch and must precede the first program. Returns the names of the changed modules.
-    """
-    return _watcher().refresh()

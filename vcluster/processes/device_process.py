@@ -26,7 +26,7 @@ from multiprocessing import connection, context, process, reduction
 from typing import Any, NoReturn
 
 from vcluster.code import Pickler, apply_environment
-from vcluster.code.pickling import environment
+from vcluster.code.environment import environment
 from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
 from vcluster.processes.deaths import unclaimed_exit_code, watch

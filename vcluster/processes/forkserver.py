@@ -55,7 +55,7 @@ NUMBER = struct.Struct("q")
 def search_path() -> list[str]:
     """The host's ``sys.path``, with the current directory by its name; without it if it was removed."""
     try:
-        here = os.getcwd()  # noqa: PTH109  (as `vcluster.code.pickling` does)
+        here = os.getcwd()  # noqa: PTH109  (as `vcluster.code.environment` does)
     except FileNotFoundError:
         here = ""
     return [entry or here for entry in sys.path if entry or here]

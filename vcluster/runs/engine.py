@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
-from vcluster.code.pickling import environment
+from vcluster.code.environment import environment
 from vcluster.memory import Arena, Layout, Status
 from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over

@@ -19,8 +19,9 @@ from numpy.testing import assert_array_equal
 from parallelism.operation import is_installed, is_ours
 from vcluster.code import Failure, apply_environment, describe_exception
 from vcluster.code.call_sites import here
+from vcluster.code.environment import ModuleWatcher, environment
 from vcluster.code.exceptions import LONGEST_TRACEBACK
-from vcluster.code.pickling import ModuleWatcher, dump, environment, load, travels_by_value
+from vcluster.code.pickling import dump, load, travels_by_value
 
 WEIGHTS = np.arange(35.0).reshape(5, 7)
 
