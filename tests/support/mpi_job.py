@@ -83,6 +83,13 @@ def messages(device):
     return coming.wait(), pending.wait(), device.sendrecv({"of": device.rank}, right, left)
 
 
+def kinds_of_groups(device):
+    """How the groups of this device meet."""
+    for axes in (None, "dp", "tp"):
+        device.barrier(axes)
+    return {ranks: type(group).__name__ for ranks, group in device.collectives._groups.items()}
+
+
 def raises(device):
     device.barrier()
     if device.rank == 2:
@@ -145,6 +152,8 @@ if __name__ == "__main__":
     with VirtualCluster(2) as first, VirtualCluster(2) as second:       # beside each other, and one after another
         result["two clusters"] = [c.run(lambda d: d.all_reduce(d.rank + 1)).outputs for c in (first, second)]
     result["places"] = places_of_devices(4, 8)
+    with VirtualCluster(Mesh(dp=2, tp=2)) as cluster:
+        result["groups"] = cluster.run(kinds_of_groups).outputs
     try:
         VirtualCluster(5)
     except ClusterError as error:

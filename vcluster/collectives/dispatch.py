@@ -138,6 +138,7 @@ class Collectives:
         self._groups.clear()
         self._checked.clear()
         self._misguessed.clear()
+        self.endpoint.forget_groups()
 
     def begin_run(self) -> None:
         """Forget the dropped results of the last run, and the calls of kinds that may have been replaced since."""
@@ -215,7 +216,7 @@ class Collectives:
         call, group = checked.call, self._groups.get(checked.call.ranks)
         if (
             group is None or not group.has_met or call.of_kind.gives == "root" or call.algorithm not in (None, "direct")
-            or call.kind in self._misguessed or self._ways.direct is not General or self._lanes
+            or call.kind in self._misguessed or group.ways.direct is not General or self._lanes
         ):
             return False
         checked.calls = [call] * call.size
@@ -287,10 +288,9 @@ class Collectives:
         call, endpoint = checked.call, self.endpoint
         group = self._groups.get(call.ranks)
         if group is None:
-            group = self._groups[call.ranks] = self._ways.group(endpoint, call.ranks)
-        way_type = self._ways.of(call.algorithm)
-        way = way_type(
-            endpoint, group, call, checked.reduction, partial(self._add_message, event))
+            group = self._groups[call.ranks] = self._ways.meet(endpoint, call.ranks)
+        way_type = group.ways.of(call.algorithm)
+        way = way_type(endpoint, group, call, checked.reduction, partial(self._add_message, event))
         if posted is None:
             way.prepare(array, out)
         else:
@@ -298,7 +298,7 @@ class Collectives:
         calls = yield from way.run()
         result = yield from way.finish(out)
         count_traffic = partial(traffic, tuple(calls), call.ranks, call.position)
-        if way_type is self._ways.direct and checked.prepared is None:
+        if way_type is group.ways.direct and checked.prepared is None:
             checked.calls, checked.surprised = () if checked.surprised else calls, False
         if out is None:
             result = _as_given(call, calls, x, result)
@@ -308,10 +308,11 @@ class Collectives:
         """Prepare a call that is repeated."""
         call, calls = checked.call, checked.calls
         checked.calls = ()
-        way = (self._ways.prepared or choose_prepared)(calls)
+        group = self._groups[call.ranks]
+        way = (group.ways.prepared or choose_prepared)(calls)
         if way is not None:
             checked.prepared = way(
-                self.endpoint, self._groups[call.ranks], calls, checked.reduction, checked.lane, checked)
+                self.endpoint, group, calls, checked.reduction, checked.lane, checked)
             checked.template = self.recorder.collective_template(
                 checked.name, call.axes, call.ranks, call.algorithm or "direct", checked.dtype,
                 partial(traffic, tuple(calls), call.ranks, call.position))

@@ -38,6 +38,7 @@ from vcluster.tracing import Template, dtype_name
 
 if TYPE_CHECKING:
     from vcluster.collectives.prepared import PreparedCall
+    from vcluster.collectives.ways import Ways
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -200,11 +201,15 @@ class Slot:
 class Group:
     """A group as one of its members sees it: the members' slots, and the number of its own next operation."""
 
+    ways: Ways
+    """How its members meet and run their calls."""
+
     def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
         self.key = group_key(ranks)
+        self._listed = endpoint.listed_as(self.key)
         self.sequence = self._looked_at = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
@@ -220,7 +225,7 @@ class Group:
             entry = endpoint.arena.words(self._entry(endpoint.number), 2)
             entry[1] = place
             endpoint.signals.fence()
-            entry[0] = self.key
+            entry[0] = self._listed
             endpoint.arena.words(endpoint.layout.word(endpoint.number, GROUPS))[0] += 1
 
     @property
@@ -333,12 +338,17 @@ class Group:
         needs, lane = [], ("group", self.key)
         for position, rank in enumerate(self.ranks):
             slot = self.slots[position] or self._find(position)
-            if slot is None:
-                place = self._entry(rank)
-                needs.append(Need(rank, lane, place, self._endpoint.arena.words(place)[0]))
-            elif (value := (slot.done if word else slot.posted)[0]) < count:
-                needs.append(Need(rank, lane, slot.offset + word, value))
+            value = 0 if slot is None else (slot.done if word else slot.posted)[0]
+            if value < count:
+                needs.append(Need(rank, lane, *self._awaited(rank, slot, word, value)))
         return needs
+
+    def _awaited(self, rank: int, slot: Slot | None, word: int, value: int) -> tuple[int, int]:
+        """The place of the word that a member will change, and what that is. Without a slot it is its entry."""
+        if slot is None:
+            place = self._entry(rank)
+            return place, self._endpoint.arena.words(place)[0]
+        return slot.offset + word, value
 
     def _all_have(self, count: int, word: int) -> bool:
         """Whether every other member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
@@ -367,7 +377,7 @@ class Group:
 
     def _find(self, position: int) -> Slot | None:
         entry = self._endpoint.arena.words(self._entry(self.ranks[position]), 2)
-        if entry[0] != self.key:
+        if entry[0] != self._listed:
             return None
         self._endpoint.signals.fence()
         slot = self.slots[position] = Slot(self._endpoint, entry[1])
@@ -378,8 +388,8 @@ class Group:
         start = self._endpoint.layout.directory(rank)
         directory = self._endpoint.arena.words(start, 2 * DIRECTORY_ENTRIES)
         for i in range(DIRECTORY_ENTRIES):
-            entry = 2 * ((self.key + i) % DIRECTORY_ENTRIES)
-            if directory[entry] in (self.key, 0):
+            entry = 2 * ((self._listed + i) % DIRECTORY_ENTRIES)
+            if directory[entry] in (self._listed, 0):
                 return start + 8 * entry
         raise ClusterError(f"a device can belong to at most {DIRECTORY_ENTRIES} different groups in one run")
 

@@ -36,6 +36,15 @@ class Ways(NamedTuple):
     """The way of a call with ``algorithm="mpi"``."""
     check_library: Callable[[Call, Reduction | None], None] = no_library
     """Refuses such a call if it cannot be run."""
+    on_one_node: Ways | None = None
+    """The ways of groups whose members map one memory; None: the same."""
+
+    def meet(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> Group:
+        """The group of these ranks, which knows its ways."""
+        ways = self if self.on_one_node is None or not endpoint.maps(ranks) else self.on_one_node
+        group = ways.group(endpoint, ranks)
+        group.ways = ways
+        return group
 
     def of(self, algorithm: str | None) -> type[General | ByMessages]:
         """How a call with this algorithm is run."""

@@ -1,7 +1,9 @@
 from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan, when_gone as when_gone
 from .core_affinity import HomeCore as HomeCore
 from .layout import (
+    CANCELLED as CANCELLED,
     CROWDED as CROWDED,
+    DIRECTORY_BYTES as DIRECTORY_BYTES,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
     GROUPS as GROUPS,

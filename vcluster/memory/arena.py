@@ -43,6 +43,8 @@ class Arena:
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         """Map the file behind ``fd``, which the arena then owns, or a new anonymous file if ``fd`` is None."""
         self.nbytes = nbytes
+        self.cancel_place = 0
+        """Offset of the word that says whether the run is cancelled."""
         if sys.platform == "win32":  # there is only the thread backend, so private pages suffice
             self.fd = -1
             self._mapping = mmap.mmap(-1, nbytes)
@@ -89,7 +91,7 @@ class Arena:
         self.close_descriptor()
         blocks = [block for each in list(forks.held) if (block := each()) is not None]
         if forks.make_private(self.address, self.nbytes, blocks):
-            self.words(0)[0] = 1  # whoever waits in this copy for the others is cancelled
+            self.words(self.cancel_place)[0] = 1  # whoever waits in this copy for the others is cancelled
 
     def close_descriptor(self) -> None:
         """Close the file. The mapping stays until the last array in it is gone."""

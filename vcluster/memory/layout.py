@@ -2,7 +2,7 @@
 
     page 0                 the cancel word, and the number of times that traffic was reset
     a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, its
-                           process, and the number of groups in its directory
+                           process, the number of groups in its directory, and its own cancel word (over MPI)
     8 pages per device     its state (`vcluster.memory.status`)
     a row per endpoint     the number of blocks that it holds of each other endpoint's heap
     4 pages per device     notes between it and the host (`vcluster.processes.command_link`)
@@ -29,7 +29,7 @@ else:
 
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
-WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS = range(0, 6 * LINE, LINE)
+WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS, CANCELLED = range(0, 7 * LINE, LINE)
 """Offsets of the words in the page of an endpoint."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
@@ -81,7 +81,7 @@ class Layout:
         return HOST if endpoint == self.size else endpoint
 
     def word(self, endpoint: int, which: int) -> int:
-        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED`, `PROCESS` or `GROUPS`."""
+        """A word in the page of an endpoint: `WAKE` to `CANCELLED`."""
         return PAGE * (1 + endpoint) + which
 
     def top_word(self, endpoint: int) -> int:

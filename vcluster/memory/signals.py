@@ -78,7 +78,7 @@ class Signals:
         self.spin_ns = SPIN_NS * max(2, -(-layout.size // layout.cores))
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
-        self._cancelled = arena.words(0)
+        self._cancelled = arena.words(arena.cancel_place)
         self.threads = Threads(many=endpoint == layout.host)
         """The threads that make calls of this endpoint."""
         self._asleep: set[int] = set()

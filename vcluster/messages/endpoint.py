@@ -6,7 +6,7 @@ owner keeps until it is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -54,6 +54,8 @@ class Endpoint:
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
+        self.groups_forgotten = 0
+        """How often the directories of groups were emptied because one was filling up."""
         self._crowded = arena.words(layout.word(number, CROWDED))
         self.signals.before_sleep = self.take_in
         if number < layout.size:
@@ -69,6 +71,17 @@ class Endpoint:
         return mailbox
 
     # What a backend without shared memory replaces:
+
+    def maps(self, ranks: Iterable[int]) -> bool:
+        """Whether all these devices map the same arena."""
+        return True
+
+    def listed_as(self, key: int) -> int:
+        """The number under which the directories of this moment list the group with this key."""
+        return key
+
+    def forget_groups(self) -> None:
+        """Forget the groups of this device, whose slots are free. The host has emptied all directories."""
 
     def _new_signals(self, spins: int, naps_seconds: tuple[float, float]) -> Signals:
         return Signals(self.arena, self.layout, self.number, spins=spins, naps_seconds=naps_seconds)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from vcluster.memory import Arena, Layout
 from vcluster.messages.blocks import release
+from vcluster.messages.encoding import decode
 from vcluster.mpi.communicators import Askers
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.job import current
 from vcluster.mpi.link import Waiting, pack_command, unpack_reply
+from vcluster.mpi.nodes import NodeMemory, sharing
 from vcluster.mpi.statuses import HostStatus
-from vcluster.mpi.transport import COMMAND, COMMUNICATOR, STATUS
+from vcluster.mpi.transport import COMMAND, COMMUNICATOR, MEMORY, STATUS
 from vcluster.processes import DeviceSpec
 from vcluster.processes.crew import STOP_SECONDS, await_ready
 
@@ -38,14 +40,25 @@ class MpiCrew:
         self._last_sent: tuple[Any, Any] = None, None
         """The last command and its bytes. A command for all devices is pickled once."""
         self._busy: set[int] = set()
+        self._files: dict[int, int] = {}
+        """By the first device on each node, its descriptor of the memory that the devices of the node share."""
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
         """Start a device for each spec, and return when all are ready."""
-        started = []
-        for spec in specs:
-            self._job.start(self._ranks[spec.rank], self._cluster, (spec, [*self._ranks, 0]))
-            started.append(spec.rank)
-        await_ready(self, started)
+        spec_of = {spec.rank: spec for spec in specs}
+        memories = sharing(self._job.places, self._ranks)
+        self._start([(spec_of[each.devices[0]], each) for each in memories])
+        others = []
+        for each in memories:
+            first, *rest = each.devices
+            file = self._job.places[self._ranks[first]].pid, self._files[first]
+            others += [(spec_of[device], each._replace(file=file)) for device in rest]
+        self._start(others)
+
+    def _start(self, started: Sequence[tuple[DeviceSpec, NodeMemory]]) -> None:
+        for spec, memory in started:
+            self._job.start(self._ranks[spec.rank], self._cluster, (spec, [*self._ranks, 0], memory))
+        await_ready(self, [spec.rank for spec, _ in started])
 
     def send(self, rank: int, message: Any) -> None:
         """Send a command to a device."""
@@ -78,10 +91,13 @@ class MpiCrew:
         if message.kind == COMMUNICATOR:
             self._askers.take(message)
             return []
-        reply, sent = unpack_reply(self.endpoint, message.block)
-        if sent is not None:
+        if message.kind == MEMORY:
+            self._files[rank] = decode(message.block)
+            return []
+        reply, counts = unpack_reply(self.endpoint, message.block)
+        if counts is not None:
             self._busy.discard(rank)
-            self.status.finish(rank, sent)
+            self.status.finish(rank, counts)
         return [(rank, reply)]
 
     def wake(self) -> None:

@@ -1,25 +1,26 @@
 """An endpoint whose peers are ranks of an MPI job.
 
-It has an arena of its own, for its heap, and words that others would change are changed here when their message comes.
-For deadlocks it counts the messages to and from each peer: a message is under way if more were sent than received.
+The devices of one node map one arena, and a group of them meets there as on processes. Messages go by MPI: words that
+the sender would change in shared memory are changed by the receiver when the message comes. For deadlocks an endpoint
+counts the messages to and from each peer: a message is under way if more were sent than received.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.operation import Lane
-from vcluster.memory import Arena, Layout, Need, Signals, Status
-from vcluster.messages import Encoded, Endpoint
+from vcluster.memory import CANCELLED, DIRECTORY_BYTES, GROUPS, Arena, Layout, Need, Signals, Status
+from vcluster.messages import Encoded, Endpoint, Wait
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.communicators import Communicators
 from vcluster.mpi.mailbox import MpiMailbox
-from vcluster.mpi.statuses import DeviceStatus
+from vcluster.mpi.statuses import Counts, DeviceStatus
 from vcluster.mpi.transport import (
     CANCEL,
     CLOSED,
@@ -33,7 +34,6 @@ from vcluster.mpi.transport import (
     Message,
     Transport,
     head_of,
-    nap_seconds,
     retag,
 )
 
@@ -49,13 +49,18 @@ class MpiEndpoint(Endpoint):
     """The base of the channels and the collectives of one rank."""
 
     shares_memory = False
+    """Messages do not go through the arena."""
 
     def __init__(
         self, arena: Arena, layout: Layout, number: int, *, capacity: int, transport: Transport, cluster: int,
-        ranks: Sequence[int], generation: int = 0,
+        ranks: Sequence[int], generation: int = 0, beside: Sequence[int] = (),
     ) -> None:
-        """``ranks`` are the ranks of the job by endpoint."""
+        """``ranks`` are the ranks of the job by endpoint. ``beside`` are the devices that map the arena."""
         self.transport = transport
+        self.beside = frozenset(beside) | {number}
+        self.shown: dict[int, memoryview] = {}
+        """The words that this device shows the others of a node, by `vcluster.mpi.statuses.place_of_word`."""
+        arena.cancel_place = layout.word(number, CANCELLED)  # a device may begin the next run while others end one
         self._cluster = cluster
         self._ranks = ranks
         self._ends = {rank: end for end, rank in enumerate(ranks)}
@@ -125,6 +130,33 @@ class MpiEndpoint(Endpoint):
         """Take in the messages that have arrived."""
         self.transport.poll()
 
+    def maps(self, ranks: Iterable[int]) -> bool:
+        """Whether all these devices lie on this node and map the same arena."""
+        return self.beside.issuperset(ranks)
+
+    def listed_as(self, key: int) -> int:
+        """Each time that the directories are emptied, a group gets another number there.
+
+        So what another device has not yet removed is never found.
+        """
+        return abs(hash((key, self.address.generation, self.groups_forgotten))) or 1
+
+    def forget_groups(self) -> None:
+        """Empty the directory of this device."""
+        self.shown.clear()
+        self.arena.clear(self.layout.directory(self.number), DIRECTORY_BYTES)
+        self.arena.words(self.layout.word(self.number, GROUPS))[0] = 0
+
+    def counts(self) -> Counts:
+        """What this device has sent to each endpoint, the words that it shows, and the number of its groups."""
+        shown = {place: word[0] for place, word in self.shown.items()}
+        return self.sent, shown, self.arena.words(self.layout.word(self.number, GROUPS))[0]
+
+    def settle(self) -> Iterator[Wait]:
+        """Wait until the arrays that were sent where they lie may change again. Their receivers take in all."""
+        if not self.has_back():
+            yield Wait(self.has_back, list)
+
     def need(self, peer: int, lane: Lane | None) -> Need:
         """The need that a peer does something in a lane: a message from it will have come then."""
         return Need(self.layout.rank(peer), lane, self.number, self.received[peer])
@@ -151,6 +183,7 @@ class MpiEndpoint(Endpoint):
         self.tasks.drop_all()
         self.mailboxes.clear()
         self.communicators.forget()
+        self.shown.clear()
         self.signals.before_sleep = self.signals.after_sleep = None
         self.signals.note_awaited = self.signals.publish_awaited = None
         self.threads.leave_recorder()
@@ -169,7 +202,7 @@ class MpiEndpoint(Endpoint):
             self._early.append((peer, message))
         elif generation == self.address.generation:
             if kind == CANCEL:
-                self.arena.words(0)[0] = 1
+                self.arena.words(self.arena.cancel_place)[0] = 1
                 return
             self.received[peer] += 1
             if kind == POST:
@@ -184,7 +217,10 @@ _COUNTED = frozenset({DATA, POST, TAKEN, CLOSED})
 
 
 class _PollingSignals(Signals):
-    """Waiting without words that others change: every condition polls, and a sleeper sleeps longer and longer."""
+    """Waiting for messages, which wake nobody: every condition polls, and a sleeper sleeps longer and longer.
+
+    Devices of the same node wake each other.
+    """
 
     def __init__(self, endpoint: MpiEndpoint, spins: int) -> None:
         naps = FIRST_NAP_SECONDS, LONGEST_NAP_SECONDS
@@ -195,7 +231,27 @@ class _PollingSignals(Signals):
         self._heard = 0
         self._since = 0.0
         """When the present wait began to sleep."""
-        self._sleep, self._rouse = self._nap, None
+        self._sleep_until_roused, self._sleep = self._sleep, self._nap
+
+    def turns(self) -> Iterator[None]:
+        """As those of `Signals`. Large arrays that this rank sends go on meanwhile."""
+        transport = self._endpoint.transport
+        for turn in super().turns():
+            if transport.is_sending:
+                transport.poll()
+            yield turn
+
+    def wake(self, endpoints: Iterable[int]) -> None:
+        """Wake those that sleep. A rank that never waits comes here, too: large arrays that it sends go on."""
+        if self._endpoint.transport.is_sending:
+            self._endpoint.transport.poll()
+        super().wake(endpoints)
+
+    def rouse(self, endpoints: Iterable[int]) -> None:
+        """`wake` without the fence."""
+        if self._endpoint.transport.is_sending:
+            self._endpoint.transport.poll()
+        super().rouse(endpoints)
 
     def cancel(self) -> None:
         """Cancel the run here; the host tells all devices."""
@@ -209,7 +265,8 @@ class _PollingSignals(Signals):
         if self._endpoint.hears != self._heard:  # more may follow soon
             self._heard, longest_ns = self._endpoint.hears, self._first_nap_ns
             self._word[0] += 1
+            seen = seen + 1 & 0xFFFFFFFF
         now = time.monotonic()
         if longest_ns == self._first_nap_ns:
             self._since = now
-        self._endpoint.transport.rest(nap_seconds(now - self._since))
+        self._sleep_until_roused(address, seen, int(1e9 * self._endpoint.transport.rest_seconds(now - self._since)))

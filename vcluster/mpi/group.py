@@ -1,9 +1,10 @@
-"""A group whose members meet by messages, and a direct collective among them.
+"""Groups over MPI: those on one node meet in shared memory, others by messages; and a direct collective by messages.
 
-Each member sends its call to all others, with its array if that is small. So all know what all call before any large
-array moves, and a small collective takes one message for each pair. Terms are combined in group order by each member
-that needs the sum; pieces of large arrays are summed by their owners and gathered (`vcluster.collectives.by_messages`).
-So the bits are those of shared memory. A small call that is repeated is sent and computed with what the first one left.
+A group on one node runs its calls as a group of processes does. Each member of another group sends its call to all
+others, with its array if that is small. So all know what all call before any large array moves, and a small collective
+takes one message for each pair. Terms are combined in group order by each member that needs the sum; pieces of large
+arrays are summed by their owners and gathered (`vcluster.collectives.by_messages`). So the bits are those of shared
+memory. A small call that is repeated is sent and computed with what the first one left.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
 from vcluster.collectives.general import Posted, deliver, new_array, own_result, write
-from vcluster.collectives.group import may_be_prepared
+from vcluster.collectives.group import Slot, may_be_prepared
 from vcluster.collectives.prepared import PreparedCall
-from vcluster.memory import Need
+from vcluster.memory import LINE, Need
 from vcluster.messages import Endpoint, Wait, encode_message
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.library import OfLibrary, check_library
+from vcluster.mpi.statuses import place_of_word
 
 POSTED_BYTES = 1 << 13
 """Arrays up to this size travel with the calls."""
@@ -115,9 +117,8 @@ class MpiGroup(Group):
         return views
 
     def settle(self) -> Generator[Wait]:
-        """Wait until the arrays that were sent where they lie may change again. Their receivers take in all."""
-        if not self._end.has_back():
-            yield Wait(self._end.has_back, list)
+        """Wait until the arrays that were sent where they lie may change again."""
+        yield from self._end.settle()
 
     def forget(self, sequence: int) -> None:
         """Drop the calls of an operation."""
@@ -137,6 +138,25 @@ class MpiGroup(Group):
         posts = self._end.posts
         missing = [rank for rank in self.others if (self.key, count, rank) not in posts]
         return [self._end.need(rank, lane) for rank in missing]
+
+
+class NodeGroup(Group):
+    """A group on one node, which meets in the memory that its members share, as a group of processes does."""
+
+    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+        assert isinstance(endpoint, MpiEndpoint)
+        super().__init__(endpoint, ranks)
+        self._end = endpoint
+        endpoint.shown[place_of_word(self.key, 0)] = self.own.posted
+        endpoint.shown[place_of_word(self.key, LINE)] = self.own.done
+
+    def settle(self) -> Generator[Wait]:
+        """Wait until the arrays that were sent where they lie may change again."""
+        yield from self._end.settle()
+
+    def _awaited(self, rank: int, slot: Slot | None, word: int, value: int) -> tuple[int, int]:
+        """The host does not see the word: what stands for it, and what it is."""
+        return place_of_word(self.key, word), value
 
 
 @dataclass(slots=True, eq=False)
@@ -303,4 +323,5 @@ def _unrecorded(kind: str, peer: int, nbytes: int) -> None:
     """The messages of a direct collective are no events."""
 
 
-OVER_MPI = Ways(MpiGroup, Exchanged, prepared_by_posts, OfLibrary, check_library)
+ON_ONE_NODE = Ways(NodeGroup, library=OfLibrary, check_library=check_library)
+OVER_MPI = Ways(MpiGroup, Exchanged, prepared_by_posts, OfLibrary, check_library, ON_ONE_NODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,10 @@ POOL = -1
 """What stands for a cluster in messages to a rank that serves none."""
 
 
+RANKS_PER_NODE = "VCLUSTER_MPI_RANKS_PER_NODE"
+"""The variable that cuts each node of a job into nodes of so many ranks, to try on one machine what runs on many."""
+
+
 class Place(NamedTuple):
     """Where a rank of the job runs."""
 
@@ -25,6 +30,8 @@ class Place(NamedTuple):
     pid: int
     shares_with: int = 0
     """The first of the ranks that it shares memory with."""
+    maps: bool = False
+    """Whether each of these ranks can map a file of another's."""
 
 
 class Job:
@@ -35,7 +42,7 @@ class Job:
         self.transport = Transport(mpi)
         self.rank, self.size = self.transport.rank, self.transport.size
         self.library = " ".join(re.split(r"[\n,]", mpi.Get_library_version())[0].replace("Version:", "").split())
-        place = Place(mpi.Get_processor_name(), os.getpid(), self.transport.first_beside())
+        place = Place(mpi.Get_processor_name(), os.getpid(), *_neighbours(self.transport))
         self.places: Sequence[Place] = self.transport.gather(place) or ()
         """On the host: where each rank runs."""
         self.transport.world.Barrier()
@@ -96,6 +103,50 @@ class Job:
             self.transport.send(rank, LEAVE, Address(POOL, 0), 0, 0, Encoded(b"", [], 0))
         while self.transport.is_sending:
             self.transport.poll()
+
+
+def open_file(pid: int, descriptor: int) -> int:
+    """A descriptor of an anonymous file that another process of this node has open."""
+    return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+
+
+def _neighbours(transport: Transport) -> tuple[int, bool]:
+    """The first of the ranks on this node, and whether each of them can map its file. All ranks call this together.
+
+    Processes of one node need not see each other: containers may have process numbers of their own, and a system may
+    forbid it. So it is tried.
+    """
+    beside = transport.beside(_ranks_per_node())
+    first: int = beside.bcast(transport.rank)
+    nonce, probe = secrets.token_bytes(16), -1
+    if beside.rank == 0 and hasattr(os, "memfd_create"):
+        probe = os.memfd_create("vcluster-probe")
+        os.write(probe, nonce)
+    pid, descriptor, nonce = beside.bcast((os.getpid(), probe, nonce))
+    maps = all(beside.allgather(_holds(pid, descriptor, nonce)))
+    if probe >= 0:
+        os.close(probe)
+    beside.Free()
+    return first, maps
+
+
+def _ranks_per_node() -> int | None:
+    given = os.environ.get(RANKS_PER_NODE)
+    if given and not (given.isdecimal() and int(given)):
+        raise ValueError(f"{RANKS_PER_NODE} is a number of ranks, at least 1; got {given!r}")
+    return int(given) if given else None
+
+
+def _holds(pid: int, descriptor: int, content: bytes) -> bool:
+    """Whether this process can open such a file, and it has this content."""
+    try:
+        file = open_file(pid, descriptor)
+    except OSError:
+        return False
+    try:
+        return os.pread(file, len(content), 0) == content
+    finally:
+        os.close(file)
 
 
 def _unlink_segments() -> None:

@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with as_rank() as is_host:
             return code_of(program) if is_host else 0
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # of joining the job: those of the program were printed
         print(error, file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
 
 
 @contextmanager

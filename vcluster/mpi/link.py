@@ -6,6 +6,7 @@ the receiver puts it into its own arena and the new offset into the message.
 
 from __future__ import annotations
 
+import marshal
 import pickle
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from vcluster.messages import Encoded, encode_message
 from vcluster.messages.blocks import BLOCK_NBYTES, HOLDER, NBYTES, lend_block, release
 from vcluster.messages.encoding import HEADER_BYTES, decode
 from vcluster.mpi.endpoint import MpiEndpoint
+from vcluster.mpi.statuses import Counts
 from vcluster.mpi.transport import REPLY, nap_seconds
 from vcluster.processes import RunCommand
 from vcluster.processes.command_link import WireLink
@@ -51,13 +53,13 @@ def pack_command(arena: Arena, command: RunCommand | None) -> Encoded:
     return encode_message((pickle.dumps(command, 5), common, own, kept))
 
 
-def unpack_reply(endpoint: MpiEndpoint, block: NDArray[np.uint8]) -> tuple[Any, list[int] | None]:
-    """A reply whose blocks lie in the arena now, and how many messages its sender has sent, if it was the last."""
-    pickled, sent, blocks = decode(block)
+def unpack_reply(endpoint: MpiEndpoint, block: NDArray[np.uint8]) -> tuple[Any, Counts | None]:
+    """A reply whose blocks lie in the arena now, and what its sender has sent and shown, if it was the last."""
+    pickled, counts, blocks = decode(block)
     message = pickle.loads(pickled)
     if blocks:
         message = message._replace(**{name: install(endpoint, block) for name, block in blocks.items()})
-    return message, sent
+    return message, None if counts is None else marshal.loads(counts)
 
 
 class MpiLink(WireLink):
@@ -80,13 +82,13 @@ class MpiLink(WireLink):
             if type(offset) is int:
                 offsets.append(offset)
                 blocks[name] = block_at(arena, offset)
-        sent = list(self._endpoint.sent) if hasattr(message, "run") else None
+        counts = marshal.dumps(self._endpoint.counts()) if hasattr(message, "run") else None
 
         def then() -> None:
             for offset in offsets:
                 release(arena, offset)
 
-        return encode_message((pickle.dumps(message, 5), sent, blocks)), then
+        return encode_message((pickle.dumps(message, 5), counts, blocks)), then
 
     def _unpacked(self, data: NDArray[np.uint8]) -> Any:
         while self._lent:

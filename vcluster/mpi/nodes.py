@@ -1,4 +1,4 @@
-"""Which ranks of the job share a node, and so the places of devices in a described hardware.
+"""Which ranks of the job share a node, and so the memory of its devices and their places in a described hardware.
 
     mpiexec -n 17 python -m vcluster.mpi train.py         # on two nodes of 8 devices
     hardware = Hardware.preset("dgx-a100:2")
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vcluster.code import ClusterError
 from vcluster.mpi.job import Place, current
@@ -22,6 +23,24 @@ def ranks_by_node(places: Sequence[Place]) -> dict[tuple[str, int], list[int]]:
     for rank, place in enumerate(places):
         nodes.setdefault((place.node, place.shares_with), []).append(rank)
     return nodes
+
+
+class NodeMemory(NamedTuple):
+    """The memory of a device, which the devices of its node share."""
+
+    devices: tuple[int, ...]
+    """The devices of the cluster that share it."""
+    file: tuple[int, int] | None = None
+    """A process, and its descriptor of the file; None for the first device, which makes it."""
+
+
+def sharing(places: Sequence[Place], ranks: Sequence[int]) -> list[NodeMemory]:
+    """The memories of the devices of a cluster that lie on these ranks."""
+    together: dict[tuple[str, int], list[int]] = {}
+    for device, rank in enumerate(ranks):
+        place = places[rank]
+        together.setdefault((place.node, place.shares_with) if place.maps else ("", -1 - rank), []).append(device)
+    return [NodeMemory(tuple(devices)) for devices in together.values()]
 
 
 def places_of_devices(devices: int, per_node: int) -> tuple[int, ...]:

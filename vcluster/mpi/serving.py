@@ -10,13 +10,14 @@ from contextlib import suppress
 
 from vcluster.memory import Arena, forks
 from vcluster.memory.threads import own
-from vcluster.messages.encoding import decode
+from vcluster.messages.encoding import decode, encode
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.group import OVER_MPI
 from vcluster.mpi.guard import Watched
-from vcluster.mpi.job import POOL, Job
+from vcluster.mpi.job import POOL, Job, open_file
 from vcluster.mpi.link import MpiLink, Waiting
-from vcluster.mpi.transport import LEAVE, Message
+from vcluster.mpi.nodes import NodeMemory
+from vcluster.mpi.transport import LEAVE, MEMORY, Message
 from vcluster.processes import DeviceSpec
 from vcluster.processes.line_coverage import measure
 from vcluster.processes.worker import INTERRUPT, Worker, keep_freed_memory
@@ -42,18 +43,20 @@ def serve(job: Job, watched: Watched) -> None:
         order = orders.pop(0)
         if order.kind == LEAVE:
             break
-        spec, ranks = decode(order.block)
+        spec, ranks, memory = decode(order.block)
         watched.serves(spec.rank)
-        _serve_device(job, spec, ranks, order.address.generation)
+        _serve_device(job, spec, ranks, memory, order.address.generation)
         watched.serves(None)
     save_coverage()
 
 
-def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], cluster: int) -> None:
-    arena = Arena(spec.layout.nbytes)
+def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], memory: NodeMemory, cluster: int) -> None:
+    arena = Arena(spec.layout.nbytes, None if memory.file is None else open_file(*memory.file))
     endpoint = MpiEndpoint(
         arena, spec.layout, spec.rank, capacity=spec.capacity, transport=job.transport, cluster=cluster, ranks=ranks,
-        generation=spec.generation)
+        generation=spec.generation, beside=memory.devices)
+    if memory.file is None:
+        endpoint.send(spec.layout.host, MEMORY, encode(arena.fd, "a descriptor"))
     link = MpiLink(endpoint, spec.rank)
     forks.members.add(link)
     before = sys.stdout, sys.stderr, threading.excepthook

@@ -5,6 +5,9 @@ from it. A message is under way if its sender has sent more than its receiver ha
 out of date only because a message has come that its sender had not counted; then the sender had gone on first. So if
 devices wait only for each other, and no message is under way between them, none has gone on since it spoke: the first
 to do so would have needed a message of another.
+
+A group on one node meets in shared memory, which the host need not see. There the words that a member shows the others,
+the numbers of operations that it has posted and finished, stand for the messages that it has sent and received.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vcluster.memory import BLOCKED, FINISHED, RUNNING, LastSeen, Need, Operation, State, Status
+from vcluster.memory import BLOCKED, FINISHED, GROUPS, RUNNING, LastSeen, Need, Operation, State, Status
 from vcluster.messages.encoding import decode, encode
 from vcluster.mpi.transport import STATUS, Message
 
 if TYPE_CHECKING:
     from vcluster.mpi.endpoint import MpiEndpoint
+
+Counts = tuple[list[int], dict[int, int], int]
+"""What a device has sent to each endpoint, the words that it shows (by `place_of_word`), and the number of its groups.
+"""
 
 PATIENCE_SECONDS = 0.02
 """Seconds of waiting after which a device tells the host."""
@@ -48,7 +55,7 @@ class DeviceStatus(Status):
         if now - self._since < PATIENCE_SECONDS:
             return
         plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
-        said = marshal.dumps((plain, location, waits, self._endpoint.sent))
+        said = marshal.dumps((plain, location, waits, self._endpoint.counts()))
         if said != self._told:
             self._tell(said)
 
@@ -67,6 +74,8 @@ class HostStatus(Status):
         self._states = [State(0, RUNNING)] * size
         self._sent: list[list[int]] = [[0] * (size + 1)] * size
         """By rank: how many messages it had sent to each endpoint."""
+        self._shown: list[dict[int, int]] = [{}] * size
+        """By rank: the words that it showed the other members of groups on its node."""
 
     def take(self, rank: int, message: Message) -> None:
         """Note what a device says. What it said in an earlier generation does not count."""
@@ -76,16 +85,22 @@ class HostStatus(Status):
         if not said:
             self.set(rank, RUNNING)
             return
-        operations, location, waits, self._sent[rank] = marshal.loads(said)
+        operations, location, waits, counts = marshal.loads(said)
+        self._count(rank, counts)
         self._states[rank] = State(self.version(rank) + 1, BLOCKED, tuple(
             Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
             for lane, text, needs in operations
         ), location, waits)
 
-    def finish(self, rank: int, sent: list[int]) -> None:
-        """Note that a device has finished its kernel, and how many messages it has sent to each endpoint."""
-        self._sent[rank] = sent
+    def finish(self, rank: int, counts: Counts) -> None:
+        """Note that a device has finished its kernel, and what it has sent and shown till then."""
+        self._count(rank, counts)
         self.set(rank, FINISHED)
+
+    def _count(self, rank: int, counts: Counts) -> None:
+        self._sent[rank], self._shown[rank], groups = counts
+        layout = self._endpoint.layout
+        self._endpoint.arena.words(layout.word(rank, GROUPS))[0] = groups  # where the host looks for it
 
     def begin(self, rank: int) -> None:
         """Mark a device as running, with no call yet."""
@@ -112,6 +127,16 @@ class HostStatus(Status):
         return LastSeen(text.partition("(")[0], state.location, text)
 
     def has_changed(self, need: Need) -> bool:
-        """Whether a message of the peer is under way to the device that has this need."""
+        """Whether a message of the peer is under way to the device that has this need, or its word has changed."""
+        if need.place < 0:
+            return self._shown[need.peer].get(need.place, 0) > need.value
         sent = self._endpoint.sent if need.peer < 0 else self._sent[need.peer]
         return sent[need.place] > need.value
+
+
+def place_of_word(key: int, word: int) -> int:
+    """What stands in a `Need` for a word (0 or `LINE`) that the members of a group in shared memory show.
+
+    Other places are numbers of endpoints, which are not negative.
+    """
+    return -2 * key - bool(word)

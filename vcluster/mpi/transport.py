@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 from vcluster.messages import Encoded
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 
-START, COMMAND, REPLY, STATUS, CANCEL, DATA, POST, TAKEN, CLOSED, LEAVE, COMMUNICATOR = range(11)
+START, COMMAND, REPLY, STATUS, CANCEL, DATA, POST, TAKEN, CLOSED, LEAVE, COMMUNICATOR, MEMORY = range(12)
 """The kinds of messages. For a rank: serve a device, leave the job. Between a device and its host: a command, a reply,
-what a device waits for, the run is cancelled, and of a communicator that it is asked for, or made. Between endpoints:
-of a channel or an algorithm, a member's call of a collective, a message was taken, a channel was closed."""
+what a device waits for, the run is cancelled, of a communicator that it is asked for, or made, and the memory of its
+node. Between endpoints: of a channel or an algorithm, a member's call of a collective, a message was taken, a channel
+was closed."""
 
 SMALL_BYTES = 1 << 14
 """Blocks up to this size are copied into one message of MPI."""
@@ -180,12 +180,15 @@ class Transport:
             latest = int(note[0])
         return latest
 
-    def first_beside(self) -> int:
-        """The first rank that shares memory with this one. All call this together."""
+    def beside(self, most: int | None = None) -> Any:
+        """A communicator of the ranks on this node, or of ``most`` neighbours on it. All ranks call this together.
+        """
         beside = self.world.Split_type(self.mpi.COMM_TYPE_SHARED)
-        first: int = beside.bcast(self.rank)
+        if most is None:
+            return beside
+        part = beside.Split(beside.rank // most)
         beside.Free()
-        return first
+        return part
 
     def communicator(self, ranks: Sequence[int]) -> Any:
         """A communicator of these ranks, in this order. All of them call this together."""
@@ -251,10 +254,13 @@ class Transport:
             elif entry[2] is not None:
                 entry[2]()
 
-    def rest(self, seconds: float) -> None:
-        """Sleep so long, or for a moment if large arrays are on the way: MPI moves them while somebody polls."""
+    def rest_seconds(self, waited_seconds: float) -> float:
+        """How long a rank sleeps that has waited so long: only for a moment if large arrays are on the way.
+
+        MPI moves them while somebody polls.
+        """
         is_moving = self._sending or self._incoming or self.collectives
-        time.sleep(min(seconds, FIRST_NAP_SECONDS) if is_moving else seconds)
+        return FIRST_NAP_SECONDS if is_moving else nap_seconds(waited_seconds)
 
     @property
     def is_sending(self) -> bool:

@@ -153,7 +153,7 @@ class Worker:
         self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
         self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
         self._generation = spec.generation
-        self._groups = spec.groups
+        self._groups = self.endpoint.groups_forgotten = spec.groups
         self._in_kernel = False
         self._gate = threading.Lock()
         self._kept = KeptPrograms()
@@ -246,7 +246,7 @@ class Worker:
             self.endpoint.forget_traffic(command.gone)
             device.forget_traffic()
         if command.groups != self._groups:
-            self._groups = command.groups
+            self._groups = self.endpoint.groups_forgotten = command.groups
             device.collectives.forget_groups()
         if command.number == 1:
             device.state.clear()

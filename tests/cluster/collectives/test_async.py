@@ -45,6 +45,23 @@ def test_pending_operations_take_effect_in_order(cluster_of, backend, transport,
         assert_same([dp, tp, whole], [full(2 * (rank % 2) + 4), full(4 * (rank // 2) + 3), full(10)])
 
 
+def moving_meanwhile(device, elements):
+    """A message from rank 1 to rank 0 of a pair, while both do nothing but call small collectives."""
+    coming = device.irecv(1) if device.rank == 0 else None
+    sending = device.isend(np.arange(elements), 0) if device.rank == 1 else None
+    calls = 0
+    while not device.broadcast(coming.done() if coming else False):
+        calls += 1
+        assert calls < 100_000, "the message does not move"
+    return coming.wait()[-1] if coming else sending.wait()
+
+
+@everywhere
+def test_a_large_message_moves_while_its_ends_call_collectives(cluster_of, backend, transport):
+    run = cluster_of(Mesh(dp=2), backend, transport).run(moving_meanwhile, 300_001)
+    assert run.outputs == [300_000, None]
+
+
 def blocking_after_pending(device):
     """A blocking call on a group comes after what is pending there."""
     x = np.full(2, device.rank + 1)

@@ -24,9 +24,17 @@ def same(a, b):
     return a == b
 
 
+NODES = {"": [(0, 1, 2, 3)], 1: [(0,), (1,), (2,), (3,)], 2: [(0,), (1, 2), (3,)]}
+"""By the number of ranks on a node, if that is given: the devices of each node, beside the host."""
+
+
 @pytest.mark.timeout(240)
-def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(tmp_path):
-    job = start(5, "-m", "vcluster.mpi", mpi_job.__file__, tmp_path / "found")
+@each_mpi
+@pytest.mark.parametrize("per_node", NODES)
+@pytest.mark.sampled(6)
+def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(tmp_path, mpi, per_node):
+    job = start(5, "-m", "vcluster.mpi", mpi_job.__file__, tmp_path / "found", mpi=mpi,
+                VCLUSTER_MPI_RANKS_PER_NODE=str(per_node))
     expected = mpi_job.everything(backend="process")
     said = finish(job)
     assert job.returncode == 0, said
@@ -35,7 +43,13 @@ def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(t
     assert "rank 2 raised ValueError" in found["error of raises"] and "raises" in found["error of raises"]
     assert found["error of deadlock"].startswith("DeadlockError: deadlock: rank 0 waits for rank 1")
     assert found["two clusters"] == [[3, 3], [3, 3]]
-    assert found["places"] == (0, 1, 2, 3)
+    nodes = NODES[per_node]
+    assert found["places"] == tuple(8 * node + there.index(device) for device in range(4)
+                                    for node, there in enumerate(nodes) if device in there)
+    for device, groups in enumerate(found["groups"]):
+        assert len(groups) == 3 and all(device in ranks for ranks in groups)
+        assert groups == {ranks: "NodeGroup" if any(set(ranks) <= set(there) for there in nodes) else "MpiGroup"
+                          for ranks in groups}
     assert "mpiexec -n 6 python -m vcluster.mpi" in found["too many"]
     assert "printed by the host" in said
     assert "[rank 0] printed by a device" in said and "[rank 1] printed by a device" in said

@@ -17,8 +17,13 @@ MANY = int(os.environ.get("VCLUSTER_MPI_PROGRAMS", "12"))
 pytestmark = [needs_mpi, pytest.mark.slow]
 
 
-def programs(mpi, what, count):
-    job = start(5, "-m", "vcluster.mpi", mpi_mistakes.__file__, what, count, 0, mpi=mpi)
+nodes = pytest.mark.parametrize("per_node", ["", 1, 2])
+"""Ranks on a node, if not all are: those of one node meet in shared memory."""
+
+
+def programs(mpi, what, count, per_node):
+    job = start(5, "-m", "vcluster.mpi", mpi_mistakes.__file__, what, count, 0, mpi=mpi,
+                VCLUSTER_MPI_RANKS_PER_NODE=str(per_node))
     said = finish(job, 1500)
     assert job.returncode == 0, said
     assert re.search(rf"^{count} {what}, the slowest took", said, re.MULTILINE), said
@@ -27,14 +32,16 @@ def programs(mpi, what, count):
 
 @pytest.mark.timeout(1600)
 @each_mpi
-def test_planted_mistakes_are_told_and_the_next_program_runs(mpi):
-    programs(mpi, "mistakes", MANY)
+@nodes
+def test_planted_mistakes_are_told_and_the_next_program_runs(mpi, per_node):
+    programs(mpi, "mistakes", MANY, per_node)
 
 
 @pytest.mark.timeout(1600)
 @each_mpi
-def test_right_programs_beside_a_busy_machine_give_no_alarm(mpi, hogs):
-    programs(mpi, "right", 10 * MANY // 3)
+@nodes
+def test_right_programs_beside_a_busy_machine_give_no_alarm(mpi, per_node, hogs):
+    programs(mpi, "right", 10 * MANY // 3, per_node)
 
 
 @pytest.mark.timeout(1600)

@@ -12,7 +12,7 @@ SUITES = {
     "collectives and messages": ["collectives"],
     "layouts and programs": ["auto_sharding", "execution", "simulation", "tensor_parallelism", "transforms"],
     "pipelines": ["pipelining", "pipeline_parallelism"],
-    "records": ["tracing"],
+    "records": ["tracing", "runs/test_groups_over_runs.py"],
 }
 WIDE = {
     8: ["collectives/test_algorithms.py", "collectives/test_together.py", "pipeline_parallelism/test_transformer.py",
@@ -32,10 +32,14 @@ SOME_PROGRAMS = [f"{PROGRAMS}::test_{test}" for test in (
 PARTS = 12
 
 
-def passes(mpi, ranks, tests, *options, part=""):
-    """Run tests on so many devices, those of ``part`` alone; none may fail. Returns how many have passed."""
+def passes(mpi, ranks, tests, *options, part="", per_node=""):
+    """Run tests on so many devices, those of ``part`` alone; none may fail. Returns how many have passed.
+
+    ``per_node``: the ranks that share memory, if not all do.
+    """
     job = start(ranks + 1, "-m", "pytest", "--vcluster-backend=mpi", "-n", "0", "-q", "-p", "no:cacheprovider",
-                *options, *(f"tests/cluster/{test}" for test in tests), mpi=mpi, VCLUSTER_SLOW_PART=part)
+                *options, *(f"tests/cluster/{test}" for test in tests), mpi=mpi, VCLUSTER_SLOW_PART=part,
+                VCLUSTER_MPI_RANKS_PER_NODE=str(per_node))
     said = finish(job, 500)
     assert job.returncode == 0, said
     passed = re.search(r"(\d+) passed", said)
@@ -60,9 +64,10 @@ def test_every_program_is_one_program_five_ways(mpi, part):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @each_mpi
+@pytest.mark.parametrize("per_node", ["", 1, 2])
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_tests_of_clusters_run_on_four_ranks(mpi, suite):
-    passes(mpi, 4, SUITES[suite])
+def test_the_tests_of_clusters_run_on_four_ranks(mpi, suite, per_node):
+    passes(mpi, 4, SUITES[suite], per_node=per_node)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from parallelism import Hardware
 from vcluster import ClusterError
 from vcluster.mpi import node_lines, places_of_devices
 from vcluster.mpi.job import Job, Place
-from vcluster.mpi.nodes import ranks_by_node
+from vcluster.mpi.nodes import NodeMemory, ranks_by_node, sharing
 
 IN_TURN = [Place(f"node{rank % 3}", 100 + rank, rank % 3) for rank in range(8)]
 
@@ -25,6 +25,14 @@ def test_ranks_are_told_by_node():
     assert node_lines(IN_TURN) == [
         ("node0", "the host and devices 2 5"), ("node1", "devices 0 3 6"), ("node2", "devices 1 4")]
     assert node_lines([Place("a", 1, 0), Place("a", 1, 1)]) == [("a", "the host"), ("a", "devices 0")]
+
+
+def test_the_devices_of_a_node_share_a_memory_if_they_can_map_it():
+    places = [Place(f"node{rank // 4}", 100 + rank, rank // 4 * 4, rank != 1 and rank < 8) for rank in range(10)]
+    assert sharing(places, [1, 2, 3, 4, 6, 8, 9]) == [
+        NodeMemory((0,)), NodeMemory((1, 2)), NodeMemory((3, 4)), NodeMemory((5,)), NodeMemory((6,))]
+    two_names = [Place("a", 1, 0, True), Place("b", 2, 0, True), Place("a", 3, 0, True)]
+    assert sharing(two_names, [0, 1, 2]) == [NodeMemory((0, 2)), NodeMemory((1,))]
 
 
 def test_places_of_one_node_are_beside_each_other(job):

@@ -7,10 +7,10 @@ import types
 import pytest
 
 from vcluster import ClusterError, VirtualCluster
-from vcluster.memory import BLOCKED, Need, Operation, State
+from vcluster.memory import BLOCKED, LINE, Need, Operation, State
 from vcluster.mpi import requirement
 from vcluster.mpi.guard import _how, _name
-from vcluster.mpi.statuses import HostStatus
+from vcluster.mpi.statuses import HostStatus, place_of_word
 from vcluster.mpi.transport import nap_seconds
 from vcluster.runs.deadlock import look
 
@@ -21,9 +21,9 @@ def waiting(rank, peer, received):
     return State(1, BLOCKED, (Operation(("recv", peer, 0), f"recv(from {peer})", [need]),), "kernel.py:1", 1)
 
 
-def statuses(states, sent):
+def statuses(states, sent, shown=()):
     status = HostStatus.__new__(HostStatus)
-    status._states, status._sent = list(states), sent
+    status._states, status._sent, status._shown = list(states), sent, shown
     status._endpoint = types.SimpleNamespace(sent=[0] * (len(states) + 1))
     return status
 
@@ -40,6 +40,29 @@ def test_a_device_that_spoke_before_its_last_message_counts_as_running():
     # Rank 1 has received more than rank 0 had sent when it spoke: what rank 0 said is old, and says nothing of rank 1.
     old = statuses([waiting(0, 1, 1), waiting(1, 2, 0), State(1, 0)], [[0, 3, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     assert look(old, 3, host_may_act=False) == []
+
+
+def meeting(peer, key, word, seen):
+    """A device that waits in a group on its node until a peer has posted, or finished, an operation."""
+    need = Need(peer, ("group", key), place_of_word(key, word), seen)
+    return State(1, BLOCKED, (Operation(("group", key), "barrier()", [need]),), "kernel.py:1", 1)
+
+
+@pytest.mark.parametrize("word", [0, LINE])
+def test_two_devices_in_different_groups_on_a_node_are_stuck_unless_a_word_has_changed(word):
+    one, other = (1 << 62) - 1, (1 << 62) - 2       # keys beside each other: their words do not meet
+    states, sent = [meeting(1, one, word, seen=4), meeting(0, other, word, seen=0)], [[0] * 3] * 2
+    shown = [{place_of_word(one, word): 5}, {place_of_word(one, word): 4, place_of_word(one, LINE - word): 9,
+                                             place_of_word(other, word): 1}]
+    assert [stuck.rank for stuck in look(statuses(states, sent, shown), 2, host_may_act=False)] == [0, 1]
+    shown[1][place_of_word(one, word)] = 5          # rank 1 had posted before it spoke, and rank 0 has not seen it
+    assert look(statuses(states, sent, shown), 2, host_may_act=False) == []
+
+
+def test_places_of_words_are_no_endpoints_and_differ():
+    keys = 1, 2, 3, (1 << 62) - 1
+    places = [place_of_word(key, word) for key in keys for word in (0, LINE)]
+    assert len(set(places)) == len(places) and max(places) < 0
 
 
 def test_a_message_of_the_host_that_is_under_way_wakes_a_device():
