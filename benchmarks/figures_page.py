@@ -75,12 +75,17 @@ def tables(figures: Iterable[Figure]) -> str:
     lines += ["", "| beside the peers | devices | met | median ratio to MPICH | largest |", "|---|---|---:|---:|---:|"]
     for group in GROUPS:
         of_group = [f for f in every if f.suite in ("peers", "growth") and f.group == group]
-        for devices in dict.fromkeys(f.devices for f in of_group):
-            mine = [f for f in of_group if f.devices == devices]
-            ratios = [float(f.ratio) for f in mine if f.ratio and f.target.endswith("MPICH")]
-            met = sum(f.met == "yes" for f in mine)
-            ends = (f"{median(ratios):.2f}", f"{max(ratios):.2f}") if ratios else ("", "")
-            lines.append(f"| {group} | {devices} | {met} of {len(mine)} | {ends[0]} | {ends[1]} |")
+        numbers = dict.fromkeys(f.devices for f in of_group)
+        by_devices = [[f for f in of_group if f.devices == devices] for devices in numbers]
+        if not numbers:
+            continue
+        ratios = [[float(f.ratio) for f in mine if f.ratio and f.target.endswith("MPICH")] for mine in by_devices]
+        cells = [
+            [*numbers],
+            [f"{sum(f.met == 'yes' for f in mine)} of {len(mine)}" for mine in by_devices],
+            [f"{median(some):.2f}" for some in ratios if some], [f"{max(some):.2f}" for some in ratios if some],
+        ]
+        lines.append(f"| {group} | {' | '.join('; '.join(cell) for cell in cells)} |")
     return "\n".join(lines)
 
 

@@ -147,7 +147,7 @@ def test_the_tables_of_the_performance_page_are_those_of_the_figures_that_are_ke
     printed = capsys.readouterr().out.strip()
     text = DOCUMENT.read_text(encoding="utf-8")
     assert printed in text
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 150
     figures = figures_page.read()
     peers = [figure for figure in figures if figure.suite == "peers"]
     assert f"{sum(figure.met == 'yes' for figure in peers)} of {len(peers)}" in text
