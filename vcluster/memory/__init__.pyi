@@ -5,8 +5,10 @@ from .layout import (
     CROWDED as CROWDED,
     DIRECTORY_BYTES as DIRECTORY_BYTES,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
+    EMPTIED as EMPTIED,
     EPOCH as EPOCH,
     GROUPS as GROUPS,
+    REACHED as REACHED,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,
 )

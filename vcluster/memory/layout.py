@@ -2,7 +2,8 @@
 
     page 0                 the cancel word, and the number of times that traffic was reset
     a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, its
-                           process, the number of groups in its directory, and its own cancel word (over MPI)
+                           process, the number of groups in its directory; over MPI, its own cancel word, and the last
+                           reset that it has reached, and finished
     8 pages per device     its state (`vcluster.memory.status`)
     a row per endpoint     the number of blocks that it holds of each other endpoint's heap
     4 pages per device     notes between it and the host (`vcluster.processes.command_link`)
@@ -29,7 +30,7 @@ else:
 
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
-WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS, CANCELLED = range(0, 7 * LINE, LINE)
+WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS, CANCELLED, REACHED, EMPTIED = range(0, 9 * LINE, LINE)
 """Offsets of the words in the page of an endpoint."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
@@ -81,7 +82,7 @@ class Layout:
         return HOST if endpoint == self.size else endpoint
 
     def word(self, endpoint: int, which: int) -> int:
-        """A word in the page of an endpoint: `WAKE` to `CANCELLED`."""
+        """A word in the page of an endpoint: `WAKE` to `EMPTIED`."""
         return PAGE * (1 + endpoint) + which
 
     def top_word(self, endpoint: int) -> int:

@@ -87,7 +87,7 @@ class VirtualChannel:
         self._capacity = owner.endpoint.capacity if between_devices else None
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
         self._repeats = (
-            self.repeats and bool(self._capacity) and owner.endpoint.shares_memory and owner.endpoint.queues is None)
+            self.repeats and bool(self._capacity) and owner.endpoint.maps((peer,)) and owner.endpoint.queues is None)
         self._signatures: set[tuple[int, np.dtype[Any], tuple[int, ...]]] = set()
         self._outgoing: dict[tuple[int, np.dtype[Any], tuple[int, ...]], tuple[Template, ReusedBlocks]] = {}
         """The template and the reusable blocks of each signature (tag, dtype, shape) that was sent more than once."""

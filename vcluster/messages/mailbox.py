@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
 """Words of a ring's page. The sender's and the receiver's words lie on different cache lines."""
+HEAD, TAIL, RING_CLOSED = 8 * _HEAD, 8 * _TAIL, 8 * _CLOSED
+"""The same in bytes."""
 SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
@@ -145,7 +147,7 @@ class Mailbox:
                     )
                 endpoint.arena.words(endpoint.layout.word(self._peer, CROWDED))[0] = 1
                 endpoint.signals.wake((self._peer,))
-                tail = self._out_place + 8 * _TAIL
+                tail = self._out_place + TAIL
                 yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
             self._announce(offset)
         if lane == 0:  # messages of other lanes belong to collectives
@@ -353,15 +355,15 @@ class Mailbox:
         sends: Lane = ("send", self._endpoint.layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
         taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has arrived, but this endpoint did not notice
         return [
-            self._need(sends, self._in_place + 8 * _HEAD, taken_in),
-            self._need(sends, self._in_place + 8 * _CLOSED),
+            self._need(sends, self._in_place + HEAD, taken_in),
+            self._need(sends, self._in_place + RING_CLOSED),
         ]
 
     def _needs_room(self, key: tuple[int, int]) -> list[Need]:
         takes: Lane = ("recv", self._endpoint.layout.rank(self._endpoint.number), key[1])
         return [
             self._need(takes, self._untaken[key][0][1].offset + 8 * TAKEN, 0),
-            self._need(takes, self._in_place + 8 * _CLOSED),
+            self._need(takes, self._in_place + RING_CLOSED),
         ]
 
     def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:

@@ -1,4 +1,4 @@
-"""Devices on the ranks of an MPI job: a transport of messages in place of shared memory, and a launcher."""
+"""Devices on the ranks of an MPI job: messages between them, the memory that those of a node share, and a launcher."""
 
 from parallelism.faces import load_names
 

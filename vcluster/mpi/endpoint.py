@@ -1,8 +1,9 @@
 """An endpoint whose peers are ranks of an MPI job.
 
-The devices of one node map one arena, and a group of them meets there as on processes. Messages go by MPI: words that
-the sender would change in shared memory are changed by the receiver when the message comes. For deadlocks an endpoint
-counts the messages to and from each peer: a message is under way if more were sent than received.
+The devices of one node map one arena, and meet and exchange messages there as on processes. Messages to the host and to
+other nodes go by MPI: words that the sender would change in shared memory are changed by the receiver when the message
+comes. For deadlocks an endpoint counts the messages to and from each peer by MPI: a message is under way if more were
+sent than received.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.operation import Lane
-from vcluster.memory import CANCELLED, DIRECTORY_BYTES, GROUPS, Arena, Layout, Need, Signals, Status
-from vcluster.messages import Encoded, Endpoint, Wait
+from vcluster.memory import (
+    CANCELLED,
+    DIRECTORY_BYTES,
+    EMPTIED,
+    GROUPS,
+    PAGE,
+    REACHED,
+    Arena,
+    Layout,
+    Need,
+    Signals,
+    Status,
+)
+from vcluster.messages import Encoded, Endpoint, Mailbox, Wait
+from vcluster.messages.blocks import HOLDER, TAKEN as BLOCK_TAKEN
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.communicators import Communicators
-from vcluster.mpi.mailbox import MpiMailbox
+from vcluster.mpi.mailbox import MpiMailbox, NodeMailbox
 from vcluster.mpi.statuses import Counts, DeviceStatus
 from vcluster.mpi.transport import (
     CANCEL,
@@ -34,6 +48,7 @@ from vcluster.mpi.transport import (
     Message,
     Transport,
     head_of,
+    nap_seconds,
     retag,
 )
 
@@ -49,7 +64,6 @@ class MpiEndpoint(Endpoint):
     """The base of the channels and the collectives of one rank."""
 
     shares_memory = False
-    """Messages do not go through the arena."""
 
     def __init__(
         self, arena: Arena, layout: Layout, number: int, *, capacity: int, transport: Transport, cluster: int,
@@ -59,7 +73,8 @@ class MpiEndpoint(Endpoint):
         self.transport = transport
         self.beside = frozenset(beside) | {number}
         self.shown: dict[int, memoryview] = {}
-        """The words that this device shows the others of a node, by `vcluster.mpi.statuses.place_of_word`."""
+        """The words that this device shows in groups on its node, by `vcluster.mpi.statuses.place_of_word`."""
+        self._near: list[NodeMailbox] = []
         arena.cancel_place = layout.word(number, CANCELLED)  # a device may begin the next run while others end one
         self._cluster = cluster
         self._ranks = ranks
@@ -90,8 +105,11 @@ class MpiEndpoint(Endpoint):
     def _new_status(self) -> Status:
         return DeviceStatus(self)
 
-    def _new_mailbox(self, peer: int) -> MpiMailbox:
-        return MpiMailbox(self, peer)
+    def _new_mailbox(self, peer: int) -> Mailbox:
+        if peer not in self.beside:
+            return MpiMailbox(self, peer)
+        self._near.append(mailbox := NodeMailbox(self, peer))
+        return mailbox
 
     def send(
         self, peer: int, kind: int, encoded: Encoded = NOTHING, *, lane: int = 0, tag: int = 0, lend: bool = False,
@@ -129,6 +147,12 @@ class MpiEndpoint(Endpoint):
     def take_in(self) -> None:
         """Take in the messages that have arrived."""
         self.transport.poll()
+        if self._crowded[0]:
+            self._crowded[0] = 0
+            for peer in self.beside:
+                self.mailbox(peer)
+        for mailbox in self._near:
+            mailbox.take_in()
 
     def maps(self, ranks: Iterable[int]) -> bool:
         """Whether all these devices lie on this node and map the same arena."""
@@ -150,6 +174,8 @@ class MpiEndpoint(Endpoint):
     def counts(self) -> Counts:
         """What this device has sent to each endpoint, the words that it shows, and the number of its groups."""
         shown = {place: word[0] for place, word in self.shown.items()}
+        for mailbox in self._near:
+            shown |= mailbox.shown()
         return self.sent, shown, self.arena.words(self.layout.word(self.number, GROUPS))[0]
 
     def settle(self) -> Iterator[Wait]:
@@ -166,22 +192,56 @@ class MpiEndpoint(Endpoint):
         is_host = self.number == self.layout.host
         generation = self.address.generation + 1 if is_host else self.next_generation
         self.address = Address(self._cluster, generation)
+        self.signals.resume()
         self.tasks.drop_all()
+        for mailbox in self._near:
+            mailbox.forget()
+        self._near.clear()
         self.mailboxes.clear()
         self.posts.clear()
         self.communicators.forget()
         self._lent = set()
         self.sent[:] = self.received[:] = [0] * len(self.sent)
-        self.signals.resume()
         early, self._early = self._early, []
         for peer, message in early:
             self._sort(peer, message)
+        self._empty_rings(generation)  # the last step: messages of the new generation may come meanwhile
+
+    def _empty_rings(self, generation: int) -> None:
+        """Empty the rings to the devices of this node, while none of them looks at one."""
+        others = self.beside - {self.number}
+        if not others:
+            return
+        self._meet(REACHED, generation)
+        for peer in others:
+            place = self.layout.ring(self.number, peer)
+            self.arena.view[place : place + PAGE] = bytes(PAGE)
+        self._crowded[0] = 0
+
+        def is_stray(offset: int) -> bool:
+            header = self.arena.words(offset, HOLDER + 1)
+            return header[HOLDER] in others and not header[BLOCK_TAKEN]
+
+        self.heap.reclaim(is_stray)
+        self._meet(EMPTIED, generation)
+
+    def _meet(self, which: int, generation: int) -> None:
+        """Wait until all devices of this node have come so far with this reset. Each of them has got its command."""
+        self.signals.fence()
+        self.arena.words(self.layout.word(self.number, which))[0] = generation
+        words, since = [self.arena.words(self.layout.word(each, which)) for each in self.beside], time.monotonic()
+        while any(word[0] < generation for word in words):
+            self.transport.poll()
+            self.signals.check()
+            time.sleep(nap_seconds(time.monotonic() - since))
+        self.signals.fence()
 
     def let_go(self) -> None:
         """At the end: no message is for this endpoint any more."""
         self.transport.takers.pop(self._cluster, None)
         self.tasks.drop_all()
         self.mailboxes.clear()
+        self._near.clear()
         self.communicators.forget()
         self.shown.clear()
         self.signals.before_sleep = self.signals.after_sleep = None

@@ -1,6 +1,6 @@
-"""The messages to and from one peer, over MPI.
+"""The messages to and from one peer: on another node by MPI, on the same node in shared memory.
 
-The sender counts what the receiver has not taken; the receiver tells it with a message for each.
+Over MPI the sender counts what the receiver has not taken; the receiver tells it with a message for each.
 """
 
 from __future__ import annotations
@@ -13,12 +13,44 @@ from parallelism.events import HOST
 from parallelism.operation import Lane
 from vcluster.memory import Need
 from vcluster.messages import Encoded, Mailbox, Wait
+from vcluster.messages.blocks import TAKEN as BLOCK_TAKEN
 from vcluster.messages.encoding import decode
 from vcluster.messages.envelopes import Envelope
+from vcluster.messages.mailbox import HEAD, RING_CLOSED, TAIL
+from vcluster.mpi.statuses import RECEIVED, SENT, SHUT, TAKEN_IN, place_of_act
 from vcluster.mpi.transport import CLOSED, DATA, TAKEN, Message
 
 if TYPE_CHECKING:
     from vcluster.mpi.endpoint import MpiEndpoint
+
+
+class NodeMailbox(Mailbox):
+    """As `Mailbox`. The host, which may lie on another node, learns from each device what it has written there."""
+
+    _endpoint: MpiEndpoint
+
+    def __init__(self, endpoint: MpiEndpoint, peer: int) -> None:
+        super().__init__(endpoint, peer)
+        self._acts = {
+            self._in_place + HEAD: SENT, self._in_place + RING_CLOSED: SHUT, self._out_place + TAIL: TAKEN_IN}
+
+    def shown(self) -> dict[int, int]:
+        """How often this endpoint has done something for the peer, by `place_of_act`."""
+        words = self._endpoint.arena.words
+        acts = {SENT: self._out_place + HEAD, SHUT: self._out_place + RING_CLOSED, TAKEN_IN: self._in_place + TAIL}
+        return {place_of_act(act, self._peer): words(place)[0] for act, place in acts.items()} | {
+            place_of_act(RECEIVED, self._peer): self.received}
+
+    def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
+        act = self._acts.get(place)
+        if act is None:  # it is in the header of a block: whether the peer has received that
+            act, value = RECEIVED, self.sent - self._unreceived()
+        return super()._need(lane, place, value)._replace(place=place_of_act(act, self._endpoint.number))
+
+    def _unreceived(self) -> int:
+        """The number of messages that the peer has not received, as far as this endpoint sees."""
+        return sum(not (loan.ended or header[BLOCK_TAKEN])
+                   for (lane, _), untaken in self._untaken.items() if lane == 0 for header, loan in untaken)
 
 
 class MpiMailbox(Mailbox):
@@ -53,13 +85,13 @@ class MpiMailbox(Mailbox):
 
     def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, Any]:
         yield from ()
-        self._endpoint.take_in()  # not after it: the caller counts the message before it may be told that it was taken
+        self.take_in()  # not after it: the caller counts the message before it may be told that it was taken
         self._endpoint.send(self._peer, DATA, encoded, lane=lane, tag=tag, lend=lane != 0)
         if lane == 0:
             self._count_sent(encoded.nbytes)
 
     def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
-        self._endpoint.take_in()
+        self.take_in()
         return len(self._untaken.get(key, ())) < capacity
 
     def may_take(self, key: tuple[int, int]) -> bool:
@@ -67,8 +99,8 @@ class MpiMailbox(Mailbox):
         return self.has_message(key) or self._nothing_more_comes(key[0])
 
     def take_in(self) -> None:
-        """Take in the messages that have arrived, of all peers."""
-        self._endpoint.take_in()
+        """Take in the messages that have arrived by MPI, of all peers."""
+        self._endpoint.transport.poll()
 
     @property
     def is_empty(self) -> bool:

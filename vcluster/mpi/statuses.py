@@ -6,8 +6,9 @@ out of date only because a message has come that its sender had not counted; the
 devices wait only for each other, and no message is under way between them, none has gone on since it spoke: the first
 to do so would have needed a message of another.
 
-A group on one node meets in shared memory, which the host need not see. There the words that a member shows the others,
-the numbers of operations that it has posted and finished, stand for the messages that it has sent and received.
+Devices of one node meet, and exchange messages, in shared memory, which the host need not see. There the words that a
+device writes for the others stand for messages. For a group they are the numbers of operations that the device has
+posted and finished; for a peer, the numbers of messages that it has sent, taken in and received. They only grow.
 """
 
 from __future__ import annotations
@@ -134,9 +135,19 @@ class HostStatus(Status):
         return sent[need.place] > need.value
 
 
+SENT, TAKEN_IN, SHUT, RECEIVED = range(4)
+"""What a device does for a peer on its node: it sends messages, takes them into its mailbox, closes the channel, and
+receives messages from its mailbox."""
+
+
 def place_of_word(key: int, word: int) -> int:
     """What stands in a `Need` for a word (0 or `LINE`) that the members of a group in shared memory show.
 
-    Other places are numbers of endpoints, which are not negative.
+    Other places are numbers of endpoints, which are not negative, and those of `place_of_act`.
     """
     return -2 * key - bool(word)
+
+
+def place_of_act(act: int, peer: int) -> int:
+    """What stands in a `Need` for how often a device has done something for a peer."""
+    return -(1 << 66) - 4 * peer - act
