@@ -1,4 +1,4 @@
-"""A described cluster, as a value."""
+"""A described cluster, as a value: its rates and links, and the path of a message."""
 
 from parallelism.faces import load_names
 

@@ -57,22 +57,26 @@ def simulate(
     >>> f"{trace.makespan_seconds * 1e6:.0f} us", trace.count("all_reduce")
     ('3396 us', 0)
 
-    A `PipelinedProgram` needs a ``mesh`` and a ``batch``, the number of its rows.  ``numbers`` are the values of its
-    other symbols.  An `Executable` already has all three.  A program and a `parallelism.transforms.Step` are simulated
-    as `parallelism.execution.operation_on` places them on ``mesh``; a step needs a ``batch``, too.
+    Without layouts a program is run whole on every device, so this one has no collectives.
 
-    With ``fold``, only one representative of all equal devices (`parallelism.simulation.folding`) is simulated, with
-    its real groups and their prices.  The trace has the events of the representatives only and cannot be priced again.
-    Its times equal those of the simulation without ``fold``, except where more than 16 transfers share links.  There
-    the simulation without ``fold`` approximates their rates (`parallelism.timeline.fair_sharing`).  The folded one has
-    fewer transfers, so it may compute these rates exactly.
+    What else is needed depends on the operation.  An `Executable` needs nothing.  An `ir.Function` needs a ``mesh``.
+    A `PipelinedProgram`, and the `parallelism.transforms.Step` of a pipeline, need a ``mesh`` and a ``batch``, which is
+    the number of rows.  ``numbers`` are the values of other symbols.  `parallelism.execution.operation_on` places what
+    is no operation yet.
+
+    With ``fold``, equal devices (`parallelism.simulation.folding`) are simulated once: one device, the representative,
+    stands for them.  Its collectives have the prices of its real groups.  The trace has the events of the
+    representatives only and cannot be priced again.  Its times equal those without ``fold``, except where more than 16
+    transfers share links.  There the full simulation uses approximate rates (`parallelism.timeline.fair_sharing`), and
+    the folded one may be exact, because it has fewer transfers.
 
     With ``fold``, repeated work, such as that of a stage for each microbatch, may become one compute event, which also
     contains the seconds of its collectives.  With ``op_by_op``, every op and collective is an event, as without
     ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`.
 
-    ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and,
-    with ``fold``, for messages or collectives that share links in a way that cannot be folded (`CannotFold`).
+    ``TypeError`` for an operation that cannot be simulated, and for a ``mesh`` or a ``batch`` that is missing or not
+    wanted.  ``ValueError`` for a mesh that does not fit, for a hardware with too few devices, and, with ``fold``, for
+    messages or collectives that share links in a way that cannot be folded (`CannotFold`).
     """
     simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     size = simulated.mesh.size
@@ -88,7 +92,7 @@ def step_parts(
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> StepParts:
-    """The parts of the time of a step, told op by op, without an event for each op.
+    """The breakdown of the time of a step: as exact as a simulation op by op, but without an event for each op.
 
     >>> from parallelism import Mesh, models, step_parts
     >>> from parallelism.transforms import SGD, train_step
@@ -97,9 +101,11 @@ def step_parts(
     >>> {name: f"{seconds * 1e3:.2f} ms" for name, seconds in parts.split[0]._asdict().items() if seconds}
     {'other': '9.08 ms'}
 
-    They are those of ``simulate(..., fold=True, op_by_op=True)``: counts, bytes and flops are equal, seconds differ by
-    rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted as often
-    as it is repeated.  The arguments and errors are those of `simulate`.
+    This program has no layouts, so every device computes the whole and nothing is communicated.
+
+    The parts are those of ``simulate(..., fold=True, op_by_op=True)``: counts, bytes and flops are equal, seconds
+    differ by rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted
+    as often as it is repeated.  The arguments and errors are those of `simulate`.
     """
     simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
     each, pieces, trace = _folded(simulated, pricing)
@@ -151,7 +157,7 @@ class _Representatives:
     lengths: list[int]
     """The number of events of each representative."""
     looks: Ints
-    """The place of each event in `Templates.looks`."""
+    """For each event, its number in `Templates.looks`, which has each different event once."""
 
 
 def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:
@@ -190,7 +196,7 @@ class _Pieces:
         self.mesh, self.pricing = mesh, pricing
         self._alike: dict[tuple[GroupKey, bytes], int | None] = {}
         self._seconds: dict[tuple[int, tuple[tuple[GroupKey, int], ...]], tuple[DeviceEvents, float]] = {}
-        """By events, of which the value keeps a reference, and the groups along the axes of their collectives."""
+        """By the id of the events and the numbers of their groups.  The value keeps the events alive."""
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
 
@@ -217,7 +223,7 @@ class _Pieces:
         return self._seconds[key][1]
 
     def same_price(self, rank: int, events: DeviceEvents) -> tuple[tuple[GroupKey, int], ...]:
-        """Equal on ranks on which these events take equal seconds."""
+        """A key: these events take equal seconds on all ranks with the same key."""
         return tuple([(axes, self._number(axes, rank))
                       for axes in sorted({each.axes for each in events.collectives}, key=str)])
 
@@ -229,7 +235,7 @@ class _Pieces:
     def priced(self, rank: int, events: DeviceEvents) -> Columns:
         """The events on a rank, with the seconds that each takes where it waits for no other device.
 
-        If collectives overlap with compute, the events have their starts from the first of them on, too.
+        If collectives overlap with compute, the events also have start times, relative to the first event.
         """
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
         columns, _, looks = templates.by_rank([rank])
@@ -285,9 +291,10 @@ class _Folded(NamedTuple):
 
 
 def _folded(simulated: SimulatedOperation, pricing: Pricing, *, op_by_op: bool = False) -> _Folded:
-    """Simulates the representatives: with pieces, unless ``op_by_op``, or if messages share links with pieces.
+    """Simulate the representatives.  Where that is exact, an action of a stage is one piece.
 
-    Neither has it pieces if members of a group in one do the same at different times, because they wait for others.
+    It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do not
+    start the piece at the same time.
     """
     pieces = _Pieces(simulated.mesh, pricing)
     each = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
@@ -299,8 +306,8 @@ def _folded(simulated: SimulatedOperation, pricing: Pricing, *, op_by_op: bool =
 def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     """Roles of the events for the replay, with each rank replaced by its representative in groups and peers.
 
-    ``axes`` are the slots of the collectives: groups along different axes stay apart, even if they have the same
-    representatives.
+    ``axes`` has, for each event, the number of the axes of its collective.  Groups along different axes stay apart,
+    even if their representatives are the same.
     """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
@@ -320,9 +327,9 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
 
 
 def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> PricedCollectives:
-    """Prices of the collectives at these ``looks`` on these ranks, by the bytes that all of their real groups receive.
+    """The price of each of these collectives on these ranks, from the bytes that its real group receives.
 
-    Groups that `priced_alike` finds equal have one price, unless it matters which links are theirs.
+    Groups that `priced_alike` finds equal share one price, unless links are shared and each group has its own.
     """
     prices, of_event = [FREE], np.zeros(len(looks), np.int64)
     result = PricedCollectives(prices, [()], of_event, ranks, looks)

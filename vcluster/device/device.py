@@ -36,23 +36,24 @@ class VirtualDevice:
     ...     cluster.run(lambda device: int(device.all_reduce(device.rank, "tp"))).outputs
     [3, 3, 3]
 
-    In every collective, ``axes`` is a mesh axis, a tuple of axes (the first is the slowest) or None for the whole mesh.
+    In every collective, ``axes`` is a mesh axis, a tuple of axes (the outermost first) or None for the whole mesh.
     The ranks that differ only along these axes are the *group*, and the index of a rank in its group is its *position*.
-    Every collective also takes these options:
+    Every collective of arrays also takes these options:
 
     ``groups``
         lists of ranks in place of ``axes``, the same lists on every member.  The order of a list is the group order.
+        A rank that is in none of the lists gets zeros of the shape of its ``x``.
     ``out``
-        an array of exactly the result's shape and dtype.  It may be ``x`` itself, but not overlap ``x`` otherwise.
+        an array of exactly the result's shape and dtype.  It may be ``x``, but not overlap ``x`` otherwise.
     ``algorithm``
-        None or ``"direct"`` runs the collective in shared memory.  The name of another algorithm (``"ring"``,
-        ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply) runs it step by
-        step over channels.  The answer is the same; the bytes and messages are those of that algorithm.  A reduction
-        over a ring adds in the order of the ring.  ``"mpi"`` asks for the MPI library's own (backend ``"mpi"``).
+        None or ``"direct"``: each device takes what it needs from its peers at once, in shared memory where there is
+        one.  The name of another algorithm (``"ring"``, ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``,
+        ``"naive"``, where they apply) runs its steps over channels, with the bytes and messages of that algorithm.  A
+        sum over a ring is added in the order of the ring, so floats may differ in rounding.  ``"mpi"`` asks for the
+        collective of the MPI library (backend ``"mpi"``).
     ``async_op``
-        True: return at once with a `Work`.  Its ``wait()`` returns the result, and its ``done()`` whether the result is
-        there.  Operations of one group take effect in the order in which they were issued.  ``x`` and ``out`` must not
-        be changed until the operation is done.
+        True: return at once with a `Work`, whose ``wait()`` returns the result.  Operations of one group take effect in
+        the order in which they were issued.  Do not change ``x`` and ``out`` until ``done()`` is True.
 
     The value ``x`` is an array or a scalar.  Unless it is ``out``, it is left unchanged.  Without ``out`` the result is
     a new array that belongs to the caller (a NumPy scalar for a scalar).  Wrong arguments raise ``ValueError`` or
@@ -124,9 +125,9 @@ class VirtualDevice:
     ) -> AbstractContextManager[None]:
         """A context for a named piece of work: all that is computed in the ``with`` block is one event of the trace.
 
-        ``flops`` and ``nbytes`` (memory traffic), in a ``dtype``, are its cost on described hardware.  ``other_bytes``
-        says how many of the bytes are of arrays of other dtypes, as ``(("int64", 80),)``; ``shape`` that it consists of
-        products of matrices, (count, m, n, k).  ``seconds`` sets its time directly, in place of the measured CPU time.
+        ``flops``, ``nbytes`` (memory traffic) and ``dtype`` decide how long it takes on a `Hardware`.  ``other_bytes``
+        is the part of ``nbytes`` that has other dtypes, as ``(("int64", 80),)``.  ``shape`` = (count, m, n, k) says
+        that it is ``count`` matrix products of m x k by k x n.  ``seconds`` replaces the measured CPU time.
         ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark it as an action of a pipeline.
         """
         values: dict[str, Any] = {
@@ -196,7 +197,7 @@ class VirtualDevice:
         """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
         The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
-        **Communication**: each rank receives g-1 times the bytes of its own piece: (g-1)/g S if the pieces are equal.
+        **Communication**: each rank receives g-1 times the bytes of its own piece. That is (g-1)/g S for equal pieces.
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
@@ -225,7 +226,7 @@ class VirtualDevice:
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, out: Any = None, **options: Any) -> Any:
         """Everybody gets the ``x`` of the member at position ``root``; any other ``x`` is ignored and may be None.
 
-        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none gets zeros like its ``x``.
+        ``x`` may be a tuple, list or dict of arrays.
         **Communication**: S received by each rank but the root.
         """
         if not options:     # a call with a dict of options takes three times as long
@@ -258,7 +259,7 @@ class VirtualDevice:
 
     @typed_as(ArrayCalls.all_scatter)
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
-        """The ``x`` of all members, as a list in group order. Shapes may differ.
+        """The ``x`` of all members, as a list in group order: an all_gather that joins nothing. Shapes may differ.
 
         **Communication**: each rank receives the ``x`` of every other member.
         """
@@ -309,8 +310,8 @@ class VirtualDevice:
 
         Runs the plan of `parallelism.plan_resharding`.  ``shape`` is the shape of the whole tensor; without it, the
         devices exchange the shapes of their shards to find it.  ``x`` is left unchanged, the result is a new array.
-        The ranks that differ along the axes over which the plan moves anything take part.  ``axes`` limits the axes
-        that the plan may use; by default it may use all.
+        All ranks of this device's group along the axes that the plan communicates over must call it.  ``axes`` limits
+        the axes that the plan may use; by default it may use all.
         **Communication**: ``plan.bytes_received``, as one event.  The collectives inside are its children.
 
         From ``[x, None]`` to ``[None, x]``, 2 devices that hold [[1 2]] and [[3 4]] get [[1] [3]] and [[2] [4]].
@@ -322,16 +323,13 @@ class VirtualDevice:
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
         """The shape of the whole tensor of which ``x`` is this device's shard; the ranks exchange shapes to find it.
 
-        The ranks that differ along the axes over which the tensor is split take part.  **Communication**: shapes only.
-        The trace does not contain it.  ``ValueError`` if the shards cannot be those of one tensor.
+        All ranks of this device's group along the axes that split the tensor must call it.  **Communication**: shapes,
+        not in the trace.  ``ValueError`` if the shards cannot be those of one tensor.
         """
         return self.global_shapes([x], [sharding])[0]
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
-        """`global_shape` of several tensors at once.  A rank takes part if it does so for any of the tensors.
-
-        **Communication**: one exchange, which is not in the trace.
-        """
+        """`global_shape` of several tensors in one exchange.  Ranks that must call it for one of them must call it."""
         from vcluster.device.resharding import global_shapes
 
         return global_shapes(self, [plain_array("global_shape", x) for x in xs], shardings)
@@ -343,11 +341,11 @@ class VirtualDevice:
     ) -> Any:
         """Run the collective of this name: one that has a method, or one that `parallelism.register_kind` has added.
 
-        A kind uses only some of the arguments; they mean the same as in the methods above.  ``dim`` is the dim along
-        which arrays are cut, or joined if the kind does not cut them; ``concat_dim`` that along which blocks are
-        joined; ``split_sizes`` are the extents of the blocks; ``op`` is the reduction (None: sum); ``root`` and
-        ``pairs`` are positions in the group.  ``ValueError`` for an unknown name.
-        **Communication**: that of the kind's ``direct`` algorithm, or of the given ``algorithm``.
+        A kind uses only some of the arguments; they mean the same as in the methods above.  ``dim`` is the dim that is
+        split or, for a kind that only joins, the dim along which arrays are joined.  ``concat_dim`` is the dim along
+        which a kind that splits and joins puts blocks together.  ``split_sizes`` are the extents of the blocks, ``op``
+        is the reduction (None: sum), and ``root`` and ``pairs`` are positions in the group.  ``ValueError`` for an
+        unknown name.  **Communication**: that of the kind's ``direct`` algorithm, or of the given ``algorithm``.
 
         With a kind ``"scan"`` that reduces positions 0 to p, 3 devices that hold [1], [2], [3] get [1], [3], [6].
         """
@@ -368,7 +366,7 @@ class VirtualDevice:
         (channel or self.channel(self._peer("dst", dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
-        """The oldest message with this tag from rank ``src``, or position with ``axes``; see `VirtualChannel.recv`."""
+        """Receive the oldest message with this tag from rank ``src``; with ``axes``, from that position there."""
         channel = self._channels.get(src) if axes is None else None
         return (channel or self.channel(self._peer("src", src, axes))).recv(tag=tag, out=out)
 

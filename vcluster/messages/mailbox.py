@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from vcluster.messages.endpoint import Endpoint
 
 _HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
-"""Words of a ring's page. The sender's and the receiver's words lie on different cache lines."""
 HEAD, TAIL, RING_CLOSED = 8 * _HEAD, 8 * _TAIL, 8 * _CLOSED
-"""The same in bytes."""
+"""Words of a ring's page, and their offsets. The sender's and the receiver's words lie on different cache lines."""
 SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
