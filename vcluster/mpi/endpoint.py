@@ -74,7 +74,8 @@ class MpiEndpoint(Endpoint):
         self.beside = frozenset(beside) | {number}
         self.shown: dict[int, memoryview] = {}
         """The words that this device shows in groups on its node, by `vcluster.mpi.statuses.place_of_word`."""
-        self._near: list[NodeMailbox] = []
+        self._near: dict[int, NodeMailbox] = {}
+        """The mailboxes of devices on this node."""
         arena.cancel_place = layout.word(number, CANCELLED)  # a device may begin the next run while others end one
         self._cluster = cluster
         self._ranks = ranks
@@ -108,8 +109,7 @@ class MpiEndpoint(Endpoint):
     def _new_mailbox(self, peer: int) -> Mailbox:
         if peer not in self.beside:
             return MpiMailbox(self, peer)
-        self._near.append(mailbox := NodeMailbox(self, peer))
-        return mailbox
+        return self._near.setdefault(peer, NodeMailbox(self, peer))  # another thread may have made it
 
     def send(
         self, peer: int, kind: int, encoded: Encoded = NOTHING, *, lane: int = 0, tag: int = 0, lend: bool = False,
@@ -151,7 +151,7 @@ class MpiEndpoint(Endpoint):
             self._crowded[0] = 0
             for peer in self.beside:
                 self.mailbox(peer)
-        for mailbox in self._near:
+        for mailbox in tuple(self._near.values()):
             mailbox.take_in()
 
     def maps(self, ranks: Iterable[int]) -> bool:
@@ -174,7 +174,7 @@ class MpiEndpoint(Endpoint):
     def counts(self) -> Counts:
         """What this device has sent to each endpoint, the words that it shows, and the number of its groups."""
         shown = {place: word[0] for place, word in self.shown.items()}
-        for mailbox in self._near:
+        for mailbox in tuple(self._near.values()):
             shown |= mailbox.shown()
         return self.sent, shown, self.arena.words(self.layout.word(self.number, GROUPS))[0]
 
@@ -194,7 +194,7 @@ class MpiEndpoint(Endpoint):
         self.address = Address(self._cluster, generation)
         self.signals.resume()
         self.tasks.drop_all()
-        for mailbox in self._near:
+        for mailbox in self._near.values():
             mailbox.forget()
         self._near.clear()
         self.mailboxes.clear()
