@@ -10,6 +10,12 @@ from parallelism.trace import UndeclaredComputeWarning
 from vcluster.check import check_collective
 
 
+@pytest.fixture
+def four_ranks_alone(monkeypatch):
+    """The check runs functions on 4 ranks, whose traffic it tells, and on no other number of them."""
+    monkeypatch.setattr("vcluster.check.collective._SIZES", (4,))
+
+
 def neighbours(device):
     return (device.rank + 1) % device.size, (device.rank - 1) % device.size
 
@@ -122,6 +128,7 @@ def test_a_right_function_passes(kind, mine):
     assert answer.cases >= 32
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 def test_figures_stand_beside_the_closed_forms_of_known_algorithms():
     answer = check_collective("all_reduce", ring_all_reduce, algorithm="ring")
     assert answer.sentence.endswith("On 4 ranks, with 64 bytes, its bytes, messages and steps are those of ring")
@@ -521,6 +528,7 @@ def test_a_mistake_on_the_ring_is_named(name):
     assert words.lower() in answer.likely.lower(), str(answer)
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     def other_way(device, x):
         return gathered(device, x, place=lambda rank, step: rank + step, way=-1)
@@ -568,6 +576,7 @@ def test_a_wrong_call_of_the_check_is_an_error():
         check_collective("all_reduce", ring_sum, algorithm="rings")
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 def test_cpu_seconds_beside_the_function_do_not_warn(monkeypatch):
     shares = np.may_share_memory
 

@@ -72,8 +72,9 @@ def test_given_layouts_stay_where_axes_cannot_be_joined():
 
 @pytest.mark.usefixtures("always")
 def test_a_limit_of_memory_holds():
-    free = auto_shard(SMALL, CUBE, "dgx-h100")
+    layer = models.mlp((64, 32), 16)
+    free = auto_shard(layer, CUBE, "dgx-h100")
     limit = free.peak_bytes - 1
-    found = auto_shard(SMALL, CUBE, "dgx-h100", limit_bytes=limit)
+    found = auto_shard(layer, CUBE, "dgx-h100", limit_bytes=limit)
     assert found.peak_bytes <= limit
     assert found.seconds >= free.choice.bound_seconds
