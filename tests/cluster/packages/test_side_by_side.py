@@ -142,10 +142,10 @@ def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
 
 @pytest.mark.sampled(3, 1)
 def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
-    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype="bfloat16")
     task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
-        "tp": [1, 2], "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 2, 3],
+        "tp": 1, "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 3],
         "order": "pp dp cp tp"})
     small_steps.small_steps.cache_clear()
     table = costing.PlanTable(task, possible)

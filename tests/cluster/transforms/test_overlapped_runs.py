@@ -27,7 +27,8 @@ CASES = [
 
 @pytest.mark.sampled(9, 8)
 @pytest.mark.parametrize(
-    ("model", "rows", "text", "overlap", "backend"), [*in_turn(CASES[:-1]), (*CASES[-1], "process")], ids=[f"{m}-{t}" for m, _, t, _ in CASES])
+    ("model", "rows", "text", "overlap", "backend"), [*in_turn(CASES[:-1]), (*CASES[-1], "process")],
+    ids=[f"{m}-{t}" for m, _, t, _ in CASES])
 def test_overlap_changes_no_bit_and_no_byte(cluster_of, model, rows, text, overlap, backend):
     mesh = Strategy.parse_on_mesh(text)[1]
     _, after = check(

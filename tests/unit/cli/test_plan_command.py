@@ -406,8 +406,8 @@ def test_stages_of_different_sizes_are_told(
 ) -> None:
     once: Any = cache(lambda **asked: find_slicing(asked.pop("model"), **asked))     # the same search for both
     monkeypatch.setattr(sliced, "find_slicing", lambda model, progress, **asked: once(model=model, **asked))
-    words = ["plan", *SMALL, "--num-layers", "3", "--hardware", "dgx-a100", "--devices", "3", "--global-batch-size", "4",
-             "--slices", "2", "--top", "2"]
+    words = ["plan", *SMALL, "--num-layers", "3", "--hardware", "dgx-a100", "--devices", "3", "--slices", "2",
+             "--global-batch-size", "4", "--top", "2"]
     status, out, err = said(capsys, *words)
     assert (status, err) == (0, "") and "on 3 devices of dgx-a100, 4 rows in 2 microbatches" in out
     found = json.loads(said(capsys, *words, "--json")[1])

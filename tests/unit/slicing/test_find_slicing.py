@@ -5,8 +5,7 @@ import pytest
 from sliced import B, every_slicing, slow, uneven
 
 from parallelism import Mesh, ir, models
-from parallelism.slicing import NoSlicingFits, SlicedPlan, SlicedPlans, SlicingTask, find_slicing
-from parallelism.slicing import search
+from parallelism.slicing import NoSlicingFits, SlicedPlan, SlicedPlans, SlicingTask, find_slicing, search
 from parallelism.slicing.search import _slices, _Timed
 from parallelism.transforms import SGD, Strategy
 
