@@ -10,12 +10,6 @@ from parallelism.trace import UndeclaredComputeWarning
 from vcluster.check import check_collective
 
 
-@pytest.fixture
-def four_ranks_alone(monkeypatch):
-    """The check runs functions on 4 ranks, whose traffic it tells, and on no other number of them."""
-    monkeypatch.setattr("vcluster.check.collective._SIZES", (4,))
-
-
 def neighbours(device):
     return (device.rank + 1) % device.size, (device.rank - 1) % device.size
 
@@ -519,7 +513,8 @@ def in_halves(
     return np.concatenate(pieces)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.usefixtures("four_ranks_alone")
+@pytest.mark.sampled(8, 4)
 @pytest.mark.parametrize("name", RING_MISTAKES)
 def test_a_mistake_on_the_ring_is_named(name):
     kind, mine, words = RING_MISTAKES[name]
@@ -542,7 +537,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     assert check_collective("all_reduce", in_halves, algorithm="ring", hop=1)
 
 
-@pytest.mark.sampled(12, 2)
+@pytest.mark.sampled(24, 2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":

@@ -49,7 +49,7 @@ def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(clus
 
 
 def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
-    """Three steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
+    """Two steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
     alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))

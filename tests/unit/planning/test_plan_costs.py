@@ -155,7 +155,8 @@ def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTab
 
 
 @pytest.mark.parametrize(("hardware", "settings"), [
-    ("dgx-a100:1", {"devices": 6, "pp": 1, "tp": 2, "sp": True, "zero": 1}),
+    ("dgx-a100:1", {"devices": 3, "pp": 1, "tp": 1, "zero": 1}),
+    pytest.param("dgx-a100:1", {"devices": 6, "pp": 1, "tp": 2, "sp": True, "zero": 1}, marks=pytest.mark.slow),
     pytest.param("dgx-a100:2", {"devices": 10, "pp": 2, "tp": 1, "zero": 2}, marks=pytest.mark.slow),
     pytest.param("dgx-a100:1+megatron-a100", {"devices": 5, "pp": 1, "tp": 1, "zero": 2}, marks=pytest.mark.slow),
 ])

@@ -53,7 +53,7 @@ def test_no_even_split_of_the_same_devices_is_faster(found):
 
 def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     # Four blocks on four devices, so that some slicing has a block on each; without shared links nothing is missing.
-    plans = find_slicing(models.mlp((8, 16, 64, 32, 4), B), **ASKED, optimizer=SGD(0.1), simulations=1)
+    plans = find_slicing(models.mlp((8, 16, 64, 32, 4), B), **ASKED, optimizer=SGD(0.1), simulations=1, strategy="tp")
     alone = next(each for each in plans if len(each.meshes) == 4)
     trace = alone.simulate(link_sharing=False)
     assert alone.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
