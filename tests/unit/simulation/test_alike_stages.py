@@ -26,7 +26,7 @@ def found(
     schedule: str, chunks: int | None, recompute: bool | set[int], inside: Mesh | None, rows: int, rate: float
 ) -> Found:
     """The programs of the stages before and after they are laid out, and traces of a step."""
-    pipeline = Pipeline(4, 4, schedule, chunks or 1)
+    pipeline = Pipeline(4, 4 if chunks else 2, schedule, chunks or 1)
     layers = pipeline.stages
     batch = ir.symbol("B")
     function = models.gpt(12, 8, 2, layers, 3, batch, dtype=np.float32) if not rate else models.TransformerSpec(
