@@ -52,7 +52,7 @@ def test_picture_in_the_docstring_is_the_schedule(name):
 
 @pytest.mark.slow_for("all")
 @pytest.mark.parametrize(
-    ("sizes", "counts"), [((1, 2, 3, 6), (1, 2, 3, 5, 7)), (range(1, 7), range(1, 11))], ids=["few", "all"])
+    ("sizes", "counts"), [((1, 2, 4), (1, 3, 6)), (range(1, 7), range(1, 11))], ids=["few", "all"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_size_is_valid(name, sizes, counts):
     # The clock's count of live activations and the order's are the same, and so is each rank's work.

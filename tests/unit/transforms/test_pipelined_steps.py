@@ -55,9 +55,9 @@ def deep():
     return models.mlp((16, 32, 8, 24, 4), B)
 
 
-def measured(text, rows=32):
+def measured(text, rows=32, loss=None):
     strategy, mesh = Strategy.parse_on_mesh(text)
-    program = TrainedPipeline(strategy(train_step(deep(), Adam())), mesh)
+    program = TrainedPipeline(strategy(train_step(loss or deep(), Adam())), mesh)
     trace = simulate(program, mesh=mesh, batch=rows, **ON)
     received = Counter()
     for event in trace:
@@ -167,7 +167,7 @@ def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
         ("pp=2 dp:outer=2 dp=2 zero=1 1f1b:2", ("outer", "dp"), (), {("outer",), ("dp",), ("outer", "dp")}),
         ("pp=2 dp=2 1f1b:2 tp=2", ("dp",), ("tp",), {("dp",), ("tp",)}),
     ):
-        program, trace, _ = measured(text)
+        program, trace, _ = measured(text, 8, models.mlp((8, 12, 4), B))
         assert (program.replicas, program.inside) == (replicas, inside)
         assert {event.axes for event in trace if event.kind == "collective"} == groups
 
