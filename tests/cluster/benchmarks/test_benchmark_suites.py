@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
 from importlib.util import find_spec
@@ -42,11 +43,11 @@ def benchmarks(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def figures(folder: Path, *words: str) -> dict[str, Any]:
+def figures(folder: Path, *words: str, more: Sequence[str] = ()) -> dict[str, Any]:
     """The document that suites write, after a look at how it ended."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    done = benchmarks(temporary, *words, *TINY, "--json", str(folder / "figures.json"))
+    done = benchmarks(temporary, *words, *TINY, *more, "--json", str(folder / "figures.json"))
     assert done.stderr == ""
     assert done.returncode == 0
     assert list(temporary.iterdir()) == []
@@ -143,9 +144,10 @@ def test_cliffs(tmp_path):
             ("recorded", 64), ("recorded, ring", 16)} <= found
 
 
-def test_run(tmp_path):
-    document = figures(tmp_path, "run")
-    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
+@pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 4096), marks=pytest.mark.slow)])
+def test_run(tmp_path, sizes):
+    document = figures(tmp_path, "run", more=["--sizes", ",".join(map(str, sizes))])
+    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in sizes}
     assert cells(of(document, "run")) == {("empty", 2, 0)} | large
 
 

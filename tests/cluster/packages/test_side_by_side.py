@@ -41,6 +41,7 @@ def in_a_copy() -> bool:
     return os.getpid() != HERE
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("works", [0, 1, 2, 3, 5])
 def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) -> None:
     told: list[tuple[int, int]] = []
@@ -65,6 +66,7 @@ def test_an_error_of_the_own_share_ends_the_copies(count: int) -> None:
         side_by_side([lambda: 1 // 0, threading.Event().wait, threading.Event().wait])
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("fail", [
     lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 // 0, lambda: os.kill(
         os.getpid(), signal.SIGINT)], ids=["exit", "kill", "raise", "interrupt"])
@@ -143,8 +145,8 @@ def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
 @pytest.mark.sampled(3, 1)
 def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype="bfloat16")
-    task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
-    possible = choices(task.model, 4, 8, {
+    task = Task(TrainedModel.of(spec, ADAM_W), 4, Hardware.preset("dgx-h100:1").placed(range(2)), 2)
+    possible = choices(task.model, 2, 4, {
         "tp": 1, "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 3],
         "order": "pp dp cp tp"})
     small_steps.small_steps.cache_clear()

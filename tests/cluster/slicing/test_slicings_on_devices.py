@@ -30,14 +30,16 @@ def test_a_slicing_on_submeshes_of_different_sizes_runs_as_it_was_found(
     assert trace.makespan_seconds == simulated.makespan_seconds == plan.seconds
 
 
-def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of):
-    spec = transformer(layers=2, tied=False, fused_attention=False)
+@pytest.mark.parametrize(("layers", "devices", "rows", "strategy"), [
+    (2, 3, 4, "tp sp"), pytest.param(3, 4, 8, "dp tp sp zero=1", marks=pytest.mark.slow)])
+def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of, layers, devices, rows, strategy):
+    spec = transformer(layers=layers, tied=False, fused_attention=False)
     rule, hardware = Adam(0.01), slow()
-    plans = find_slicing(spec, hardware=hardware, devices=3, batch=4, microbatches=2, optimizer=rule, simulations=1,
-                         strategy="dp tp sp zero=1")
+    plans = find_slicing(spec, hardware=hardware, devices=devices, batch=rows, microbatches=2, optimizer=rule,
+                         simulations=1, strategy=strategy)
     plan = next(each for each in plans if len({mesh.size for mesh in each.meshes}) > 1)
     cluster = cluster_of(plan.mesh, "thread", hardware=plan.hardware, compute="modelled")
-    alone = train_step(spec.function(4), rule)
+    alone = train_step(spec.function(rows), rule)
     results, trace = trained_on(cluster, plan.step, alone)
     assert_trained(results, interpreted(alone), tolerance=1e-10)
     assert_simulated(plan.simulate(), trace)

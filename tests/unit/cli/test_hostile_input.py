@@ -11,6 +11,7 @@ import re
 import string
 import zipfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -334,6 +335,8 @@ def test_every_command_refuses_what_it_does_not_take_in_one_line(files, monkeypa
     monkeypatch.setattr(VirtualCluster, "__init__", start)
     for module in ("vcluster.cli.plan", "vcluster.demo.plan"):      # nothing was wrong: the search begins
         monkeypatch.setattr(f"{module}.find_plan", start)
+    for table in ("collectives", "layouts", "schedules", "products"):       # of a page that is written
+        monkeypatch.setattr(import_module("vcluster.report.playground"), table, dict)
     options = options_of(main, name)
     value = st.sampled_from(FILES) | values
     option = st.sampled_from(options)

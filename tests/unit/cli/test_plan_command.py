@@ -200,7 +200,8 @@ def test_a_plan_that_no_flags_say_has_a_strategy_as_its_command(capsys: pytest.C
     assert again["seconds"] == plan["seconds"] and again["memory"] == plan["memory"]
 
 
-@pytest.mark.parametrize(("rows", "more"), [("B", []), ("N", ["--fix", "overlap=1"])])
+@pytest.mark.parametrize(("rows", "more"), [
+    pytest.param("B", [], marks=pytest.mark.slow), ("N", ["--fix", "overlap=1"])])
 def test_a_program_in_a_file_is_planned(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: str, more: list[str]
 ) -> None:
@@ -402,12 +403,14 @@ def test_the_page_has_all_plans_and_what_was_asked(
 
 
 def test_stages_of_different_sizes_are_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    path = tmp_path / "loss.mlir"
+    path.write_text(str(models.mlp((8, 16, 32, 4), ir.symbol("B"))))
     once: Any = cache(lambda **asked: find_slicing(asked.pop("model"), **asked))     # the same search for both
     monkeypatch.setattr(sliced, "find_slicing", lambda model, progress, **asked: once(model=model, **asked))
-    words = ["plan", *SMALL, "--num-layers", "3", "--hardware", "dgx-a100", "--devices", "3", "--slices", "2",
-             "--global-batch-size", "4", "--top", "2"]
+    words = ["plan", str(path), "--batch", "B=4", "--hardware", "dgx-a100", "--devices", "3", "--slices", "2", "--top",
+             "2"]
     status, out, err = said(capsys, *words)
     assert (status, err) == (0, "") and "on 3 devices of dgx-a100, 4 rows in 2 microbatches" in out
     found = json.loads(said(capsys, *words, "--json")[1])
