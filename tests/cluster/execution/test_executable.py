@@ -128,8 +128,8 @@ def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh,
 
 
 def test_on_processes_and_under_the_recorder_it_is_the_same():
-    mesh = Mesh(dp=2, tp=2)
-    executable = executable_of("mlp", mesh, DATA["mlp"] | TENSOR["mlp"])
+    mesh = Mesh(tp=2)
+    executable = executable_of("mlp", mesh, TENSOR["mlp"])
     inputs = inputs_of(executable.programs.function)
     result, trace = run(executable, mesh, inputs, "process")
     simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")

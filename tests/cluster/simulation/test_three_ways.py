@@ -415,14 +415,14 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
-@pytest.mark.sampled(50)
+@pytest.mark.sampled(75)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
     cluster = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled")
     assert_three_ways(cluster, *program_of(model, layouts, stage))
 
 
-@pytest.mark.parametrize("name", ["mlp dp x tp 2x2", pytest.param("gpt dp x tp 2x2", marks=pytest.mark.slow),
+@pytest.mark.parametrize("name", ["mlp tp 2", pytest.param("gpt dp x tp 2x2", marks=pytest.mark.slow),
                                   pytest.param("mixture experts 3", marks=pytest.mark.slow),
                                   pytest.param("mlp zero 2 3", marks=pytest.mark.slow)])
 def test_on_processes_it_is_the_same(cluster_of, name):
@@ -471,7 +471,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(42)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
@@ -531,7 +531,7 @@ def some_layout(rng, value, mesh):
     return S(*dims, partial=partial)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("seed", range(18))
 def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed):
     rng = np.random.default_rng(seed)
