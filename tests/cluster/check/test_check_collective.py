@@ -513,10 +513,10 @@ def in_halves(
     return np.concatenate(pieces)
 
 
-@pytest.mark.usefixtures("four_ranks_alone")
 @pytest.mark.sampled(8, 4)
 @pytest.mark.parametrize("name", RING_MISTAKES)
-def test_a_mistake_on_the_ring_is_named(name):
+def test_a_mistake_on_the_ring_is_named(name, monkeypatch):
+    monkeypatch.setattr("vcluster.check.collective._SIZES", (4, 1))     # of these two the sentences tell
     kind, mine, words = RING_MISTAKES[name]
     answer = check_collective(kind, mine, algorithm="ring", hop=1, sends_wait=False)
     assert not answer
