@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
 from importlib.util import find_spec
@@ -43,11 +42,11 @@ def benchmarks(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def figures(folder: Path, *words: str, more: Sequence[str] = ()) -> dict[str, Any]:
+def figures(folder: Path, *words: str) -> dict[str, Any]:
     """The document that suites write, after a look at how it ended."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    done = benchmarks(temporary, *words, *TINY, *more, "--json", str(folder / "figures.json"))
+    done = benchmarks(temporary, *words, *TINY, "--json", str(folder / "figures.json"))
     assert done.stderr == ""
     assert done.returncode == 0
     assert list(temporary.iterdir()) == []
@@ -69,7 +68,7 @@ def figures(folder: Path, *words: str, more: Sequence[str] = ()) -> dict[str, An
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the suites without peers write in one go."""
-    suites = ("collectives", "messages", "step", "block", "tracing")
+    suites = ("run", "collectives", "messages", "step", "block", "tracing")
     return figures(tmp_path_factory.mktemp("figures"), *suites)
 
 
@@ -144,10 +143,16 @@ def test_cliffs(tmp_path):
             ("recorded", 64), ("recorded, ring", 16)} <= found
 
 
-@pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 4096), marks=pytest.mark.slow)])
-def test_run(tmp_path, sizes):
-    document = figures(tmp_path, "run", more=["--sizes", ",".join(map(str, sizes))])
-    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in sizes}
+def test_a_suite_writes_its_figures(tmp_path):
+    document = figures(tmp_path, "collectives", "--operations", "barrier")
+    (barrier,) = of(document, "collectives")
+    assert cells([barrier]) == {("barrier", 2, 0)}
+    assert barrier["from_first_start"]["median"] >= barrier["seconds"]["median"]
+
+
+@pytest.mark.slow
+def test_run(document):
+    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
     assert cells(of(document, "run")) == {("empty", 2, 0)} | large
 
 
