@@ -78,12 +78,6 @@ RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(TEXTS),
           pipelines(), st.sampled_from([SGD(0.1, 0.5), Adam(0.01)]), st.sampled_from([None, 0.3]))
 
 
-@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(*RANDOM)
-def test_any_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, text, pipeline, rule, clip):
-    check(cluster_of, model, rows, text, pipeline, rule, clip)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -93,12 +93,6 @@ COMPOSITIONS = (st.sampled_from([*MODELS]), st.integers(0, 3), texts(),
                 st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
 
 
-@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(*COMPOSITIONS)
-def test_any_composition_with_a_pipeline_trains_as_the_step_alone(cluster_of, model, more, text, rule, clip):
-    check_composition(cluster_of, model, more, text, rule, clip)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
