@@ -67,7 +67,7 @@ def test_an_error_of_the_own_share_ends_the_copies(count: int) -> None:
         side_by_side([lambda: 1 // 0, threading.Event().wait, threading.Event().wait])
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("fail", [
     lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 // 0, lambda: os.kill(
         os.getpid(), signal.SIGINT)], ids=["exit", "kill", "raise", "interrupt"])

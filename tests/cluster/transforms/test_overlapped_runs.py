@@ -21,7 +21,7 @@ CASES = [
     ("mixture", 6, "dp=4 ep=2 zero=2", Overlap()), ("plain_gpt", 8, "dp=8 zero=3", Overlap(1000, 0)),
     ("dropout", 4, "dp=2 tp=2 sp cp=2 recompute=block.*", Overlap(ahead=3)),
     ("residual", 8, "dp=2 tp=2 sp zero=3", Overlap(200, 2)),
-    ("residual", 5, "dp=2 zero=2", Overlap(200)),
+    ("residual", 5, "dp=2 zero=3", Overlap(200, 2)),
 ]
 
 

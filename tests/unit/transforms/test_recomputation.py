@@ -25,7 +25,7 @@ def arrays(step):
             for v in step.inputs]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("text", "runs_again"), [
     ("recompute=block.*", {"block.0", "block.1"}), ("recompute=block.*.attention.core", {"block.0", "block.1"}),
     ("recompute=block.0,head,loss", {"block.0", "head", "loss"}), ("recompute=block.1,-block.1.attention", {"block.1"}),
