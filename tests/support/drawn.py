@@ -4,10 +4,10 @@ import os
 
 from hypothesis import settings
 
-BY_DAY = int(os.environ.get("VCLUSTER_EXAMPLES", "10"))
+BY_DAY = int(os.environ.get("VCLUSTER_EXAMPLES", "5"))
 """How many a test draws that says nothing else."""
 
 
-def up_to(examples: int) -> settings:
-    """Settings for a test that draws ``examples`` in the slow part, where VCLUSTER_EXAMPLES is set, and 10 by day."""
-    return settings(max_examples=examples if "VCLUSTER_EXAMPLES" in os.environ else min(examples, 10))
+def up_to(examples: int, by_day: int = BY_DAY) -> settings:
+    """Settings for a test that draws ``examples`` in the slow part, where VCLUSTER_EXAMPLES is set, and else fewer."""
+    return settings(max_examples=examples if "VCLUSTER_EXAMPLES" in os.environ else min(examples, by_day))

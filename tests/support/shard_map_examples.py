@@ -149,17 +149,17 @@ def abstract_mesh():
 
 
 def main(path, *names):
-    """Write what JAX makes of the examples of these names."""
+    """Write what JAX makes of the examples of these names; behind a ``+``, in the words of GSPMD and compiled, too."""
     mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
     kept = {}
     for name, (function, arguments) in examples(mesh).items():
-        if name not in names:
+        if not {name, f"+{name}"} & {*names}:
             continue
         jitted = function if hasattr(function, "lower") else jax.jit(function)
         kept[f"{name}/text"] = np.array(jitted.lower(*arguments).as_text())
         for i, result in enumerate(jax.tree.leaves(jitted(*arguments))):
             kept[f"{name}/{i}"] = np.asarray(result)
-        if name in OTHERS:
+        if f"+{name}" in names:
             kept |= {f"{name}/compiled/{key}": x for key, x in compiled(jitted, arguments, mesh).items()}
             with gspmd():
                 kept[f"{name}/gspmd"] = np.array(jitted.lower(*arguments).as_text())

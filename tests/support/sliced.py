@@ -1,6 +1,7 @@
 """A small uneven program, a hardware on which its blocks take unequal times, and all slicings that there are."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 
 import numpy as np
@@ -14,6 +15,7 @@ WIDTHS = (8, 16, 128, 32, 16, 4)
 """Five blocks: the second and the third have most of the work."""
 
 
+@cache
 def uneven(batch=B):
     """The loss of a perceptron of five unequal layers."""
     return models.mlp(WIDTHS, batch)

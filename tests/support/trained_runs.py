@@ -16,7 +16,7 @@ def in_turn(cases, backends=("thread", "process")):
     return [(*case, backends[i % len(backends)]) for i, case in enumerate(cases)]
 
 
-def trained_on(cluster, step, like, steps=3):
+def trained_on(cluster, step, like, steps=2):
     """What some steps give, as `transformed.trained`, and the trace of the last one."""
     runs = []
 
@@ -34,7 +34,7 @@ def simulated(step, mesh, rows, on=None, **options):
 
 
 def assert_trains(cluster, step, alone, rows):
-    """Three steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
+    """Two steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
     results, trace = trained_on(cluster, step, alone)
     assert_trained(results, interpreted(alone))
     assert_simulated(simulated(step, cluster.mesh, rows), trace)

@@ -1,4 +1,4 @@
-"""Models for tests of transforms, their inputs, and three steps of training."""
+"""Models for tests of transforms, their inputs, and two steps of training."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def arrays(values, rng):
             else rng.integers(0, 3, value.type.shape) for value in values}
 
 
-def trained(step, run, like=None, steps=3):
+def trained(step, run, like=None, steps=2):
     """The losses and the parameters and state after some steps, each computed by ``run(inputs)`` from all inputs."""
     parts, rng = Parts.of(like or step), np.random.default_rng(0)
     data = [value for value in parts.forward.inputs if value not in parts.parameters]

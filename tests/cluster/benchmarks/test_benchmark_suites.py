@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from benchmarks import systems
+from benchmarks import fresh, installed, systems
 from benchmarks.cases import MEMORIES, OPERATIONS, Case, WrongAnswerError
+from benchmarks.command import PROGRAM, main
 from benchmarks.copying import cases as copies, name_of
 from benchmarks.installed import PEERS, start_queue_pair
 from benchmarks.plan import MIB, Plan
 from benchmarks.products import PRODUCTS, QUICK_EXTENTS
 from benchmarks.remote import RemoteSystem
 from benchmarks.results import Results
-from benchmarks.suites import peers
+from benchmarks.suites import peers, startup
 from benchmarks.systems import OurCluster, SystemFailedError
 from benchmarks.targets import Standing
+from vcluster.demo.command_line import serve
 
 TINY = ["--quick", "--passes", "1", "--devices", "2", "--sizes", "8,4096"]
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"}
@@ -78,7 +81,6 @@ def cells(measurements: list[dict[str, Any]], system: str = "vcluster") -> set[t
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no mpi4py")
 def test_mpi(tmp_path):
     document = figures(tmp_path, "mpi")
@@ -88,11 +90,46 @@ def test_mpi(tmp_path):
     assert document["versions"]["mpi4py"]
 
 
+IMPORTS = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
+STARTS = {(what, 2, 0) for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown", "script")}
+
+
+def test_the_startup_suite_measures_imports_devices_their_memory_and_a_script(monkeypatch):
+    """One fresh interpreter stands for all imports, and this process for the one that starts devices."""
+    started = []
+
+    def python(*words: str) -> str:
+        started.append(words[2:])
+        if words[2] == "import":
+            return imported(words[:2])
+        return json.dumps(fresh.devices(*map(int, words[3:])))
+
+    @cache
+    def imported(module: tuple[str, ...]) -> str:
+        return startup._run(sys.executable, *module, "import", "vcluster", "VirtualCluster")
+
+    monkeypatch.setattr(startup, "_python", python)
+    monkeypatch.setattr(startup, "missing", lambda python: {"gloo": "not here"})
+    results = Results()
+    startup.measure(Plan(devices=(2,), passes=1, quick=True), results, lambda text: None)
+    numpy = "import", "numpy"
+    assert started == [numpy, ("import", "vcluster"), ("import", "vcluster", "VirtualCluster"), ("devices", "2", "2"),
+                       numpy]
+    assert results.skipped == {"gloo": "not here"}
+    found = {(m.operation, m.devices, m.nbytes) for m in results.of("startup") if m.system == "vcluster"}
+    assert found == IMPORTS | STARTS
+    for m in results.of("startup"):
+        assert m.seconds.rounds >= 1 and (m.operation == "cold minus numpy" or m.seconds.minimum > 0)
+    (memory,) = results.amounts_of("startup")
+    assert (memory.unit, memory.devices, memory.amount.rounds) == ("bytes", 2, 2)
+    assert memory.amount.minimum > 1 << 20
+    assert "2 devices, cold, less numpy" in startup.report(results)
+
+
+@pytest.mark.slow
 def test_startup(tmp_path):
     document = figures(tmp_path, "startup")
-    imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
-    starts = {"cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"}
-    assert cells(of(document, "startup")) == imports | {(what, 2, 0) for what in starts}
+    assert cells(of(document, "startup")) == IMPORTS | STARTS
     (memory,) = (quantity for quantity in document["quantities"] if quantity["suite"] == "startup")
     assert (memory["unit"], memory["devices"], memory["amount"]["rounds"]) == ("bytes", 2, 2)
     assert memory["amount"]["minimum"] > 1 << 20
@@ -104,6 +141,13 @@ def test_cliffs(tmp_path):
     found = {(m["operation"], m["devices"]) for m in of(document, "cliffs")}
     assert {("a float", 2), ("64 KiB + 4 B", 2), ("transposed", 2), ("1100 shapes", 2), ("100,000 numbers", 2),
             ("recorded", 64), ("recorded, ring", 16)} <= found
+
+
+def test_a_suite_writes_its_figures(tmp_path):
+    document = figures(tmp_path, "collectives", "--operations", "barrier")
+    (barrier,) = of(document, "collectives")
+    assert cells([barrier]) == {("barrier", 2, 0)}
+    assert barrier["from_first_start"]["median"] >= barrier["seconds"]["median"]
 
 
 @pytest.mark.slow
@@ -176,6 +220,7 @@ def test_simulate(tmp_path):
         *((what, 102_400) for what in ("record many", "localize many", "folded"))}
 
 
+@pytest.mark.slow
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
     document = figures(tmp_path, "peers", "--operations", "all_reduce")
     for name, module in PEERS.items():
@@ -192,12 +237,13 @@ def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypat
         peer.name = name
         return peer
 
-    monkeypatch.setattr(peers, "missing", lambda python: {"jax": "not here", "gloo": "not here"})
+    monkeypatch.setattr(installed, "PEERS", {"mpich": "os", "jax": "no_jax", "gloo": "no_torch"})
+    monkeypatch.setattr(installed, "mpiexec", lambda python: "mpiexec")
     monkeypatch.setattr(peers, "start_peer", queues)
     results = Results()
     plan = Plan(devices=(2,), sizes=(8, MIB), operations=("all_gather", "barrier"), passes=1, quick=True)
     peers.measure(plan, results, lambda text: None)
-    assert results.skipped == {"jax": "not here", "gloo": "not here"}
+    assert results.skipped == {"jax": "no_jax is not installed", "gloo": "no_torch is not installed"}
     found = {(m.system, m.operation, m.nbytes, m.memory, m.fresh) for m in results.of("peers")}
     assert found == {
         *(("vcluster", "all_gather", nbytes, memory, False) for nbytes in (8, MIB) for memory in MEMORIES),
@@ -215,11 +261,11 @@ def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypat
     }
 
 
-def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(tmp_path):
-    done = benchmarks(tmp_path, "peers", "--peers", "/nowhere/python")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == (
+def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(capsys):
+    assert serve(PROGRAM, main, ["peers", "--peers", "/nowhere/python"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == (
         "python -m benchmarks: --peers needs a Python interpreter that runs, got '/nowhere/python' "
         "(No such file or directory)\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,9 +29,13 @@ SMALL = Sizes(
     policies=(16, 48), microbatches=(1,), widths=(8, 32), rows=(4,), repeats=2, rounds=1)
 
 
+FEW = replace(SMALL, products=(8, 64), copies=(64, 4096), moved=(64, 1 << 12))
+"""Two sizes of each, the least that can be fitted to."""
+
+
 @pytest.fixture(scope="module")
 def cases():
-    return measured(2, SMALL, backend="thread")
+    return measured(2, FEW, backend="thread")
 
 
 def test_a_fit_finds_the_parameters_of_exact_measurements():
@@ -84,8 +89,9 @@ def calibration_of(cases):
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
+def test_a_machine_that_is_the_model_is_found_again(monkeypatch):
     monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 5)
+    cases = measured(2, SMALL, backend="thread")
     exact = [replace(case, seconds=case.predicted(KNOWN)) for case in cases]
     found = calibrated(exact, 2)
     assert len(found.held_out) + len(found.fitted_to) == len(cases)
@@ -107,6 +113,8 @@ def test_one_case_of_a_kind_is_too_few(cases):
 
 def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
     monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 1)
+    once = cache(calibrated)
+    monkeypatch.setattr("vcluster.calibration.calibrate.calibrated", lambda cases, *on: once(tuple(cases), *on))
     monkeypatch.setattr("vcluster.calibration.calibrate.measured", lambda devices, backend, told: cases)
     path = tmp_path / "new" / "host.json"
     monkeypatch.setenv(VARIABLE, str(path))

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vcluster.check import check_collective, check_formula, check_schedule
-from vcluster.check.limited import SECONDS
+from vcluster.check import check_collective, check_formula, check_schedule, limited
 
 
 def ring(device: Any, x: Any, *, place: Callable[[int, int], int], back: int = 1) -> Any:
@@ -25,6 +24,7 @@ def ring(device: Any, x: Any, *, place: Callable[[int, int], int], back: int = 1
     return np.concatenate(pieces)
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 @pytest.mark.parametrize("place", [lambda rank, step: rank - step - 1, lambda rank, step: rank + 1 - step])
 def test_a_complete_piece_at_a_wrong_place_is_not_a_wrong_send(place: Callable[[int, int], int]) -> None:
     answer = check_collective("all_reduce", lambda device, x: ring(device, x, place=place), algorithm="ring", hop=1,
@@ -32,6 +32,7 @@ def test_a_complete_piece_at_a_wrong_place_is_not_a_wrong_send(place: Callable[[
     assert "arrives on rank 0, complete, and is not put at place" in answer.likely
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 def test_neighbours_at_another_distance_are_named() -> None:
     def gather(device: Any, x: Any) -> Any:
         pieces, passing = {device.rank: x}, x
@@ -47,6 +48,7 @@ def test_neighbours_at_another_distance_are_named() -> None:
         device, x, place=lambda rank, step: rank - step, back=-1), algorithm="ring", hop=1, sends_wait=False).likely
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
 def test_what_is_not_sent_is_said_to_be_not_sent() -> None:
     assert check_collective("all_gather", lambda device, x: x).likely == \
         "nothing is sent: each rank has its own array only"
@@ -91,10 +93,10 @@ def endless(*_: int) -> Any:
         pass
 
 
-@pytest.mark.slow_for(f"waits {SECONDS:g} seconds for a function")
 @pytest.mark.parametrize("check", [
     lambda: check_schedule(endless), lambda: check_formula(endless, lambda n: n, [(1,)])])
-def test_a_function_that_never_ends_is_stopped(check: Callable[[], Any]) -> None:
+def test_a_function_that_never_ends_is_stopped(check: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "SECONDS", 0.05)
     answer = check()
     assert "does not come to an end" in str(answer) and "a loop that never ends" in answer.likely
 

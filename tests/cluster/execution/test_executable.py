@@ -107,7 +107,7 @@ def executable_of(model, mesh, layouts):
     return Executable(localize(propagate(annotate(function, given), mesh), mesh))
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize(("model", "mesh", "layouts"), CASES, ids=IDS)
 def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh, layouts):
     executable = executable_of(model, mesh, layouts)
@@ -128,8 +128,8 @@ def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh,
 
 
 def test_on_processes_and_under_the_recorder_it_is_the_same():
-    mesh = Mesh(dp=2, tp=2)
-    executable = executable_of("gpt", mesh, DATA["gpt"] | VOCABULARY)
+    mesh = Mesh(tp=2)
+    executable = executable_of("mlp", mesh, TENSOR["mlp"])
     inputs = inputs_of(executable.programs.function)
     result, trace = run(executable, mesh, inputs, "process")
     simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")

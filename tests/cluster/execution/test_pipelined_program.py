@@ -89,7 +89,7 @@ def bytes_of(functions, names, **numbers):
     return [int(values[name].type.specialize(numbers).nbytes) for name in names]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("ranks", "replicas", "microbatches"), [(1, 1, 1), (2, 1, 3), (2, 2, 4), (4, 1, 5)])
 def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, chunks, ranks, replicas, microbatches):
@@ -101,7 +101,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture", "dropped"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),
@@ -151,7 +151,7 @@ def test_stages_run_on_processes(cluster_of):
     function, numbers = MODELS["gpt"]
     inputs = dict(zip((v.name for v in function.inputs), arrays(function, **numbers), strict=True))
     program = PipelinedProgram(partition(function, 2, sizes=numbers), Pipeline(2, 3))
-    assert_as_in_one_process(cluster_of(Mesh(dp=2, pp=2)).run(program, inputs).result, function, inputs)
+    assert_as_in_one_process(cluster_of(Mesh(pp=2)).run(program, inputs).result, function, inputs)
 
 
 def split(name, **layouts):

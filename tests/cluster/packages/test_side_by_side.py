@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from select import select
+from typing import Any
 
 import numpy as np
 import psutil
@@ -41,6 +42,7 @@ def in_a_copy() -> bool:
     return os.getpid() != HERE
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("works", [0, 1, 2, 3, 5])
 def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) -> None:
     told: list[tuple[int, int]] = []
@@ -65,6 +67,7 @@ def test_an_error_of_the_own_share_ends_the_copies(count: int) -> None:
         side_by_side([lambda: 1 // 0, threading.Event().wait, threading.Event().wait])
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("fail", [
     lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 // 0, lambda: os.kill(
         os.getpid(), signal.SIGINT)], ids=["exit", "kill", "raise", "interrupt"])
@@ -126,6 +129,17 @@ def test_a_copy_ends_when_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch)
         os.close(each)
 
 
+def test_plans_of_tensor_parallelism_under_zero_are_a_share_of_their_own() -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
+    possible = choices(TrainedModel.of(spec, ADAM_W), 4, 8, {"tp": [1, 2], "zero": [0, 1], "schedule": "1f1b"})
+    rows = np.arange(len(possible))
+    under, others = costing._dealt(rows, possible, known=False)
+    assert {*possible["tp"][under], *possible["zero"][under]} == {2, 1} and np.array_equal(
+        np.sort(np.concatenate([under, others])), rows)
+    assert not ((possible["tp"][others] > 1) & (possible["zero"][others] > 0)).any()
+    assert [each.tolist() for each in costing._dealt(rows, possible, known=True)] == [rows.tolist()]
+
+
 def test_a_result_without_a_pickle_is_made_here(count: int) -> None:
     found = side_by_side([threading.Lock, threading.Lock])
     assert all(not lock.locked() for lock in found)
@@ -141,12 +155,16 @@ def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
 
 
 @pytest.mark.sampled(3, 1)
-def test_plans_cost_the_same_with_and_without_copies(count: int) -> None:
-    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+@pytest.mark.parametrize("tp", [1, pytest.param([1, 2], marks=pytest.mark.slow)])
+def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype="bfloat16")
     task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
-        "tp": [1, 2], "pp": [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none", "zero": [0, 1, 2, 3],
-        "order": "pp dp cp tp"})
+        "tp": tp, "pp": 1 if tp == 1 else [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none",
+        "zero": [0, 1, 3], "order": "pp dp cp tp"})
+    if tp == 1:         # no tensor parallelism, whose plans under ZeRO are a share of their own
+        monkeypatch.setattr(costing, "_dealt", lambda rows, possible, known: [rows[::2], rows[1::2]])
+    assert len(costing._dealt(np.arange(len(possible)), possible, known=False)) == 2
     small_steps.small_steps.cache_clear()
     table = costing.PlanTable(task, possible)
     everything = costing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)

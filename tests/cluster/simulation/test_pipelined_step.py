@@ -49,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("mesh", "rows", "options"), CASES, ids=[f"{m!r}-{o}" for m, _, o in CASES])
 def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, rows, options):
     program = program_of(**{"stages": 2, **options})
@@ -110,7 +110,7 @@ def test_equal_devices_are_told_op_by_op_if_that_is_asked_for():
 
 
 def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
-    program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, dp=2, tp=2)
+    program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, tp=2)
     for options in ({}, {"fold": True}):
         simulated = simulate(program, mesh=mesh, batch=12, **options, **ON)
         assert told(simulated) == told(simulate(PipelinedStep(program, mesh, 12), **options, **ON))

@@ -10,15 +10,18 @@ from parallelism.slicing import find_slicing
 from parallelism.transforms import SGD, Adam, train_step
 
 
-@pytest.mark.parametrize(("devices", "sizes", "rule", "backend"), [
-    (8, (1, 2, 4, 1), SGD(0.1), "process"),
-    (4, (1, 2, 1), Adam(0.01), "thread"),
+@pytest.mark.parametrize(("devices", "rows", "microbatches", "sizes", "rule", "backend"), [
+    pytest.param(8, 16, 4, (1, 2, 4, 1), SGD(0.1), "process", marks=pytest.mark.slow),
+    pytest.param(4, 16, 4, (1, 2, 1), Adam(0.01), "thread", marks=pytest.mark.slow),
+    (3, 8, 2, (2, 1), Adam(0.01), "process"),
 ])
-def test_a_slicing_on_submeshes_of_different_sizes_runs_as_it_was_found(cluster_of, devices, sizes, rule, backend):
-    plan = find_slicing(uneven(), hardware=slow(), devices=devices, batch=16, microbatches=4, optimizer=rule,
-                        simulations=1).best
+def test_a_slicing_on_submeshes_of_different_sizes_runs_as_it_was_found(
+    cluster_of, devices, rows, microbatches, sizes, rule, backend
+):
+    plan = find_slicing(uneven(), hardware=slow(), devices=devices, batch=rows, microbatches=microbatches,
+                        optimizer=rule, simulations=1).best
     assert tuple(mesh.size for mesh in plan.meshes) == sizes
-    alone = train_step(uneven(16), rule)
+    alone = train_step(uneven(rows), rule)
     cluster = cluster_of(plan.mesh, backend, hardware=plan.hardware, compute="modelled")
     results, trace = trained_on(cluster, plan.step, alone)
     assert_trained(results, interpreted(alone), tolerance=1e-10)
@@ -27,14 +30,16 @@ def test_a_slicing_on_submeshes_of_different_sizes_runs_as_it_was_found(cluster_
     assert trace.makespan_seconds == simulated.makespan_seconds == plan.seconds
 
 
-def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of):
-    spec = transformer(layers=3, tied=False, fused_attention=False)
+@pytest.mark.parametrize(("layers", "devices", "rows", "strategy"), [
+    (2, 3, 4, "tp sp"), pytest.param(3, 4, 8, "dp tp sp zero=1", marks=pytest.mark.slow)])
+def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of, layers, devices, rows, strategy):
+    spec = transformer(layers=layers, tied=False, fused_attention=False)
     rule, hardware = Adam(0.01), slow()
-    plans = find_slicing(spec, hardware=hardware, devices=4, batch=8, microbatches=2, optimizer=rule, simulations=1,
-                         strategy="dp tp sp zero=1")
+    plans = find_slicing(spec, hardware=hardware, devices=devices, batch=rows, microbatches=2, optimizer=rule,
+                         simulations=1, strategy=strategy)
     plan = next(each for each in plans if len({mesh.size for mesh in each.meshes}) > 1)
     cluster = cluster_of(plan.mesh, "thread", hardware=plan.hardware, compute="modelled")
-    alone = train_step(spec.function(8), rule)
+    alone = train_step(spec.function(rows), rule)
     results, trace = trained_on(cluster, plan.step, alone)
     assert_trained(results, interpreted(alone), tolerance=1e-10)
     assert_simulated(plan.simulate(), trace)

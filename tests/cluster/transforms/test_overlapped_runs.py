@@ -15,19 +15,20 @@ from parallelism import Hardware
 from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy, train_step
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60")) // 5
-CASES = [       # by day the first and the last
+CASES = [
     ("mlp", 7, "dp=3 tp=2 zero=2", Overlap(100)), ("gpt", 5, "dp=2 tp=2 sp zero=1", Overlap(500)),
     ("llama", 4, "dp=2 tp=4 zero=3", Overlap(1)), ("recurrent", 6, "dp:outer=2 dp=3 zero=1", Overlap(64)),
     ("mixture", 6, "dp=4 ep=2 zero=2", Overlap()), ("plain_gpt", 8, "dp=8 zero=3", Overlap(1000, 0)),
     ("dropout", 4, "dp=2 tp=2 sp cp=2 recompute=block.*", Overlap(ahead=3)),
     ("residual", 8, "dp=2 tp=2 sp zero=3", Overlap(200, 2)),
+    ("residual", 5, "dp=2 zero=3", Overlap(200, 2)),
 ]
 
 
-@pytest.mark.slow_for("mlp-dp=3")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(9, 8)
 @pytest.mark.parametrize(
-    ("model", "rows", "text", "overlap", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t, _ in CASES])
+    ("model", "rows", "text", "overlap", "backend"), [*in_turn(CASES[:-1]), (*CASES[-1], "process")],
+    ids=[f"{m}-{t}" for m, _, t, _ in CASES])
 def test_overlap_changes_no_bit_and_no_byte(cluster_of, model, rows, text, overlap, backend):
     mesh = Strategy.parse_on_mesh(text)[1]
     _, after = check(
@@ -42,12 +43,11 @@ PIPELINES = [
     ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
     ("recurrent", 9, "pp=2 zero_bubble_v:4x2 dp=2 zero=2", SGD(0.1, 0.5)),
     ("convolutional", 17, "pp=2 zero_bubble_v:4x2 dp:node=2 dp=2 zero=2", SGD(0.1)),
-    ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)),
+    ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)), ("mlp", 5, "pp=2 gpipe:2 dp=2 zero=2", Adam(0.01)),
 ]
 
 
-@pytest.mark.slow_for("recurrent")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11, 10)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "backend"), in_turn(PIPELINES), ids=[f"{m}-{t}" for m, _, t, _ in PIPELINES])
 def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows, text, rule, backend):
@@ -63,7 +63,8 @@ def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows
 
 
 @pytest.mark.parametrize(("model", "rows", "text"), [
-    ("gpt", 8, "pp=2 1f1b:2 tp=2 sp"), pytest.param("dropout", 4, "tp=2 sp cp=2", marks=pytest.mark.slow),
+    ("gpt", 2, "pp=1 1f1b:1 tp=2 sp"), pytest.param("gpt", 8, "pp=2 1f1b:2 tp=2 sp", marks=pytest.mark.slow),
+    pytest.param("dropout", 4, "tp=2 sp cp=2", marks=pytest.mark.slow),
     pytest.param("gpt", 8, "pp=1 1f1b:2 dp=2 tp=2 sp zero=1 recompute=block.*", marks=pytest.mark.slow)])
 def test_a_stack_that_runs_collectives_beside_products_changes_no_bit_and_no_byte(cluster_of, model, rows, text):
     strategy, mesh = Strategy.parse_on_mesh(text)

@@ -78,12 +78,6 @@ RANDOM = (st.sampled_from([*MODELS]), st.integers(3, 8), st.sampled_from(TEXTS),
           pipelines(), st.sampled_from([SGD(0.1, 0.5), Adam(0.01)]), st.sampled_from([None, 0.3]))
 
 
-@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(*RANDOM)
-def test_any_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, text, pipeline, rule, clip):
-    check(cluster_of, model, rows, text, pipeline, rule, clip)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -93,13 +87,13 @@ def test_many_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, 
 
 
 def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
-    meshes, found = [Mesh(dp=2, tp=2), Mesh(dp=3)], []
-    step = Strategy(Strategy.parse("dp tp sp zero=1"), Pipeline(microbatches=2, meshes=meshes))(
+    meshes, found = [Mesh(dp=2), Mesh(dp=1)], []
+    step = Strategy(Strategy.parse("dp zero=1"), Pipeline(microbatches=2, meshes=meshes))(
         train_step(MODELS["mlp"](B), Adam(0.01), clip=0.3))
     for overlap in (Strategy(), Overlap(100)):
         same = replace(step, function=overlap(step.function))
-        cluster = cluster_of(Mesh(devices=7), "thread", compute="modelled", **ON)
-        found.append(trained_on(cluster, same, train_step(MODELS["mlp"](7), Adam(0.01), clip=0.3), steps=2))
+        cluster = cluster_of(Mesh(devices=3), "thread", compute="modelled", **ON)
+        found.append(trained_on(cluster, same, train_step(MODELS["mlp"](5), Adam(0.01), clip=0.3), steps=2))
     (plain, before), (overlapped, after) = found
     assert bits(plain) == bits(overlapped) and after.makespan_seconds < before.makespan_seconds
     received = [Counter() for _ in found]

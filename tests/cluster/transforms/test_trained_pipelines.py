@@ -28,6 +28,7 @@ CASES = [
     ("mlp", 9, "pp=2 zero_bubble_h1:2 dp:node=2 dp=2 zero=3", AdamW(0.01)),
     ("mixture", 8, "pp=2 gpipe:2 dp:data=2 ep=2", SGD(0.1, 0.5)),
     ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)), ("llama", 6, "pp=2 1f1b:2 cp=2 zero:cp=2", Adam(0.01)),
+    ("mlp", 5, "pp=2 1f1b:2 dp=2 zero=1", Adam(0.01)), ("mlp", 7, "pp=2 gpipe:2 dp=2", SGD(0.1)),
 ]
 CLIPS = (0.2, None)
 """The largest norm of all gradients in the cases, in turn."""
@@ -48,7 +49,7 @@ def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(clus
 
 
 def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
-    """Three steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
+    """Two steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
     alone = train_step(MODELS[model](rows), rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
     step = strategy(train_step(MODELS[model](B), rule, clip=clip))
@@ -56,8 +57,7 @@ def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 
 
-@pytest.mark.slow_for("mlp-pp=2 zero_bubble", "mixture", "llama")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(21, 20)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "clip", "backend"),
     in_turn((*case, CLIPS[i // 2 % 2]) for i, case in enumerate(CASES)),
@@ -91,12 +91,6 @@ def check_composition(cluster_of, model, more, text, rule, clip):
 
 COMPOSITIONS = (st.sampled_from([*MODELS]), st.integers(0, 3), texts(),
                 st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
-
-
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(*COMPOSITIONS)
-def test_any_composition_with_a_pipeline_trains_as_the_step_alone(cluster_of, model, more, text, rule, clip):
-    check_composition(cluster_of, model, more, text, rule, clip)
 
 
 @pytest.mark.slow

@@ -16,12 +16,11 @@ CASES = [
     ("gpt", 5, "dp=2 tp=2 sp zero=1"), ("mlp", 7, "dp=3 tp=2 zero=2"), ("llama", 4, "dp=2 tp=4 zero=3"),
     ("convolutional", 5, "dp=2 tp=3"), ("mixture", 6, "dp=4 tp=2 zero=2"), ("residual", 5, "dp=2 tp=2 sp zero=3"),
     ("recurrent", 6, "dp:outer=2 dp=2 tp=2 zero=1"), ("factored", 5, "dp=5 zero=2"), ("dropout", 3, "tp=3 sp"),
-    ("plain_gpt", 8, "dp=8 zero=3"), ("gpt", 2, "dp=1 tp=1 sp zero=1"),
+    ("plain_gpt", 8, "dp=8 zero=3"), ("gpt", 2, "dp=1 tp=1 sp zero=1"), ("mlp", 5, "dp=2 tp=2 zero=3"),
 ]
 
 
-@pytest.mark.slow_for("gpt")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12, 11)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES, ("process", "thread")), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):

@@ -57,14 +57,15 @@ def test_axes_must_be_those_of_the_mesh():
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(1024, 512, 3), (64, 32, 16, 8), (4, 128, 8)])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(x=2, y=2, z=2), Mesh(x=2, y=8)])
-def test_changes_that_are_priced_together_cost_the_same(mesh, shape):
+def test_changes_that_are_priced_together_cost_the_same(mesh, shape, count):
     draw, type = random.Random(3), TensorType("f4", shape)
     whole = even_layouts(type, mesh)
-    pending = [TensorSharding(*each.dims, partial=some) for each in whole for count in range(1, 4)
-               for some in combinations([axis for axis in mesh.axes if axis not in each.axes], count)]
-    pairs = [(draw.choice(whole + pending), draw.choice(whole), type) for _ in range(200)]
+    pending = [TensorSharding(*each.dims, partial=some) for each in whole for pending in range(1, 4)
+               for some in combinations([axis for axis in mesh.axes if axis not in each.axes], pending)]
+    pairs = [(draw.choice(whole + pending), draw.choice(whole), type) for _ in range(count)]
     hardware = Hardware.of(f"dgx-h100:{mesh.size // 8}")
     assert Prices(mesh, hardware).moves(pairs) == pytest.approx(
         Prices(mesh, hardware).moves(pairs, exactly=True), rel=1e-12, abs=0)

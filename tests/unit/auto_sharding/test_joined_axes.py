@@ -46,8 +46,8 @@ def test_given_layouts_are_joined_where_they_can_be():
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.sampled(2, 1)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled(4, 3)
+@pytest.mark.parametrize("seed", range(4))
 def test_no_slower_than_with_joined_axes_and_no_faster_than_the_least(seed):
     function = random_program(np.random.default_rng(seed), most=2)
     found = auto_shard(function, CUBE, "dgx-h100")
@@ -72,8 +72,9 @@ def test_given_layouts_stay_where_axes_cannot_be_joined():
 
 @pytest.mark.usefixtures("always")
 def test_a_limit_of_memory_holds():
-    free = auto_shard(SMALL, CUBE, "dgx-h100")
+    layer = ir.record(lambda x, w: x @ w, ir.TensorType("f8", (64, 32)), ir.TensorType("f8", (32, 16)))
+    free = auto_shard(layer, CUBE, "dgx-h100")
     limit = free.peak_bytes - 1
-    found = auto_shard(SMALL, CUBE, "dgx-h100", limit_bytes=limit)
+    found = auto_shard(layer, CUBE, "dgx-h100", limit_bytes=limit)
     assert found.peak_bytes <= limit
     assert found.seconds >= free.choice.bound_seconds

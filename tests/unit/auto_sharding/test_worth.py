@@ -37,7 +37,7 @@ def test_memory_that_does_not_limit_is_worth_nothing():
 
 
 def test_another_mesh_is_worth_the_difference_of_the_seconds():
-    few = models.mlp((64, 128, 64), 32, "f4")
+    few = models.mlp((64, 128), 32, "f4")
     solution = auto_shard(few, Mesh(x=2, y=4), "dgx-h100")
     found, = dual(solution).meshes
     assert found.mesh == Mesh(x=4, y=2) and found.is_proved

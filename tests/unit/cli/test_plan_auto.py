@@ -16,7 +16,7 @@ WORDS = ["--batch", "B=32", "--hardware", "dgx-h100", "--devices", "2", "--auto"
 @pytest.fixture
 def loss(tmp_path):
     path = tmp_path / "loss.ir"
-    path.write_text(str(models.mlp((64, 128, 64), ir.symbol("B"), "f4")))
+    path.write_text(str(models.mlp((64, 32), ir.symbol("B"), "f4")))
     return str(path)
 
 
@@ -42,11 +42,11 @@ def test_as_json(loss, capsys):
 
 
 def test_nothing_fits(loss, capsys):
-    assert main(["plan", loss, *WORDS, "--memory", "20kB"]) == 1
+    assert main(["plan", loss, *WORDS, "--memory", "4kB"]) == 1
     assert "at least" in capsys.readouterr().err
-    assert main(["plan", loss, *WORDS, "--memory", "20kB", "--json"]) == 1
+    assert main(["plan", loss, *WORDS, "--memory", "4kB", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["meshes"][0]["least_bytes"] > 20_000 and "layouts" not in found
+    assert found["meshes"][0]["least_bytes"] > 4_000 and "layouts" not in found
 
 
 @pytest.mark.parametrize(("words", "error"), [

@@ -17,11 +17,12 @@ import pytest
 from parallelism import ir, models
 from parallelism.planning import SETTINGS
 from parallelism.planning.space import checked_settings
+from parallelism.slicing import find_slicing
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms import MixedPrecision
 from vcluster.__main__ import PROGRAM, main
-from vcluster.cli import plan_document, plan_text as text
+from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.plan import fixed_settings, question, settings
 from vcluster.demo.command_line import serve
 
@@ -199,7 +200,8 @@ def test_a_plan_that_no_flags_say_has_a_strategy_as_its_command(capsys: pytest.C
     assert again["seconds"] == plan["seconds"] and again["memory"] == plan["memory"]
 
 
-@pytest.mark.parametrize(("rows", "more"), [("B", []), ("N", ["--fix", "overlap=1"])])
+@pytest.mark.parametrize(("rows", "more"), [
+    pytest.param("B", [], marks=pytest.mark.slow), ("N", ["--fix", "overlap=1"])])
 def test_a_program_in_a_file_is_planned(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: str, more: list[str]
 ) -> None:
@@ -400,15 +402,22 @@ def test_the_page_has_all_plans_and_what_was_asked(
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_stages_of_different_sizes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", *SMALL, "--hardware", "dgx-a100", "--devices", "4", "--global-batch-size", "8", "--slices", "4"]
+def test_stages_of_different_sizes_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "loss.mlir"
+    path.write_text(str(models.mlp((8, 16, 32, 4), ir.symbol("B"))))
+    once: Any = cache(lambda **asked: find_slicing(asked.pop("model"), **asked))     # the same search for both
+    monkeypatch.setattr(sliced, "find_slicing", lambda model, progress, **asked: once(model=model, **asked))
+    words = ["plan", str(path), "--batch", "B=4", "--hardware", "dgx-a100", "--devices", "3", "--slices", "2", "--top",
+             "2"]
     status, out, err = said(capsys, *words)
-    assert (status, err) == (0, "") and "on 4 devices of dgx-a100, 8 rows in 4 microbatches" in out
-    found = json.loads(said(capsys, *words, "--top", "2", "--json")[1])
+    assert (status, err) == (0, "") and "on 3 devices of dgx-a100, 4 rows in 2 microbatches" in out
+    found = json.loads(said(capsys, *words, "--json")[1])
     assert [each["simulated"] for each in found["plans"]] == [True, True]
     assert found["plans"][0]["seconds"] <= found["plans"][1]["seconds"]
     for each in found["plans"]:
-        assert sum(prod(own["mesh"].values()) for own in each["stages"]) == 4
+        assert sum(prod(own["mesh"].values()) for own in each["stages"]) == 3
         assert each["stages"][0]["first_block"] == 0
     assert f"as the text of a strategy:\n  {found['plans'][0]['strategy']}\n" in out
 
@@ -419,7 +428,8 @@ def test_stages_of_different_sizes_are_told(capsys: pytest.CaptureFixture[str]) 
     (("--slices", "4", "--verify"), 2, "--verify is for plans of strategies; leave it out with --slices"),
     (("--slices", "4", "--tensor-model-parallel-size", "2"), 2, "--slices finds stages and their meshes itself; leave "
                                                                  "out --tensor-model-parallel-size"),
-    (("--slices", "4", "--memory", "2kB"), 1, "the one that needs least, in 2 stages, needs 71.4 kB for blocks 0 to 0"),
+    (("--slices", "4", "--memory", "2kB", "--devices", "2"), 1,
+     "the one that needs least, in 1 stage, needs 126 kB for blocks 0 to 1 on 2 devices"),
 ])
 def test_slices_that_cannot_be(
     more: tuple[str, ...], status: int, told: str, capsys: pytest.CaptureFixture[str]

@@ -92,7 +92,7 @@ def test_all_reduce(size, shape):
 
 
 @over_every_size
-@settings(max_examples=8, deadline=None)
+@up_to(8)
 @given(shape=shapes)
 def test_reduce_gives_the_root_alone_the_sum(size, shape):
     values = [whole_numbers(shape, p) for p in range(size)]
@@ -103,7 +103,7 @@ def test_reduce_gives_the_root_alone_the_sum(size, shape):
 
 
 @over_every_size
-@settings(max_examples=8, deadline=None)
+@up_to(8)
 @given(shape=shapes)
 def test_broadcast_brings_shape_and_dtype_along(size, shape):
     value = whole_numbers(shape, 3)
@@ -115,7 +115,7 @@ def test_broadcast_brings_shape_and_dtype_along(size, shape):
 
 
 @over_every_size
-@settings(max_examples=12, deadline=None)
+@up_to(12)
 @given(data=st.data(), shape=cut_shapes)
 def test_gathers_join_uneven_shards_in_order(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -151,7 +151,7 @@ def blocks(x, sizes, dim, parts):
 
 
 @over_every_size
-@settings(max_examples=12, deadline=None)
+@up_to(12)
 @given(data=st.data(), shape=cut_shapes)
 def test_reduce_scatter(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -164,7 +164,7 @@ def test_reduce_scatter(size, data, shape):
 
 
 @over_every_size
-@settings(max_examples=12, deadline=None)
+@up_to(12)
 @given(data=st.data(), shape=cut_shapes)
 def test_scatter(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -177,7 +177,7 @@ def test_scatter(size, data, shape):
 
 
 @over_every_size
-@settings(max_examples=12, deadline=None)
+@up_to(12)
 @given(data=st.data(), extent=st.integers(0, 11))
 def test_all_to_all_between_two_dims(size, data, extent):
     sizes = draw_sizes(data, extent, size)
@@ -191,7 +191,7 @@ def test_all_to_all_between_two_dims(size, data, extent):
 
 
 @over_every_size
-@settings(max_examples=12, deadline=None)
+@up_to(12)
 @given(data=st.data())
 def test_all_to_all_with_sizes_of_ones_own(size, data):
     sizes = [data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)) for _ in range(size)]

@@ -8,7 +8,8 @@ from math import ceil, isclose, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism import Costs, Hardware, HostLink, Link, Mesh, TensorSharding, plan_resharding
 from parallelism.algorithms import COLLECTIVES
@@ -561,7 +562,7 @@ def test_compute_and_messages_grow_and_a_split_never_helps(hardware, flops, more
         assert 0 < one <= both <= (one + two) * (1 + 1e-12)
 
 
-@settings(max_examples=10)
+@up_to(10)
 @given(SECONDS, RATES, BYTES, st.integers(1, 15))
 def test_more_ranks_never_take_less_on_a_switch(latency, rate, nbytes, size):
     costs = Costs(cluster(Link("switch", 16, latency, rate)))
@@ -575,7 +576,7 @@ def test_more_ranks_never_take_less_on_a_switch(latency, rate, nbytes, size):
             assert few <= more * (1 + 1e-12), (collective, name)
 
 
-@settings(max_examples=8)
+@up_to(8)
 @given(SECONDS, RATES, BYTES)
 def test_the_cheapest_grows_with_the_ranks_by_powers_of_two(latency, rate, nbytes):
     costs = Costs(cluster(Link("switch", 16, latency, rate)))

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism.algorithms import kind_of
 from parallelism.algorithms.patterns import Around, OneByOne, Phase, Rule, Swap, Turns, each_phase, with_root
@@ -46,7 +47,7 @@ def groups_of(draw: st.DrawFn, hardware: Hardware) -> tuple[int, ...]:
     return tuple(draw(st.sampled_from([regular, draw(st.permutations(range(count)))[:size]])))
 
 
-@settings(max_examples=15)
+@up_to(15)
 @given(st.data())
 def test_prices_are_those_of_each_group_looked_at_message_by_message(data: st.DataObject) -> None:
     hardware = data.draw(hardwares())
@@ -196,7 +197,7 @@ def _lines_by_hand(hardware: Hardware, phase: Phase, group: tuple[int, ...]) -> 
     return tuple(lines)
 
 
-@settings(max_examples=60)
+@up_to(60)
 @given(st.data())
 def test_phases_and_rules_have_the_lines_of_their_messages_on_striped_links_too(data: st.DataObject) -> None:
     extents = data.draw(st.sampled_from([(2, 3, 2), (4, 3), (5,), (2, 2, 2), (8, 2)]))

@@ -44,10 +44,11 @@ def check_types(op, arrays):
     assert all(y.flags.c_contiguous for y in outputs)
 
 
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
-def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind):
+def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
     taken = 0
-    for example, dtype in product(examples(kind), DTYPES.values()):
+    for example, dtype in product(examples(kind)[:most], DTYPES.values()):
         same = Ints if all(isinstance(given, Bools) for given in example.inputs) else (Ints, Bools)
         arrays = [x if isinstance(given, same) else abs(x * 1).astype(dtype)
                   for x, given in zip(example.arrays(1, whole=True), example.inputs, strict=True)]
@@ -75,8 +76,7 @@ INEXACT = {
 def test_the_dim_rule_holds_for_tiles(kind):
     for example in examples(kind):
         check_tiles(example, inexact=INEXACT)
-    for seed in range(3):
-        check_tiles(drawn(kind, seed), seed, INEXACT)
+    check_tiles(drawn(kind, 0), 0, INEXACT)
 
 
 def test_every_operator_can_be_split_somewhere():
@@ -145,9 +145,8 @@ def test_the_derivative_is_that_of_central_differences(kind):
     assert len(there) >= 2 and 1 in extents and not extents.isdisjoint({3, 5, 7})
     for example in there:
         check_gradient(example)
-    for seed in range(3):
-        if is_differentiable(drawn(kind, seed)):
-            check_gradient(drawn(kind, seed), seed)
+    if is_differentiable(drawn(kind, 0)):
+        check_gradient(drawn(kind, 0), 0)
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def step(stages, inputs, microbatches, *, halves=False):
 
 
 @pytest.mark.slow_for("gpt")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("count", "microbatches", "options"), [
     (1, 1, {}), (2, 3, {}), (3, 2, {"recompute": True}), (4, 5, {"recompute": [1, 3]}),

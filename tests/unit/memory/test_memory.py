@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from vcluster.memory import LINE, PAGE, Arena, Heap, Layout
+from vcluster.memory import LINE, PAGE, Arena, Heap, Layout, arena
 from vcluster.memory.arena import CACHED_BYTES_LIMIT, LARGE_BYTES
 from vcluster.memory.layout import WAKE
 from vcluster.messages import encode_message
@@ -72,11 +72,13 @@ def test_a_region_that_is_full_says_how_large_it_is():
     arena.close_descriptor()
 
 
-def test_what_is_cached_beyond_the_limit_goes_back_to_the_system(heap):
-    large = heap.empty((CACHED_BYTES_LIMIT + (1 << 20),), np.dtype(np.uint8))
+def test_what_is_cached_beyond_the_limit_goes_back_to_the_system(heap, monkeypatch):
+    limit = 16 << 20
+    monkeypatch.setattr(arena, "CACHED_BYTES_LIMIT", limit)
+    large = heap.empty((limit + (1 << 20),), np.dtype(np.uint8))
     large[:] = 1
     del large
-    again = heap.empty((CACHED_BYTES_LIMIT + (1 << 20),), np.dtype(np.uint8))
+    again = heap.empty((limit + (1 << 20),), np.dtype(np.uint8))
     assert not again.any()  # fresh pages: the old ones were given back
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawn import up_to
 from hypothesis import given, settings, strategies as st
 from kept_bytes import kept_bytes
 from localized_runs import run_everywhere
@@ -109,7 +110,7 @@ def products(function):
     return sum(op.flops for op in function.ops if op.kind in PRODUCTS)
 
 
-@settings(max_examples=10)
+@up_to(10)
 @given(specs())
 def test_the_program_has_the_parameters_and_the_flops_of_the_figures(spec):
     loss = spec.function(3)
@@ -132,7 +133,7 @@ def test_regions_go_down_to_the_core_of_attention():
     assert [op.kind for op in core.ops if not op.operator.view] == ["einsum", "attention_weights", "dropout", "einsum"]
 
 
-@settings(max_examples=6)
+@up_to(6)
 @given(specs(), st.integers(0, 9))
 def test_attention_with_and_without_scores_gives_the_same_numbers(spec, seed):
     found = []
@@ -143,7 +144,7 @@ def test_attention_with_and_without_scores_gives_the_same_numbers(spec, seed):
         assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-@settings(max_examples=5)
+@up_to(5)
 @given(specs(), st.integers(0, 9))
 def test_gradients_by_central_differences(spec, seed):
     loss = spec.function(2)
@@ -276,7 +277,7 @@ def test_stage_0_of_gpt3_175b_moves_for_its_embedding_one_all_reduce_of_the_acti
 
 @pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(tp=3), Mesh(dp=2, tp=2), Mesh(tp=4), Mesh(tp=8), Mesh(tp=1, dp=3)])
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(specs(), st.booleans(), st.integers(0, 9))
 def test_devices_together_compute_what_one_does(mesh, spec, sequence, seed):
     """Also where nothing divides: tokens, heads, rows, the vocabulary."""

@@ -6,7 +6,8 @@ import pickle
 from itertools import chain, pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
 from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
@@ -46,7 +47,7 @@ def test_text_that_is_no_overlapped_pair_is_named(text):
     assert repr(text) in str(raised.value)
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(named, st.booleans())
 def test_csv_goes_there_and_back(pipeline, messages):
     schedule = pipeline.schedule.with_messages() if messages else pipeline.schedule
@@ -61,7 +62,7 @@ def test_what_torch_lists_of_the_parameters_is_passed_over():
     assert schedule.to_csv() == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(named)
 def test_listing_the_messages_changes_no_time(pipeline):
     schedule = pipeline.schedule.with_messages()

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism.events import Event
 from parallelism.pipelining import Pipeline, Schedule
@@ -48,7 +49,7 @@ def test_a_stage_may_have_a_cost_of_its_own_and_a_pair_runs_its_forward_first():
     assert timeline.bubble_fraction == 0
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(pipelines, costs)
 def test_every_action_starts_when_its_rank_and_what_it_needs_allow_it(pipeline, costs):
     schedule = pipeline.schedule
@@ -96,14 +97,14 @@ def test_an_order_that_cannot_go_on_names_what_each_rank_waits_for():
         Schedule("listed", listed, 2, 1).timeline()
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(pipelines)
 def test_five_numbers_are_costs_in_their_order(pipeline):
     named = pipeline.schedule.timeline({"F": 1, "B": 7, "I": 3, "W": 2, "message": 4})
     assert pipeline.schedule.timeline([1, 7, 3, 2, 4]) == named
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(pipelines)
 def test_equal_messages_between_all_stages_are_one_cost(pipeline):
     costs = {"F": 1, "B": 7, "I": 3, "W": 2}
@@ -152,7 +153,7 @@ def test_free_actions_make_no_bubble_of_nothing():
     assert (timeline.makespan, timeline.bubble_fraction, timeline.span_bubble_fraction) == (0, 0, 0)
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(pipelines, st.just({"F": 2, "I": 3, "W": 1, "message": 1}))
 def test_the_picture_has_a_box_to_scale_for_every_action(pipeline, costs):
     schedule = pipeline.schedule

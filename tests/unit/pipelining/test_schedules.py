@@ -7,7 +7,8 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 from paths import DATA
 
 from parallelism.pipelining import Pipeline, Schedule
@@ -51,7 +52,7 @@ def test_picture_in_the_docstring_is_the_schedule(name):
 
 @pytest.mark.slow_for("all")
 @pytest.mark.parametrize(
-    ("sizes", "counts"), [((1, 2, 3, 6), (1, 2, 3, 5, 7)), (range(1, 7), range(1, 11))], ids=["few", "all"])
+    ("sizes", "counts"), [((1, 2, 4), (1, 3, 6)), (range(1, 7), range(1, 11))], ids=["few", "all"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_size_is_valid(name, sizes, counts):
     # The clock's count of live activations and the order's are the same, and so is each rank's work.
@@ -82,7 +83,7 @@ def test_gpipe_keeps_every_microbatch_and_1f1b_no_more_than_the_stages_to_come(s
     assert Pipeline(s, m, "inference").schedule.peak_live() == (0,) * s
 
 
-@settings(max_examples=30)
+@up_to(30)
 @given(ranks=st.integers(1, 6), turns=st.integers(1, 4), chunks=st.integers(1, 4))
 def test_interleaving_divides_the_bubble_by_the_chunks(ranks, turns, chunks):
     count = turns * ranks
@@ -95,7 +96,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(ranks, turns, chunks):
     assert split.timeline().makespan == 3 * count * chunks + ranks - 1
 
 
-@settings(max_examples=10)
+@up_to(10)
 @given(ranks=st.integers(1, 7), more=st.integers(0, 9))
 def test_zero_bubble_schedules_take_one_hop_a_rank_more_than_the_work(ranks, more):
     h1 = schedule_of("zero_bubble_h1", ranks, ranks + more)

@@ -6,6 +6,8 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,24 @@ NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it runs the script of the page")
 
 
+SMALL: dict[str, Any] = {
+    "RANKS": (2, 3, 4, 5, 6, 7, 8), "PIPELINE_RANKS": (2, 4), "MICROBATCHES": (2, 4, 16), "MESHES": (
+        Mesh(x=2), Mesh(x=2, y=3)), "EXTENTS": (1, 256, 16384)}
+"""Fewer sizes than the page has."""
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("all", marks=pytest.mark.slow)], autouse=True)
+def sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The sizes that the tables have: by day a few."""
+    module = import_module("vcluster.report.playground")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in SMALL.items() if request.param == "small" else ():
+            patch.setattr(module, name, values)
+        yield
+
+
 @pytest.fixture(scope="module", name="tables")
-def _tables() -> dict[str, Any]:
+def _tables(sizes: None) -> dict[str, Any]:
     return {"collectives": collectives(), "schedules": schedules(), "layouts": layouts(), "products": products()}
 
 
@@ -72,7 +90,7 @@ def _chunks(runs: list[int]) -> tuple[int, ...]:
 @needs_node
 def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(25), [], []
-    for _ in range(250):
+    for _ in range(100):
         kind = draw.choice(list(tables["collectives"]))
         name = draw.choice(list(tables["collectives"][kind]))
         size = draw.choice(list(tables["collectives"][kind][name]))
@@ -94,7 +112,7 @@ def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) ->
 @needs_node
 def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(7), [], []
-    for _ in range(300):
+    for _ in range(100):
         name = draw.choice(list(tables["schedules"]))
         key = draw.choice([key for key in tables["schedules"][name] if key.split("/")[1] != "16"])
         costs = [draw.randint(0, 16) / 4 for _ in range(4)] + [draw.randint(0, 8) / 4]
@@ -117,7 +135,7 @@ def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None
 def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
     """Between layouts: the bytes of each rank in all steps together, and what lies on each rank before and after."""
     draw, expected, cases = random.Random(3), [], []
-    for _ in range(250):
+    for _ in range(100):
         mesh_text = draw.choice(list(tables["layouts"]))
         shape_text = draw.choice(list(tables["layouts"][mesh_text]["shapes"]))
         table = tables["layouts"][mesh_text]["shapes"][shape_text]
@@ -140,7 +158,7 @@ def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
 @needs_node
 def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> None:
     draw, cases = random.Random(5), []
-    for _ in range(250):
+    for _ in range(100):
         name = draw.choice(list(tables["products"]["hardware"]))
         m, n, k = draw.choices(tables["products"]["extents"], k=3)
         hardware, dtype = Hardware.preset(name), tables["products"]["hardware"][name]["dtype"]
@@ -157,15 +175,15 @@ def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> 
     assert all(map(all, same))
 
 
-@needs_node
 def word(value: object) -> str:
     """A value as JavaScript writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@needs_node
 def test_the_page_finds_the_plans_with_the_wanted_settings() -> None:
     draw, tables, cases, expected = random.Random(11), plans(), [], []
-    for _ in range(100):
+    for _ in range(30):
         question = draw.choice(list(tables))
         names, rows = tables[question]["names"], tables[question]["plans"]
         model = draw.choice(rows)

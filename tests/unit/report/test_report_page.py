@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism.timeline import Priced
 from parallelism.trace import Event, Trace
@@ -153,7 +154,7 @@ def test_a_hostile_name_stays_in_its_string(tmp_path):
     assert (tmp_path / "p.html").read_text() == bad
 
 
-@settings(max_examples=15)
+@up_to(15)
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_embedded_json_is_the_same_json_without_any_markup(value):
     text = embedded(value)
@@ -181,7 +182,7 @@ def test_the_policy_names_the_scripts_hash_and_lets_nothing_else_run():
 finite = st.floats(0, 1e308) | st.sampled_from((0.0, 1e-320, 1.0, 1e308, 1.7e308))
 
 
-@settings(max_examples=25, deadline=None)
+@up_to(25)
 @given(st.lists(st.builds(
     Event, st.integers(0, 3), st.sampled_from(("compute", "collective", "send", "recv", "wait", "memory", "h2d")),
     st.text(max_size=5), finite, finite, bytes_received=st.integers(0, 2**53), peer=st.none() | st.integers(-1, 3),

@@ -116,7 +116,7 @@ def test_blocks_of_several_dims_travel_in_the_order_of_the_mesh():
 
 
 @given(reshardings())
-@settings(max_examples=30)
+@up_to(30)
 def test_a_layout_is_already_itself(drawn):
     mesh, shape, source, _ = drawn
     plan = plan_resharding(source, source, shape, np.float32, mesh)
@@ -127,7 +127,7 @@ def test_a_layout_is_already_itself(drawn):
 
 
 @given(reshardings(2))
-@settings(max_examples=30)
+@up_to(30)
 def test_consecutive_gathers_and_reductions_are_one(drawn):
     plan = plan_resharding(drawn[2], drawn[3], drawn[1], np.int8, drawn[0])
     for one, other in itertools.pairwise(kinds(plan)):
@@ -488,7 +488,7 @@ def test_a_cost_of_ones_own_decides():
 
 
 @given(reshardings(2))
-@settings(max_examples=25)
+@up_to(25)
 def test_by_the_default_cost_it_is_the_default_plan(drawn):
     mesh, shape, source, target = drawn
     plan = plan_resharding(source, target, shape, np.int8, mesh)

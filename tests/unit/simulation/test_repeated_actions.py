@@ -49,7 +49,7 @@ def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
     return events.columns, collectives, pieces, events.peer_axis(mesh).tolist(), len(events)
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(pipelines, st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())
 def test_repeated_actions_are_those_of_the_loop(
     pipeline: Pipeline, split: bool, more: int, recompute: bool, pieces: bool
@@ -72,8 +72,8 @@ def test_repeated_actions_are_those_of_the_loop(
 def test_a_trace_is_the_same_with_and_without_repetition(fold: bool) -> None:
     traces = []
     for loop in (False, True):
-        program = PipelinedProgram(stages_of(4, recompute=True, split=True), Pipeline(4, 5), Mesh(tp=2))
-        step = PipelinedStep(program, Mesh(pp=4, dp=2, tp=2), 11)
+        program = PipelinedProgram(stages_of(3, recompute=True, split=True), Pipeline(3, 4), Mesh(tp=2))
+        step = PipelinedStep(program, Mesh(pp=3, dp=2, tp=2), 9)
         if loop:
             step._has_messages = lambda position: True     # type: ignore[method-assign]
         traces.append(simulate(step, "dgx-h100:2", fold=fold))
@@ -104,7 +104,7 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
     hardware: str, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = PipelinedStep(
-        PipelinedProgram(stages_of(6, recompute=False, split=True), Pipeline(6, 4), Mesh(tp=2)), Mesh(pp=6, tp=2), 4)
+        PipelinedProgram(stages_of(5, recompute=False, split=True), Pipeline(5, 4), Mesh(tp=2)), Mesh(pp=5, tp=2), 4)
     priced, asked = simulator._Pieces.priced, []
 
     def counted(self: simulator._Pieces, rank: int, events: DeviceEvents) -> Columns:
@@ -114,7 +114,7 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
     monkeypatch.setattr(simulator._Pieces, "priced", counted)
     pricing = Pricing.of(hardware, "modelled")
     shared = step.templates(simulator._Pieces(step.mesh, pricing))
-    stages, forms = 6, len({id(programs.first) for programs in (step.programs(i, 2 * i) for i in range(6))})
+    stages, forms = 5, len({id(programs.first) for programs in (step.programs(i, 2 * i) for i in range(5))})
     assert forms < stages and len(asked) == 2 * (forms if alike else stages)
     alone = step.templates(lambda ranks, events: simulator._Pieces(step.mesh, pricing)(ranks, events))
     assert shared.looks == alone.looks

@@ -85,7 +85,7 @@ HARDWARE = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10, 6)
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=HARDWARE)
 @pytest.mark.parametrize("shape", [(8, 4, 16), (5, 3, 7)], ids=str)
 def test_one_of_equal_devices_tells_what_each_of_them_would(shape, hardware):

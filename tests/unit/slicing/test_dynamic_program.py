@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 from sliced import every_slicing
 
 from parallelism.slicing import NoSlicingFits, Slices, best_slicing, best_slicings
@@ -22,7 +23,7 @@ def cases(draw):
     return slices, asked, draw(st.sampled_from([None, 4, 8, 12, 16, 20, 30]))
 
 
-@settings(max_examples=300, deadline=None)
+@up_to(300, by_day=60)
 @given(cases())
 def test_it_finds_what_all_slicings_together_find(case):
     slices, asked, memory = case

@@ -5,15 +5,30 @@ import pytest
 from sliced import B, every_slicing, slow, uneven
 
 from parallelism import Mesh, ir, models
-from parallelism.slicing import NoSlicingFits, SlicedPlan, SlicedPlans, SlicingTask, find_slicing
-from parallelism.slicing.search import _priced, _slices, _Timed
+from parallelism.slicing import NoSlicingFits, SlicedPlan, SlicedPlans, SlicingTask, find_slicing, search
+from parallelism.slicing.search import _slices, _Timed
 from parallelism.transforms import SGD, Strategy
 
 ASKED = {"hardware": slow(), "devices": 4, "batch": 16, "microbatches": 4}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def priced():
+    """The blocks of a task are priced once for all tests; the tasks with their prices."""
+    price, found = search._priced, []
+
+    def once(task, *told):
+        if not any(each == task for each, _ in found):
+            found.append((task, price(task, *told)))
+        return next(prices for each, prices in found if each == task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "_priced", once)
+        yield once
+
+
 @pytest.fixture(scope="module")
-def found():
+def found(priced):
     return find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=3)
 
 
@@ -38,17 +53,17 @@ def test_no_even_split_of_the_same_devices_is_faster(found):
 
 def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     # Four blocks on four devices, so that some slicing has a block on each; without shared links nothing is missing.
-    plans = find_slicing(models.mlp((8, 16, 64, 32, 4), B), **ASKED, optimizer=SGD(0.1), simulations=1)
+    plans = find_slicing(models.mlp((8, 16, 64, 32, 4), B), **ASKED, optimizer=SGD(0.1), simulations=1, strategy="tp")
     alone = next(each for each in plans if len(each.meshes) == 4)
     trace = alone.simulate(link_sharing=False)
     assert alone.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
-    slices = _slices(_priced(plans.task)[0])
+    slices = _slices(search._priced(plans.task)[0])
     weighed = [slices.bytes_of(each, 4 - place) for place, each in enumerate(alone.slicing.slices)]
     assert weighed == [trace.peaks()[rank] for rank in range(4)]
 
 
 def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found):
-    slices = _slices(_priced(found.task)[0])
+    slices = _slices(search._priced(found.task)[0])
     for each in found:
         trace, first = each.simulate(link_sharing=False), 0
         assert each.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=0.02)
@@ -59,10 +74,10 @@ def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found):
 
 
 def test_the_first_timeline_is_the_least_of_all_slicings():
-    plans = find_slicing(uneven(), **ASKED | {"microbatches": 2}, optimizer=SGD(0.1), simulations=0)
-    costs, _ = _priced(plans.task)
+    plans = find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=0)
+    costs, _ = search._priced(plans.task)
     clock, slices = _Timed(plans.task, costs), _slices(costs)
-    every = [each for each, _ in every_slicing(slices, devices=4, microbatches=2, most_stages=5)]
+    every = [each for each, _ in every_slicing(slices, devices=4, microbatches=4, most_stages=5)]
     assert len(every) > 5 * len(plans) and plans.best.peak_bytes is None
     assert min(clock.plan(each).timeline_seconds for each in every) == plans.best.timeline_seconds
 

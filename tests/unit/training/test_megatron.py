@@ -93,8 +93,8 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     """Scaling reads and writes each gradient once, clipping reads and writes it twice and reads it once more."""
     seconds, runs = [], []
     for more in ({}, {"clip_grad": 0.0, "loss_scale": 0.0}, {"clip_grad": 1.0}, {"clip_grad": 1.0, "loss_scale": 64.0}):
-        flags = MegatronFlags(
-            **WIDE | {"num_layers": 4, "global_batch_size": 2, "pipeline_model_parallel_size": 2} | more)
+        flags = MegatronFlags(**WIDE | more | {
+            "num_layers": 2, "hidden_size": 192, "global_batch_size": 2, "pipeline_model_parallel_size": 2})
         run = flags.run(2)
         assert (run.clip, run.loss_scale) == tuple(more.get(name) or None for name in ("clip_grad", "loss_scale"))
         assert MegatronFlags.of(run).run(2, run.model) == run

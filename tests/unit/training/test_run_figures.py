@@ -18,7 +18,7 @@ from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.transforms import SGD, Strategy
 
 SMALL: dict[str, Any] = {
-    "num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 96,
+    "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 96,
     "make_vocab_size_divisible_by": 1, "bf16": True}
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "one device": (1, {"global_batch_size": 4, "micro_batch_size": 2}),
@@ -26,7 +26,8 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         "tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2,
         "use_distributed_optimizer": True, "recompute_granularity": "selective", "global_batch_size": 16}),
     "interleaved": (8, {
-        "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1, "global_batch_size": 16,
+        "num_layers": 4, "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1,
+        "global_batch_size": 16,
         "recompute_granularity": "full"}),
     "overlap": (4, {
         "pipeline_model_parallel_size": 2, "overlap_grad_reduce": True, "use_distributed_optimizer": True,
@@ -37,7 +38,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def run_of(name: str) -> TrainingRun:
     devices, flags = RUNS[name]
-    return MegatronFlags(**SMALL, **flags).run(devices)
+    return MegatronFlags(**SMALL | flags).run(devices)
 
 
 @cache
@@ -101,7 +102,7 @@ def test_each_axis_has_its_part() -> None:
 
 
 def test_use_of_the_devices_by_hand() -> None:
-    found, spec = figures_of("interleaved"), MegatronFlags(**SMALL).spec()
+    found, spec = figures_of("interleaved"), MegatronFlags(**SMALL | {"num_layers": 4}).spec()
     tokens, peak = 16 * 16, 312e12
     assert found.tokens_per_second == tokens / found.seconds
     assert found.tflops_per_device == pytest.approx(spec.flops(tokens) / found.seconds / 8 / 1e12)

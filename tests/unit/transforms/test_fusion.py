@@ -161,7 +161,7 @@ def test_fused_is_a_word_of_the_program_and_of_the_strategy():
 
 def test_a_hardware_runs_programs_fused_whose_software_does_so():
     step = train_step(MODELS["gpt"](4), Adam(0.01))
-    strategy, mesh = Strategy.parse_on_mesh("dp=2 tp=2 sp zero=1")
+    strategy, mesh = Strategy.parse_on_mesh("tp=2 sp")
     a100 = Hardware.preset("dgx-a100")
     there = simulate(strategy(step), replace(a100, fused=True), mesh=mesh)
     told = simulate(Fused()(strategy(step)), a100, mesh=mesh)

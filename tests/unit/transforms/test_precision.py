@@ -150,7 +150,7 @@ def test_the_main_copy_keeps_what_the_weights_round_off():
     assert (main != narrow.astype("f4")).any()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_in_two_dtypes_trains_nearly_as_in_one_and_the_same_on_many_devices(model):
     rows = 4

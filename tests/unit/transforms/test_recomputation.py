@@ -25,6 +25,7 @@ def arrays(step):
             for v in step.inputs]
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("text", "runs_again"), [
     ("recompute=block.*", {"block.0", "block.1"}), ("recompute=block.*.attention.core", {"block.0", "block.1"}),
     ("recompute=block.0,head,loss", {"block.0", "head", "loss"}), ("recompute=block.1,-block.1.attention", {"block.1"}),
@@ -47,7 +48,7 @@ def test_recomputation_changes_no_bit_and_takes_less_memory(text, runs_again):
         assert not any(path.startswith("block.1.attention.") for path in paths)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
 @pytest.mark.parametrize(("text", "wanted"), [
     # Korthikanti et al. 2022, table 2: in units of sbh what are no scores, in units of 5 a s s b the scores.  10 + 24/8
@@ -67,7 +68,7 @@ def test_a_block_keeps_what_korthikanti_says(name, text, wanted):
     assert found[0] - found[1] == s * b * h * wanted[0] + s * b * wanted[1] * 5 * a * s
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("model", ["gpt", "llama", "dropout", "mlp", "convolutional", "mixture"])
 def test_recomputation_on_many_devices_trains_as_the_step_alone(model):
     alone = train_step(MODELS[model](6), Adam(0.01))

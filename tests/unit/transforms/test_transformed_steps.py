@@ -58,7 +58,7 @@ def texts(draw):
     return " ".join(draw(st.permutations(words)))
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(st.sampled_from([*MODELS]), st.sampled_from([4, 5, 7]), st.sampled_from([*OPTIMIZERS]), texts())
 def test_any_composition_trains_as_the_step_alone(model, rows, optimizer, text):
     check(model, rows, optimizer, text)
@@ -72,7 +72,7 @@ def test_hundreds_of_compositions_train_as_the_step_alone(model, rows, optimizer
     check(model, rows, optimizer, text)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("text", ["dp=2 tp=2 sp zero=1", "dp:outer=2 dp=2 tp=2 zero=3", "dp:outer=2 dp=3 zero=2"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_split_in_several_ways_at_once(model, text):
