@@ -8,6 +8,8 @@ import pty
 import re
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -42,10 +44,16 @@ def difference(out: str) -> float:
     return float(re.search(r" ok  largest difference from the same training in one process: (\S+)", out)[1])
 
 
-def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
-    trace = tmp_path / "step.json"
-    page = tmp_path / "step.html"
-    run = demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page))
+@pytest.fixture(scope="module", params=[("--steps", "16"), pytest.param((), marks=pytest.mark.slow)], ids=" ".join)
+def main_demo(request, tmp_path_factory):
+    """The main demo in a process of its own; the files of its trace and its page.  The more steps, the better it is."""
+    folder = tmp_path_factory.mktemp("main")
+    trace, page = folder / "step.json", folder / "step.html"
+    return demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page), *request.param), trace, page
+
+
+def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
+    run, trace, page = main_demo
     assert run.returncode == 0
     assert run.stderr == ""
     lines = run.stdout.splitlines()
@@ -69,6 +77,15 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     assert recorded.count("2F0") == recorded.count("0B7") == 1
     assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
     assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
+
+
+def test_the_page_of_demos_shows_it_as_it_is(main_demo):
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
+    headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
+    assert [h for h in headings(shown) if not h.startswith("rank")] == [
+        h for h in headings(main_demo[0].stdout.split("\nThe trace of that step")[0]) if not h.startswith("rank")
+    ]
 
 
 @pytest.mark.sampled(3)
@@ -361,26 +378,31 @@ def test_the_reshard_demo_on_processes(capsys):
     assert "all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes" in out
 
 
-@pytest.mark.slow_for("True")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_a_bar_and_colour_unless_no_color(no_color):
+def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
     host, terminal = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
-    environment.update({"TERM": "xterm-256color"}, **({"NO_COLOR": "1"} if no_color else {}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vcluster.demo", "mlp", "--pp", "2", "--steps", "3", "--backend", "thread"],
-        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
-    )
-    os.close(terminal)
-    seen = b""
-    try:
-        while chunk := os.read(host, 65536):
-            seen += chunk
-    except OSError:
-        pass  # Linux's way to say that the other end is closed
-    finally:
-        os.close(host)
-        status = process.wait(timeout=50)
+    seen = []
+
+    def read():
+        with suppress(OSError):     # Linux's way to say that the other end is closed
+            while chunk := os.read(host, 65536):
+                seen.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with monkeypatch.context() as patch, open(terminal, "w", encoding="utf-8") as screen:
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "stderr", screen)
+        words = "mlp --pp 2 --hidden 8,9 --steps 3 --backend thread"
+        status = serve(command.PROGRAM, command.main, words.split())
+    reader.join()
+    os.close(host)
+    seen = b"".join(seen)
     assert status == 0
     assert "━".encode() in seen  # the bar
     coloured = re.search(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|9[0-7]|38;[25];[0-9;]+)m", seen)
