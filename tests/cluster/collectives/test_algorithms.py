@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 from paths import DATA
+from runtimes import MAIN, RUNTIMES
 
 from parallelism.algorithms import COLLECTIVES, closed_form
 from parallelism.algorithms.algorithms import algorithms
@@ -66,11 +67,6 @@ def perform(device, calls):
 
 def events_of(trace, rank):
     return [event for event in trace if event.rank == rank and event.kind == "collective"]
-
-
-RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
-MAIN = [RUNTIMES[0], RUNTIMES[-1]]
-"""The usual one, and what shares least with it."""
 
 
 def over(*sizes):

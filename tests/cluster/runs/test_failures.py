@@ -23,6 +23,7 @@ import psutil
 import pytest
 from numpy.testing import assert_array_equal
 from paths import ROOT
+from runtimes import KINDS, RUNTIMES
 
 import vcluster.processes.crew
 import vcluster.runs.cluster
@@ -42,15 +43,12 @@ from vcluster.processes import device_process
 from vcluster.processes.forkserver import SERVER
 from vcluster.runs.engine import Body
 
-KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
-PROCESSES = KINDS[:2]
-EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3]), id="-".join(kind)) for kind in KINDS]
-"""For tests that have to wait: by default one of processes and one of threads, and one of each transport."""
+PROCESSES = RUNTIMES[:2]
 
 HERE = Path(__file__).name
 
 
-@pytest.fixture(params=[*KINDS[:3], pytest.param(KINDS[3], marks=pytest.mark.slow)], ids="-".join)
+@pytest.fixture(params=KINDS)
 def cluster(request, cluster_of):
     return marked(cluster_of(Mesh(devices=3), *request.param))
 
@@ -675,7 +673,7 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
     def kernel(device):
         if device.rank == 1:
@@ -770,7 +768,7 @@ def script(text, **values):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
     with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
@@ -962,7 +960,7 @@ def semaphores(monkeypatch):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
 def test_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):
         with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
@@ -979,7 +977,7 @@ def test_clusters_leave_nothing_behind(kind, semaphores):
     once(2)
     gc.collect()  # of the tests before
     before = belongings()
-    for i in range(8 if kind == KINDS[0] else 6):
+    for i in range(8 if kind == RUNTIMES[0] else 6):
         once(i)
     eventually(lambda: belongings() == before, 3.0)
     assert belongings() == before
@@ -1016,7 +1014,7 @@ def held_nbytes(cluster):
 
 @pytest.mark.slow_for("queue")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", KINDS[:3], ids="-".join)
+@pytest.mark.parametrize("kind", RUNTIMES[:3], ids="-".join)
 def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
     x = np.ones(1 << 17)  # 1 MiB
 
