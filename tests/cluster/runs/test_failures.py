@@ -39,7 +39,7 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
-from vcluster.processes import device_process
+from vcluster.processes import device_process, forkserver
 from vcluster.processes.forkserver import SERVER
 from vcluster.runs.engine import Body
 
@@ -614,7 +614,8 @@ def test_a_device_that_is_only_stopped_is_waited_for():
         assert found == [2, 2]
 
 
-def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced():
+def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
     with VirtualCluster(2) as cluster:
         marked(cluster)
         server = SERVER.pid
@@ -745,6 +746,7 @@ except KeyboardInterrupt:
     print("stopped", cluster.run(lambda device: device.all_reduce(1)).outputs == [3, 3, 3])
 """
 UNHANDLED = BUSY + "cluster.run(busy)"
+BOTH = HANDLED + "cluster.run(busy)"
 
 
 @contextmanager
@@ -767,9 +769,23 @@ def script(text, **values):
         process.communicate()
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", KINDS)
-def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
+def test_ctrl_c_stops_the_run_and_the_cluster_goes_on_until_one_that_nobody_handles():
+    with script(BOTH, backend="process", transport="shared_memory") as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "stopped True\n"
+        assert "running" in process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert out == ""
+        assert err.count("Traceback") == 1
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert process.returncode == -signal.SIGINT
+        assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
+def test_ctrl_c_stops_the_run_and_the_script_ends_well(kind):
     with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -777,6 +793,7 @@ def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
         assert eventually(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
     with script(UNHANDLED, backend="process", transport="shared_memory") as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
@@ -800,7 +817,7 @@ def kernel(device, x):
 x = np.arange(20_000.0)
 silent = open(os.devnull, "w")
 with VirtualCluster(2, backend={backend!r}) as cluster:
-    for attempt in range(25):
+    for attempt in range(0, 25, {every}):
         timer = threading.Timer(attempt * 0.0007, os.kill, (os.getpid(), signal.SIGINT))
         try:
             timer.start()
@@ -817,10 +834,11 @@ print("running")
 """
 
 
-@pytest.mark.slow_for("thread")
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
-    with script(OFTEN, backend=backend) as (process, _):
+@pytest.mark.parametrize(("backend", "every"), [
+    ("process", 3), pytest.param("process", 1, marks=pytest.mark.slow),
+    pytest.param("thread", 1, marks=pytest.mark.slow)])
+def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend, every):
+    with script(OFTEN, backend=backend, every=every) as (process, _):
         _, err = process.communicate(timeout=30)
         assert (err, process.returncode) == ("", 0)
 
@@ -1023,10 +1041,10 @@ def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
         return x + device.recv(1 - device.rank), device.all_reduce(x)
 
     with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
-        for _ in range(10):
+        for _ in range(5):
             cluster.run(kernel, x)
         before = held_nbytes(cluster)
-        for _ in range(40):
+        for _ in range(30):
             cluster.run(kernel, x)
         assert held_nbytes(cluster) - before < 24 << 20
 
@@ -1051,10 +1069,10 @@ def test_memory_and_descriptors_are_flat_over_failures_and_kills():
         assert_array_equal(run[1], 2 * x)
 
     with VirtualCluster(2) as cluster:
-        for attempt in range(6):
+        for attempt in range(3):
             fail(attempt)
         before, descriptors = shared_nbytes(), belongings()["descriptors"]
-        for attempt in range(18):       # each leaves more than a MiB, if it leaves anything
+        for attempt in range(15):       # each leaves more than a MiB, if it leaves anything
             fail(attempt)
         assert shared_nbytes() - before < 12 << 20
         assert belongings()["descriptors"] == descriptors
