@@ -1,6 +1,7 @@
 """The pytest plugin: on tests of this session, and on sessions of its own."""
 
 import inspect
+import io
 import os
 import re
 import sys
@@ -580,8 +581,9 @@ def test_under_xdist_reports_are_the_same(session):
     )
 
 
-def test_pdb_on_a_process_says_where_there_is_one(session):
-    result = session(FAILING, "--pdb", subprocess=True)
+def test_pdb_on_a_process_says_where_there_is_one(session, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    result = session(FAILING, "--pdb")
     result.stdout.fnmatch_lines(
         ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
     )
