@@ -120,11 +120,11 @@ def joined(run, operation):
 
 def check(cluster, operation, values, grad):
     """Everything equals one process; the bytes are those of the plan."""
+    plan = operation.plan([x.shape for x in values], cluster.mesh)      # before: else each thread searches for it
     run = run_step(cluster, operation, values, grad)
     expected = [attention(*values, operation.causal), *gradients(values, grad, operation.causal)]
     for one, other in zip(joined(run, operation), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max(initial=0))
-    plan = operation.plan([x.shape for x in values], cluster.mesh)
     assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     return run
 

@@ -79,6 +79,8 @@ def step(device, operation, grad, *shards):
 
 
 def run_step(cluster, operation, values, grad):
+    """The plan is there before: threads that all come to it at once would each search for it."""
+    operation.plan(tuple(values[i].shape for i in (0, 1, 3)), cluster.mesh)
     sharding = operation.sharding
     inputs = [Sharded(x, getattr(sharding, name)) for name, x in zip(NAMES, values, strict=True)]
     return cluster.run(step, operation, Sharded(grad, sharding.out), *inputs)

@@ -57,6 +57,8 @@ def check(cluster, mesh, seed):
     c = a @ b
     sharding = MatMulSharding(*(some_layout(rng, x.ndim, mesh) for x in (a, b, c)))
     operation, grad = MatMul(sharding), integers(seed + 2, c.shape)
+    # Before: threads that all come to the plans at once would each search for them.
+    plans = operation.plan((a.shape, b.shape), mesh), *operation.gradient_plans((a.shape, b.shape), mesh)
     run = cluster.run(
         step, Sharded(a, sharding.lhs), Sharded(b, sharding.rhs), Sharded(grad, sharding.out), operation
     )
@@ -68,7 +70,6 @@ def check(cluster, mesh, seed):
             layout.local_shape(expected.shape, mesh, rank) for rank in range(mesh.size)
         ]
         np.testing.assert_array_equal(layout.unshard(shards, mesh), expected, err_msg=f"{operation} on {mesh}")
-    plans = operation.plan((a.shape, b.shape), mesh), *operation.gradient_plans((a.shape, b.shape), mesh)
     for rank in range(mesh.size):
         assert run.trace.bytes_received(rank) == sum(plan.bytes_received[rank] for plan in plans)
         assert run.trace.flops(rank) == sum(plan.flops[rank] for plan in plans)
@@ -232,6 +233,7 @@ def check_recorder(cluster_of, seed):
     grad = integers(seed, (len(a), b.shape[1]))
     arrays = (a, sharding.lhs), (b, sharding.rhs), (grad, sharding.out)
     operation = MatMul(sharding)
+    operation.gradient_plans((a.shape, b.shape), mesh)
     run = cluster_of(mesh, "thread").run(step, *(Sharded(x, layout) for x, layout in arrays), operation)
     shards = zip(*(layout.shard(x, mesh) for x, layout in arrays), strict=True)
     recorded = record(step, mesh, inputs=[(*mine, operation) for mine in shards])

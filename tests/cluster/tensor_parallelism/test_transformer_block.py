@@ -159,12 +159,12 @@ def order_of(operation, sequence, mesh):
 def check(cluster, operation, case):
     """Output and gradients are those of one process; the bytes are those of the plan; all memory is given back."""
     mesh = cluster.mesh
+    plan = operation.plan([x.shape for x in case.values], mesh)     # before: else each thread searches for it
     pairs = dealt(operation, case, mesh)
     run = cluster.run(step, operation, *(Sharded(x, layout) for x, layout in pairs), STEP)
     found = [layout.unshard([out[i] for out in run], mesh) for i, (_, layout) in enumerate(pairs)]
     back = np.argsort(order_of(operation, case.shape[1], mesh))
     assert_close([found[0][:, back], found[1][:, back], *found[2:]], case.expected)
-    plan = operation.plan([x.shape for x in case.values], mesh)
     both = zip(plan.bytes_received, plan.backward_bytes_received, strict=True)
     assert [run.trace.bytes_received(rank) for rank in range(mesh.size)] == [sum(one) for one in both]
     assert sum(event.nbytes for event in run.trace.filter(kind="memory")) == 0
