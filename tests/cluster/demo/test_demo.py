@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -44,25 +45,33 @@ def difference(out: str) -> float:
     return float(re.search(r" ok  largest difference from the same training in one process: (\S+)", out)[1])
 
 
-@pytest.fixture(scope="module", params=[("--steps", "16"), pytest.param((), marks=pytest.mark.slow)], ids=" ".join)
+@pytest.fixture(scope="module", params=["16 steps", pytest.param("", marks=pytest.mark.slow)])
 def main_demo(request, tmp_path_factory):
-    """The main demo in a process of its own; the files of its trace and its page.  The more steps, the better it is."""
+    """The main demo: what it prints, and the files of its trace and its page.
+
+    By itself it takes more steps, in a process of its own.
+    """
     folder = tmp_path_factory.mktemp("main")
     trace, page = folder / "step.json", folder / "step.html"
-    return demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page), *request.param), trace, page
+    words = ["mlp", "--pp", "4", "--trace", str(trace), "--html", str(page)]
+    if not request.param:
+        run = demo(*words)
+        assert (run.returncode, run.stderr) == (0, "")
+        return run.stdout, trace, page
+    with redirect_stdout(StringIO()) as out:
+        assert serve(command.PROGRAM, command.main, [*words, "--steps", request.param.split()[0]]) == 0
+    return out.getvalue(), trace, page
 
 
 def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
-    run, trace, page = main_demo
-    assert run.returncode == 0
-    assert run.stderr == ""
-    lines = run.stdout.splitlines()
-    assert "\x1b" not in run.stdout
+    out, trace, page = main_demo
+    lines = out.splitlines()
+    assert "\x1b" not in out
     assert max(map(len, lines)) <= 80 or str(trace) in max(lines, key=len)
-    assert difference(run.stdout) < 1e-12
-    assert float(re.search(r"test accuracy (\S+)%", run.stdout)[1]) > 90
-    assert "(P-1)/(M+P-1) = 27.3% for equal stages" in run.stdout
-    assert len(re.findall(r"^  step +\d+/\d+  loss ", run.stdout, re.MULTILINE)) == 5
+    assert difference(out) < 1e-12
+    assert float(re.search(r"test accuracy (\S+)%", out)[1]) > 90
+    assert "(P-1)/(M+P-1) = 27.3% for equal stages" in out
+    assert len(re.findall(r"^  step +\d+/\d+  loss ", out, re.MULTILINE)) == 5
     pids = [line.split()[-1] for line in lines if re.match(r"  r\d +pp=\d", line)]
     assert len(set(pids)) == 4
     rows = [line for line in lines if re.match(r"rank \d  ", line)]
@@ -75,8 +84,8 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
-    assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
+    assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in out
+    assert "8 microbatches" in out and '"2F0"' in page.read_text()
 
 
 def test_the_page_of_demos_shows_it_as_it_is(main_demo):
@@ -84,7 +93,7 @@ def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
     headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
     assert [h for h in headings(shown) if not h.startswith("rank")] == [
-        h for h in headings(main_demo[0].stdout.split("\nThe trace of that step")[0]) if not h.startswith("rank")
+        h for h in headings(main_demo[0].split("\nThe trace of that step")[0]) if not h.startswith("rank")
     ]
 
 
@@ -130,10 +139,17 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     assert " NO  largest difference" in out
 
 
+@pytest.fixture
+def short_lines(monkeypatch):
+    """Texts that a GPT goes on with for a few bytes only."""
+    monkeypatch.setattr(gpt, "WIDTH", 66)
+
+
 PROMPT = "of_a_line_this_long_there_is_not_much_that_is_left_to_be_written"
 SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {PROMPT}"
 
 
+@pytest.mark.usefixtures("short_lines")
 @pytest.mark.parametrize(
     "words",
     [
@@ -149,6 +165,7 @@ def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(ca
     assert float(re.search(r"largest difference from the losses of one process: (\S+)", out)[1]) < 1e-9
 
 
+@pytest.mark.usefixtures("short_lines")
 def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path):
     trace = tmp_path / "step.json"
     words = f"gpt --dp 2 --pp 2 --tp 2 {SMALL_GPT} --trace"
@@ -168,10 +185,11 @@ def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, 
     assert max(len(line) for line in out.splitlines() if str(trace) not in line) <= 80
 
 
+@pytest.mark.usefixtures("short_lines")
 def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch):
     honest, train = gpt.expected_bytes, gpt.train
     monkeypatch.setattr(gpt, "expected_bytes", lambda job: {**honest(job), "tp": 1})
-    status, out = here(capsys, f"gpt {SMALL_GPT} --backend thread")
+    status, out = here(capsys, f"gpt --tp 2 {SMALL_GPT} --backend thread")
     assert (status, out.count(" NO ")) == (1, 1)
     assert "each axis does NOT equal its closed form" in out
     monkeypatch.setattr(gpt, "expected_bytes", honest)
@@ -182,8 +200,9 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     assert " NO  largest difference from the losses of one process" in out
 
 
+@pytest.mark.usefixtures("short_lines")
 def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
-    status, out = here(capsys, f"gpt {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
+    status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
     assert status == 1
     assert " NO  the training diverged" in out
 
@@ -227,9 +246,11 @@ def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
     assert " NO " not in out
 
 
-def test_the_collectives_demo_on_processes(capsys):
-    status, out = here(capsys, "collectives --devices 4 --algorithm ring")
-    assert status == 0
+def test_the_collectives_demo_in_a_process_of_its_own_on_processes():
+    run = demo("collectives", "--devices", "4", "--algorithm", "ring")
+    out = run.stdout
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
     assert "6 steps" in out
     assert "192 bytes received, on each device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
 
@@ -426,7 +447,7 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
 @pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),
-    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 --tp 2 {SMALL_GPT}", "none"),
+    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 {SMALL_GPT}", "none"),
     ("moe --dp 2 --ep 5", "dp (over infiniband), ep (over infiniband)"), ("reshard [x,_] [_,x]", "none"),
 ])
 def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words, leaving):

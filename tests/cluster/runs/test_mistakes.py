@@ -25,7 +25,8 @@ LINE = f"{__file__}:"
 SIZES = [(2, "process"), (4, "process"), (8, "process"), (4, "thread")]
 
 
-@pytest.fixture(params=SIZES, ids="{0[0]}-{0[1]}".format, scope="module")
+@pytest.fixture(scope="module", params=[
+    pytest.param(one, id=f"{one[0]}-{one[1]}", marks=[pytest.mark.slow] * (one[0] == 8)) for one in SIZES])
 def cluster(request):
     size, backend = request.param
     with VirtualCluster(size, backend=backend) as cluster:

@@ -16,11 +16,11 @@ def soak(*options):
 
 
 def test_trials_that_find_nothing_end_with_0_and_a_table():
-    done = soak("--minutes", "1", "--times", "3", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
+    done = soak("--minutes", "1", "--times", "1", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
     assert done.returncode == 0, done.stdout + done.stderr
     *_, head, row, killed, found = done.stdout.splitlines()
     assert head.split() == ["trial", "thread-shm"]
-    assert row.split() in (["mistake", "1"], ["mistake", "2"], ["mistake", "3"])
+    assert row.split() == ["mistake", "1"]
     assert "hosts were killed and left nothing" in killed
     assert found == "nothing found"
 

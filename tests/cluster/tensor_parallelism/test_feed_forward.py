@@ -92,7 +92,7 @@ def joined(run, sharding):
     return [getattr(sharding, name).unshard([out[i] for out in run], run.mesh) for i, name in enumerate(names)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mesh", "name"), CASES)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     values, grad = arrays(7)
