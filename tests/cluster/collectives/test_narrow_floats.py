@@ -19,7 +19,6 @@ PLACES = {
     "threads": {"backend": "thread"}, "forkserver": {}, "queue": {"transport": "queue"},
     "fork": {"start_method": "fork"}, "spawn": {"start_method": "spawn"},
 }
-EVERYWHERE = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
 
 
 def given(rank, count, name):
@@ -53,11 +52,16 @@ def all_sorts(device, count, name):
     return results
 
 
-@pytest.mark.slow_for("spawn", "queue")
-@EVERYWHERE
-@pytest.mark.parametrize(("count", "name"), [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"),
-                                             (60_000, "bfloat16")])
-def test_every_way_gives_the_same_bits(cluster_of, options, count, name):
+GIVEN = [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"), (60_000, "bfloat16")]
+BY_DAY = {"threads": GIVEN, "forkserver": [GIVEN[0], GIVEN[3]], "fork": [GIVEN[1]]}
+"""The others are slow."""
+
+
+@pytest.mark.parametrize(("place", "count", "name"), [
+    pytest.param(place, *one, id=f"{place}-{one[1]}-{one[0]}", marks=[pytest.mark.slow] * (one not in by_day))
+    for place in PLACES for by_day in [BY_DAY.get(place, [])] for one in GIVEN])
+def test_every_way_gives_the_same_bits(cluster_of, place, count, name):
+    options = PLACES[place]
     found = cluster_of(MESH, **options).run(all_sorts, count, name)
     x = [given(rank, count, name) for rank in range(3)]
     total = reduce(np.add, x)                               # rounded after each addition, in group order

@@ -153,7 +153,7 @@ SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {
 @pytest.mark.parametrize(
     "words",
     [
-        "--pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
+        "--dp 2 --pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
         pytest.param("--dp 2 --pp 2 --schedule gpipe", marks=pytest.mark.slow),
         pytest.param("--dp 3 --pp 2 --tp 2 --blocks 3", marks=pytest.mark.slow),
     ],
@@ -163,24 +163,27 @@ def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(ca
     assert status == 0
     assert out.count(" ok ") == 3
     assert float(re.search(r"largest difference from the losses of one process: (\S+)", out)[1]) < 1e-9
+    assert [axis for axis in ("dp", "tp") if re.search(rf"all_reduce +{axis}", out)] == [
+        axis for axis in ("dp", "tp") if f"--{axis}" in words]
 
 
 @pytest.mark.usefixtures("short_lines")
-def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path):
+@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_gpt_demo_on_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path, dp):
     trace = tmp_path / "step.json"
-    words = f"gpt --dp 2 --pp 2 --tp 2 {SMALL_GPT} --trace"
+    words = f"gpt {f'--dp {dp}' * (dp > 1)} --pp 2 --tp 2 {SMALL_GPT} --trace"
     assert serve(command.PROGRAM, command.main, [*words.split(), str(trace)]) == 0
     out = capsys.readouterr().out
     assert out.count(" ok ") == 3
-    rows = re.findall(r"^  r\d +pp=(\d) dp=\d tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
-    assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 4 + [("1", "block 2, head")] * 4
-    assert len({row[3] for row in rows}) == 8
+    rows = re.findall(r"^  r\d +pp=(\d)(?: dp=\d)? tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 2 * dp + [("1", "block 2, head")] * 2 * dp
+    assert len({row[3] for row in rows}) == 4 * dp
     step = Trace.load(trace)
     sent = 2 * 2 * 5 * 32 * 8 * 8
-    assert re.search(rf"messages +pp +16 +{sent:,} +activations, gradients back", out)
+    assert re.search(rf"messages +pp +{8 * dp} +{sent:,} +activations, gradients back", out)
     assert step.filter(kind="send").bytes_sent() == sent
     assert re.search(r"all_reduce +tp", out)
-    assert re.search(r"all_reduce +dp", out)
+    assert dp == 1 or re.search(r"all_reduce +dp", out)
     assert out.splitlines()[-1].startswith(f"  {PROMPT[-60:]}|")
     assert max(len(line) for line in out.splitlines() if str(trace) not in line) <= 80
 
