@@ -246,6 +246,7 @@ def mixed(device, x):
     device.recv(device.rank)
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_the_communication_matrix_adds_up_to_the_totals(cluster_of, transport):
     x = np.arange(60.0)
@@ -280,6 +281,7 @@ def many_sizes(device, xs):
         _ = device.all_reduce(x)
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_a_direct_all_reduce_counts_the_same_whatever_its_size(cluster_of, transport):
     xs = [np.ones(12 * n) for n in (1, 50, 100, 1000, 9000)]
@@ -302,4 +304,4 @@ def test_the_algorithm_of_mpi_is_for_the_ranks_of_a_job(cluster_of, collective):
             device.collective(collective, np.ones(3), pairs=pairs, algorithm="mpi")
         return device.all_reduce(1)
 
-    assert cluster_of(2).run(kernel).outputs == [2, 2]
+    assert cluster_of(2, "thread").run(kernel).outputs == [2, 2]

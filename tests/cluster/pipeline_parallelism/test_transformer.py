@@ -157,7 +157,7 @@ def test_many_schedules_train_as_one_process_does(cluster_of, schedule, chunks, 
 @pytest.mark.parametrize("mesh", [
     Mesh(pp=2, tp=2), pytest.param(Mesh(dp=2, pp=2, tp=2), marks=pytest.mark.slow)], ids=str)
 def test_processes_train_as_one_process_does(cluster_of, mesh):
-    model = gpt(Pipeline(2, 4))
+    model = gpt(Pipeline(2, 3))
     assert_same_training(trained(cluster_of(mesh, "process"), model), in_one_process(2))
 
 
