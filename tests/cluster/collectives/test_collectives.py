@@ -258,7 +258,7 @@ def worlds():
 
 
 @pytest.mark.slow_for("devices=3", "pp=2, dp=2")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):
     cases = list(battery(mesh, full=full))

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pty
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -236,9 +237,12 @@ def test_wrong_words_end_with_status_2_and_one_line(capsys, words):
     assert err.count("\n") == 1
 
 
-def test_the_process_that_serves_wrong_words_ends_so():
-    run = demo("mlp", "--pp", "5")
-    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+def test_the_program_that_serves_wrong_words_ends_so(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vcluster.demo", "mlp", "--pp", "5"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(command.__file__, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4])
@@ -358,7 +362,7 @@ def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkey
     "words",
     ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",
      "--policy ulysses --cp 3 --shape 1,7,4,3 --kv-heads 1", "--policy megatron_ring --zigzag --kv-heads 2 --dp 2 "
-     "--cp 2 --tp 2", "--cp 8 --shape 1,60,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1"],
+     "--cp 2 --tp 2", "--cp 4 --shape 1,30,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1", "--cp 8 --shape 1,60,2,4"],
 )
 def test_attention_is_that_of_one_process(capsys, words):
     status, out = here(capsys, f"attention {words} --backend thread")
@@ -419,7 +423,7 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color)
 
     reader = threading.Thread(target=read)
     reader.start()
-    with monkeypatch.context() as patch, open(terminal, "w", encoding="utf-8") as screen:
+    with monkeypatch.context() as patch, os.fdopen(terminal, "w", encoding="utf-8") as screen:
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "stderr", screen)
         words = "mlp --pp 2 --hidden 8,9 --steps 3 --backend thread"

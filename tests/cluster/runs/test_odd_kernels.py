@@ -14,6 +14,7 @@ from runtimes import KINDS
 from parallelism.mesh import Mesh
 from vcluster import ClusterError, DeviceFailedError
 
+
 @pytest.fixture(params=KINDS)
 def cluster(request, cluster_of):
     return cluster_of(Mesh(devices=2), *request.param)
