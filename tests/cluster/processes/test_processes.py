@@ -438,15 +438,17 @@ def _gone(pid: int) -> bool:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("work", ["signal.pause()", "pass"])
-def test_kill_9_of_the_host_leaves_no_process(work):
+def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(work, tmp_path):
     script = HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
     ) as host:
         pids = [int(word) for word in host.stdout.readline().split()]
         assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
         host.kill()
     assert all(_gone(pid) for pid in pids)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.sampled(6)
@@ -469,12 +471,3 @@ def test_interrupting_the_whole_group_ends_the_host_alone():
         os.killpg(host.pid, signal.SIGINT)
         out, err = host.communicate(timeout=50)
     assert (out.split(), err) == (["True"] * len(EACH_AND_AGAIN), "")
-
-
-def test_nothing_is_left_in_the_file_system(tmp_path):
-    script = HOST.format(methods=("forkserver",), work="signal.pause()", end="os.kill(os.getpid(), 9)")
-    subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    assert list(tmp_path.iterdir()) == []

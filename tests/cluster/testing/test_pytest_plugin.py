@@ -1,7 +1,6 @@
 """The pytest plugin: on tests of this session, and on sessions of its own."""
 
 import inspect
-import io
 import os
 import re
 import sys
@@ -549,7 +548,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
         from hypothesis import given, settings, strategies as st
 
         @pytest.mark.spmd(tp=2)
-        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=10, deadline=None, derandomize=True, database=None)
         @given(n=st.integers(0, 1000))
         def test_sum(device, n):
             assert not device.state
@@ -581,8 +580,7 @@ def test_under_xdist_reports_are_the_same(session):
     )
 
 
-def test_pdb_on_a_process_says_where_there_is_one(session, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+def test_pdb_on_a_process_says_where_there_is_one(session):
     result = session(FAILING, "--pdb")
     result.stdout.fnmatch_lines(
         ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
