@@ -23,10 +23,11 @@ LINE = f"{__file__}:"
 
 
 SIZES = [(2, "process"), (4, "process"), (8, "process"), (4, "thread")]
+BY_DAY = [SIZES[0], SIZES[-1]]
 
 
 @pytest.fixture(scope="module", params=[
-    pytest.param(one, id=f"{one[0]}-{one[1]}", marks=[pytest.mark.slow] * (one[0] == 8)) for one in SIZES])
+    pytest.param(one, id=f"{one[0]}-{one[1]}", marks=[pytest.mark.slow] * (one not in BY_DAY)) for one in SIZES])
 def cluster(request):
     size, backend = request.param
     with VirtualCluster(size, backend=backend) as cluster:
