@@ -346,7 +346,7 @@ PEERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("peer", PEERS, ids=lambda function: function.__name__)
 def test_a_failure_releases_the_others(cluster, peer, capsys):
     def kernel(device):
