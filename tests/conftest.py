@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from zlib import crc32
 
 import pytest
@@ -13,6 +14,10 @@ from vcluster.processes.blas_threads import THREAD_VARIABLES
 
 # Read when NumPy is loaded.  As many BLAS threads as cores in every worker and script are a crowd of threads that spin.
 os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+
+# Some hundred scripts and devices would each compile all modules again (`vcluster doctor` says so, too).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 os.environ["VCLUSTER_HOST_HARDWARE"] = ""       # no test depends on how the user's machine was calibrated
 

@@ -49,10 +49,10 @@ def find_slicing(
     """The pipelines of ``model`` whose stages lie on meshes of different sizes, the best first.
 
     >>> from parallelism import ir, models
-    >>> loss = models.mlp((512, 512, 8192, 512, 512), ir.symbol("B"), "f4")
-    >>> plans = find_slicing(loss, hardware="dgx-h100", devices=4, batch=4096, microbatches=8)
+    >>> loss = models.mlp((512, 8192, 512, 512), ir.symbol("B"), "f4")
+    >>> plans = find_slicing(loss, hardware="dgx-h100", devices=3, batch=4096, microbatches=4)
     >>> print(plans.best)
-    dp tp pp@layer.1,layer.2 1f1b:8,meshes=dp=1.tp=1|dp=2.tp=1|dp=1.tp=1
+    dp tp pp@layer.2 1f1b:4,meshes=dp=1.tp=2|dp=1.tp=1
 
     ``model``, ``hardware``, ``devices``, ``memory`` and ``optimizer`` are as for `parallelism.planning.find_plan`.  The
     blocks ``begin`` at the start and at these regions or values; None: at the regions of the model with numbers, such

@@ -50,6 +50,7 @@ def forward_and_backward(device, operation, grad, *shards):
 def run_whole(cluster, operation, values, grad, kernel=forward_and_backward):
     """The run, and the output and the gradients joined; their shards are of the shapes that the layouts say."""
     sharding = operation.sharding
+    operation.plan([np.shape(x) for x in values], cluster.mesh)     # before: else each thread searches for it
     layouts = [getattr(sharding, name) for name in operation.NAMES]
     inputs = [Sharded(x, layout) for x, layout in zip(values, layouts, strict=True)]
     run = cluster.run(kernel, operation, Sharded(np.asarray(grad), sharding.out), *inputs)

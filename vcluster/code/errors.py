@@ -74,7 +74,7 @@ class ClusterTimeoutError(ClusterError, TimeoutError):
     >>> from vcluster import ClusterTimeoutError, VirtualCluster
     >>> with VirtualCluster(1, backend="thread", deadline_seconds=0.2) as cluster:
     ...     try:
-    ...         cluster.run(lambda device: time.sleep(2))
+    ...         cluster.run(lambda device: time.sleep(0.7))
     ...     except ClusterTimeoutError as error:
     ...         print(str(error).splitlines()[0])
     the run took longer than deadline_seconds=0.2

@@ -8,20 +8,19 @@ import sys
 
 import pytest
 
-
-def consult(*limits):
-    def limit():
-        for name, value in limits:
-            resource.setrlimit(name, (value, resource.getrlimit(name)[1]))
-
-    return subprocess.run(
-        [sys.executable, "-m", "vcluster", "doctor"], preexec_fn=limit, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=50, check=False,
-    )
+from vcluster.__main__ import PROGRAM, main
+from vcluster.demo.command_line import serve
 
 
 def test_it_starts_devices_and_finds_what_there_is():
-    done = consult((resource.RLIMIT_NOFILE, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
+    def limit():
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vcluster", "doctor"], preexec_fn=limit, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=50, check=False,
+    )
     assert done.stderr == ""
     assert "4 devices and a first run in" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -30,9 +29,14 @@ def test_it_starts_devices_and_finds_what_there_is():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not heed this limit")
-def test_a_limit_that_keeps_devices_from_starting_is_named():
-    done = consult((resource.RLIMIT_FSIZE, 1 << 20))
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert "! start          fails: " in done.stdout
-    assert "ulimit -f unlimited" in done.stdout
+def test_a_limit_that_keeps_devices_from_starting_is_named(capsys):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        status = serve(PROGRAM, main, ["doctor"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    out, err = capsys.readouterr()
+    assert (status, err) == (1, "")
+    assert "! start          fails: " in out
+    assert "ulimit -f unlimited" in out

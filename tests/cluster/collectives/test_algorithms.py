@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 from paths import DATA
+from runtimes import MAIN, RUNTIMES
 
 from parallelism.algorithms import COLLECTIVES, closed_form
 from parallelism.algorithms.algorithms import algorithms
@@ -68,16 +69,10 @@ def events_of(trace, rank):
     return [event for event in trace if event.rank == rank and event.kind == "collective"]
 
 
-RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
-MAIN = [RUNTIMES[0], RUNTIMES[-1]]
-"""The usual one, and what shares least with it."""
-
-
 def over(*sizes):
-    """Groups of three by every runtime, of other sizes by the main ones; of these also by every one if that may take
-    its time."""
-    default = [pytest.param(size, RUNTIMES if size == 3 else MAIN, id=str(size)) for size in sizes]
-    slow = [pytest.param(size, RUNTIMES, id=f"{size}, all", marks=pytest.mark.slow) for size in sizes if size != 3]
+    """Groups of every size by the main runtimes; by every one if that may take its time."""
+    default = [pytest.param(size, MAIN, id=str(size)) for size in sizes]
+    slow = [pytest.param(size, RUNTIMES, id=f"{size}, all", marks=pytest.mark.slow) for size in sizes]
     return pytest.mark.parametrize(("size", "runtimes"), default + slow)
 
 
@@ -127,6 +122,9 @@ def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, r
         (collective, name, {"root": size - 1} if collective in ROOTED else {}, shape)
         for collective, shape in UNEVEN for name in algorithms(collective, size)
     ]
+    wanted = [
+        results(collective, [x_of(rank, shape) for rank in range(size)], [size], **options)
+        for collective, _, options, shape in calls]
     traces = []
     for backend, transport in runtimes:
         run = cluster_of(Mesh(devices=size), backend, transport).run(perform, calls)
@@ -135,10 +133,9 @@ def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, r
         for event in run.trace:
             if event.parent is not None:
                 children.setdefault((event.rank, event.parent), []).append(event)
-        for i, (collective, name, options, shape) in enumerate(calls):
+        for i, (collective, name, _, shape) in enumerate(calls):
             where = f"{collective} {name} of {shape} over {size}, {backend} {transport}"
-            xs = [x_of(rank, shape) for rank in range(size)]
-            for rank, expected in enumerate(results(collective, xs, [size], **options)):
+            for rank, expected in enumerate(wanted[i]):
                 assert_same(run[rank][i], expected, f"{where}, rank {rank}")
                 event = events[rank][i]
                 inside = children.get((rank, event.serial), [])
@@ -161,13 +158,19 @@ def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, r
     assert all(trace == traces[0] for trace in traces)
 
 
-def group_literature():
-    sizes = sorted({case["n"] for case in LITERATURE})
-    return [(size, [case for case in LITERATURE if case["n"] == size]) for size in sizes]
+def sizes_of_the_literature():
+    """Every size on the usual runtime, eight on threads; the queue for three; all else if it may take its time."""
+    for size in sorted({case["n"] for case in LITERATURE}):
+        for backend, transport in RUNTIMES[:3]:
+            usual = transport == ("queue" if size == 3 else "shared_memory") and (backend == "thread") == (size == 8)
+            every = usual or (size == 3 and backend == "process")
+            yield pytest.param(size, backend, transport, id=f"{size}-{backend}-{transport}",
+                               marks=[pytest.mark.slow] * (not every))
 
 
-@pytest.mark.parametrize(("size", "cases"), group_literature(), ids=lambda v: str(v) if isinstance(v, int) else "")
-def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, cases):
+@pytest.mark.parametrize(("size", "backend", "transport"), [*sizes_of_the_literature()])
+def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, backend, transport):
+    cases = [case for case in LITERATURE if case["n"] == size]
     calls, owners = [], []
     for i, case in enumerate(cases):
         collective = case["op"].removeprefix("p").partition("/")[0]
@@ -179,38 +182,38 @@ def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, cases):
             mine = [(collective, NAMES[case["algorithm"]], options, shape)]
         calls += mine
         owners += [i] * len(mine)
-    for transport in ("shared_memory", "queue") if size < 8 else ("shared_memory",):
-        trace = cluster_of(Mesh(devices=size), "process", transport).run(perform, calls).trace
-        sent = np.zeros((len(cases), size), int)
-        messages = np.zeros((len(cases), size), int)
-        for rank in range(size):
-            for owner, event in zip(owners, events_of(trace, rank), strict=True):
-                sent[owner, rank] += event.bytes_sent
-                messages[owner, rank] += event.messages
-        for i, case in enumerate(cases):
-            assert sent[i].tolist() == case["sent_per_rank"], case
-            assert sent[i].sum() == case["total_bytes"], case
-            if case["messages_per_rank"] is not None:
-                assert messages[i].tolist() == [case["messages_per_rank"]] * size, case
+    trace = cluster_of(Mesh(devices=size), backend, transport).run(perform, calls).trace
+    sent = np.zeros((len(cases), size), int)
+    messages = np.zeros((len(cases), size), int)
+    for rank in range(size):
+        for owner, event in zip(owners, events_of(trace, rank), strict=True):
+            sent[owner, rank] += event.bytes_sent
+            messages[owner, rank] += event.messages
+    for i, case in enumerate(cases):
+        assert sent[i].tolist() == case["sent_per_rank"], case
+        assert sent[i].sum() == case["total_bytes"], case
+        if case["messages_per_rank"] is not None:
+            assert messages[i].tolist() == [case["messages_per_rank"]] * size, case
 
 
 @pytest.mark.slow_for("8")
-@pytest.mark.parametrize("size", [3, 4, 8])
-def test_reductions_by_every_algorithm_take_every_op(cluster_of, size):
+@pytest.mark.parametrize(("size", "backend", "transport"), [
+    (3, "process", "shared_memory"), (4, "thread", "queue"), (8, "process", "shared_memory"),
+    pytest.param(3, "thread", "queue", marks=pytest.mark.slow),
+    pytest.param(4, "process", "shared_memory", marks=pytest.mark.slow),
+])
+def test_reductions_by_every_algorithm_take_every_op(cluster_of, size, backend, transport):
     shape = (5, 3)
     ops = ["sum", "mean", "prod", "max", "min", lambda a, b: np.maximum(a, b)]
     calls = [
         (collective, name, {"op": op}, shape)
         for collective in REDUCING for name in algorithms(collective, size) for op in ops
     ]
-    runs = [cluster_of(Mesh(devices=size), "process").run(perform, calls)]
-    if size < 8:
-        runs.append(cluster_of(Mesh(devices=size), "thread", "queue").run(perform, calls))
+    run = cluster_of(Mesh(devices=size), backend, transport).run(perform, calls)
     xs = [x_of(rank, shape) for rank in range(size)]
     for i, (collective, name, options, _) in enumerate(calls):
         for rank, expected in enumerate(results(collective, xs, [size], **options)):
-            for run in runs:
-                assert_same(run[rank][i], expected, f"{collective} {name} {options}, rank {rank}")
+            assert_same(run[rank][i], expected, f"{collective} {name} {options}, rank {rank}")
 
 
 def concatenate(device, names):
@@ -223,10 +226,11 @@ def append(a, b):
     return (a // 100 * 10 ** (b % 100) + b // 100) * 100 + a % 100 + b % 100
 
 
-@pytest.mark.parametrize("size", [3, 4, 8])
-def test_an_op_that_does_not_commute_is_applied_in_group_order(cluster_of, size):
+@pytest.mark.parametrize(("size", "backend"), [
+    (3, "process"), (4, "process"), (8, "thread"), pytest.param(8, "process", marks=pytest.mark.slow)])
+def test_an_op_that_does_not_commute_is_applied_in_group_order(cluster_of, size, backend):
     names = [name for name in algorithms("all_reduce", size) if name != "ring"]  # a ring starts elsewhere
-    run = cluster_of(Mesh(devices=size)).run(concatenate, names)
+    run = cluster_of(Mesh(devices=size), backend).run(concatenate, names)
     assert run.outputs == [[int("12345678"[:size]) * 100 + size] * len(names)] * size
 
 
@@ -242,6 +246,7 @@ def mixed(device, x):
     device.recv(device.rank)
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_the_communication_matrix_adds_up_to_the_totals(cluster_of, transport):
     x = np.arange(60.0)
@@ -276,6 +281,7 @@ def many_sizes(device, xs):
         _ = device.all_reduce(x)
 
 
+@pytest.mark.slow_for("queue")
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_a_direct_all_reduce_counts_the_same_whatever_its_size(cluster_of, transport):
     xs = [np.ones(12 * n) for n in (1, 50, 100, 1000, 9000)]
@@ -298,4 +304,4 @@ def test_the_algorithm_of_mpi_is_for_the_ranks_of_a_job(cluster_of, collective):
             device.collective(collective, np.ones(3), pairs=pairs, algorithm="mpi")
         return device.all_reduce(1)
 
-    assert cluster_of(2).run(kernel).outputs == [2, 2]
+    assert cluster_of(2, "thread").run(kernel).outputs == [2, 2]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from oracle import assert_same, groups_along, results
+from runtimes import RUNTIMES, mainly
 
 from parallelism.algorithms import COLLECTIVES
 from parallelism.algorithms.algorithms import algorithms
@@ -20,7 +21,6 @@ from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError, DeviceFailedError, PerDevice
 
 MESHES = [Mesh(devices=n) for n in (1, 2, 3, 4)] + [Mesh(dp=2, tp=2), Mesh(dp=2, tp=3), Mesh(pp=2, dp=2, tp=2)]
-RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
 DTYPES = [np.dtype(t) for t in "?bBhHiIlLqQefdgFDG"]
 
 
@@ -258,7 +258,7 @@ def worlds():
 
 
 @pytest.mark.slow_for("devices=3", "pp=2, dp=2")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):
     cases = list(battery(mesh, full=full))
@@ -435,7 +435,7 @@ def late_refusals(device):
     return told, device.all_reduce(1)
 
 
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_a_member_with_a_wrong_out_does_not_hold_up_the_others(cluster_of, backend, transport):
     run = cluster_of(Mesh(devices=2), backend, transport).run(late_refusals)
     for rank, (told, total) in enumerate(run):
@@ -499,7 +499,7 @@ def total(*leaves):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, size):
     last = size - 1
     run = cluster_of(Mesh(devices=size), backend, transport).run(trees, last)
@@ -573,8 +573,7 @@ def scribble(device):
     return g
 
 
-@pytest.mark.slow_for("queue")
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_results_are_the_callers_own(cluster_of, backend, transport):
     assert cluster_of(Mesh(devices=3), backend, transport).run(scribble).outputs == [3, 3, 3]
 
@@ -596,7 +595,7 @@ def chain(device, x):
 
 
 @pytest.mark.parametrize("elements", [1, 30, 1025, 2050, 40_000])
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_collectives_on_results_of_collectives(cluster_of, backend, transport, elements):
     xs = [values(rank, (elements,)) for rank in range(4)]
     run = cluster_of(Mesh(devices=4), backend, transport).run(chain, PerDevice(xs))
@@ -621,7 +620,7 @@ def outside(device):
     return found
 
 
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_ranks_in_no_group_get_zeros_from_broadcast_and_permute_alone(cluster_of, backend, transport):
     run = cluster_of(Mesh(devices=4), backend, transport).run(outside)
     for rank, found in enumerate(run):
@@ -660,7 +659,7 @@ def objects(device):
     return [one["set"] for one in everyones], len(everyones[-1]["text"]), told["rank"], nothing, device.barrier()
 
 
-@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@mainly
 def test_objects_are_gathered_and_broadcast(cluster_of, backend, transport):
     run = cluster_of(Mesh(devices=3), backend, transport).run(objects)
     assert run.outputs == [([{0}, {1}, {2}], 10_000, 1, [None] * 3, None)] * 3

@@ -19,7 +19,6 @@ PLACES = {
     "threads": {"backend": "thread"}, "forkserver": {}, "queue": {"transport": "queue"},
     "fork": {"start_method": "fork"}, "spawn": {"start_method": "spawn"},
 }
-EVERYWHERE = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
 
 
 def given(rank, count, name):
@@ -53,11 +52,16 @@ def all_sorts(device, count, name):
     return results
 
 
-@pytest.mark.slow_for("spawn", "queue")
-@EVERYWHERE
-@pytest.mark.parametrize(("count", "name"), [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"),
-                                             (60_000, "bfloat16")])
-def test_every_way_gives_the_same_bits(cluster_of, options, count, name):
+GIVEN = [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"), (60_000, "bfloat16")]
+BY_DAY = {"threads": GIVEN, "forkserver": [GIVEN[0], GIVEN[3]], "fork": [GIVEN[1]]}
+"""The others are slow."""
+
+
+@pytest.mark.parametrize(("place", "count", "name"), [
+    pytest.param(place, *one, id=f"{place}-{one[1]}-{one[0]}", marks=[pytest.mark.slow] * (one not in by_day))
+    for place in PLACES for by_day in [BY_DAY.get(place, [])] for one in GIVEN])
+def test_every_way_gives_the_same_bits(cluster_of, place, count, name):
+    options = PLACES[place]
     found = cluster_of(MESH, **options).run(all_sorts, count, name)
     x = [given(rank, count, name) for rank in range(3)]
     total = reduce(np.add, x)                               # rounded after each addition, in group order
@@ -83,7 +87,8 @@ def test_every_way_gives_the_same_bits(cluster_of, options, count, name):
 def test_arrays_travel_to_devices_and_back(cluster_of):
     for options, name in itertools.product(PLACES.values(), DTYPES):
         x = given(0, 5, name)
-        for y in cluster_of(MESH, **options).run(lambda device, x: (x, x[0], {"x": x[::2]}), x).outputs:
+        mesh = Mesh(x=1) if options == PLACES["spawn"] else MESH    # each of these loads everything anew
+        for y in cluster_of(mesh, **options).run(lambda device, x: (x, x[0], {"x": x[::2]}), x).outputs:
             assert y[0].dtype == x.dtype and y[1].dtype == x.dtype
             assert_array_equal(y[0], x)
             assert_array_equal(y[2]["x"], x[::2])

@@ -30,6 +30,7 @@ SORTED = CollectiveKind(
     "all_sort", "everybody gets all elements, sorted", lambda arrays: np.sort(np.concatenate(arrays)))
 RUNTIMES = [{"start_method": "forkserver"}, {"start_method": "spawn"}, {"start_method": "fork"},
             {"backend": "thread"}, {"transport": "queue"}]
+BY_DAY = [(RUNTIMES[0], False), (RUNTIMES[2], True), (RUNTIMES[3], False), (RUNTIMES[3], True)]
 
 
 def hillis_steele():
@@ -135,9 +136,10 @@ def check(outputs, elements):
         np.testing.assert_array_equal(found["bruck"], np.concatenate(blocks))
 
 
-@pytest.mark.slow_for("spawn", "queue")
-@pytest.mark.parametrize("options", RUNTIMES, ids=lambda options: "-".join(options.values()))
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(("options", "before"), [
+    pytest.param(options, before, id=f"{'before' if before else 'after'}-{'-'.join(options.values())}",
+                 marks=[pytest.mark.slow] * ((options, before) not in BY_DAY))
+    for options in RUNTIMES for before in (True, False)])
 def test_what_is_registered_runs_on_every_device_whenever_it_was_registered(options, before):
     if before:
         register_all()

@@ -354,7 +354,7 @@ def test_random_layouts(cluster_of, mesh):
 
 
 def test_random_layouts_on_processes(cluster_of):
-    check_random(cluster_of(MESH), random.Random(1), 40)
+    check_random(cluster_of(MESH), random.Random(1), 15)
 
 
 @pytest.mark.slow

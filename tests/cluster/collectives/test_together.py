@@ -63,7 +63,7 @@ def check(ranks):
 
 
 @pytest.mark.not_on_mpi("what the host replaces is not replaced in another process")
-@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+@pytest.mark.parametrize("devices", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_last_one_serves_all(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))
     cluster.restart()

@@ -6,8 +6,12 @@ import dataclasses
 import os
 import pty
 import re
+import runpy
 import subprocess
 import sys
+import threading
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -42,19 +46,33 @@ def difference(out: str) -> float:
     return float(re.search(r" ok  largest difference from the same training in one process: (\S+)", out)[1])
 
 
-def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
-    trace = tmp_path / "step.json"
-    page = tmp_path / "step.html"
-    run = demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page))
-    assert run.returncode == 0
-    assert run.stderr == ""
-    lines = run.stdout.splitlines()
-    assert "\x1b" not in run.stdout
+@pytest.fixture(scope="module", params=["16 steps", pytest.param("", marks=pytest.mark.slow)])
+def main_demo(request, tmp_path_factory):
+    """The main demo: what it prints, and the files of its trace and its page.
+
+    By itself it takes more steps, in a process of its own.
+    """
+    folder = tmp_path_factory.mktemp("main")
+    trace, page = folder / "step.json", folder / "step.html"
+    words = ["mlp", "--pp", "4", "--trace", str(trace), "--html", str(page)]
+    if not request.param:
+        run = demo(*words)
+        assert (run.returncode, run.stderr) == (0, "")
+        return run.stdout, trace, page
+    with redirect_stdout(StringIO()) as out:
+        assert serve(command.PROGRAM, command.main, [*words, "--steps", request.param.split()[0]]) == 0
+    return out.getvalue(), trace, page
+
+
+def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
+    out, trace, page = main_demo
+    lines = out.splitlines()
+    assert "\x1b" not in out
     assert max(map(len, lines)) <= 80 or str(trace) in max(lines, key=len)
-    assert difference(run.stdout) < 1e-12
-    assert float(re.search(r"test accuracy (\S+)%", run.stdout)[1]) > 90
-    assert "(P-1)/(M+P-1) = 27.3% for equal stages" in run.stdout
-    assert len(re.findall(r"^  step +\d+/\d+  loss ", run.stdout, re.MULTILINE)) == 5
+    assert difference(out) < 1e-12
+    assert float(re.search(r"test accuracy (\S+)%", out)[1]) > 90
+    assert "(P-1)/(M+P-1) = 27.3% for equal stages" in out
+    assert len(re.findall(r"^  step +\d+/\d+  loss ", out, re.MULTILINE)) == 5
     pids = [line.split()[-1] for line in lines if re.match(r"  r\d +pp=\d", line)]
     assert len(set(pids)) == 4
     rows = [line for line in lines if re.match(r"rank \d  ", line)]
@@ -67,8 +85,17 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
-    assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
+    assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in out
+    assert "8 microbatches" in out and '"2F0"' in page.read_text()
+
+
+def test_the_page_of_demos_shows_it_as_it_is(main_demo):
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
+    headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
+    assert [h for h in headings(shown) if not h.startswith("rank")] == [
+        h for h in headings(main_demo[0].split("\nThe trace of that step")[0]) if not h.startswith("rank")
+    ]
 
 
 @pytest.mark.sampled(3)
@@ -113,14 +140,21 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     assert " NO  largest difference" in out
 
 
+@pytest.fixture
+def short_lines(monkeypatch):
+    """Texts that a GPT goes on with for a few bytes only."""
+    monkeypatch.setattr(gpt, "WIDTH", 66)
+
+
 PROMPT = "of_a_line_this_long_there_is_not_much_that_is_left_to_be_written"
 SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {PROMPT}"
 
 
+@pytest.mark.usefixtures("short_lines")
 @pytest.mark.parametrize(
     "words",
     [
-        "--pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
+        "--dp 2 --pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
         pytest.param("--dp 2 --pp 2 --schedule gpipe", marks=pytest.mark.slow),
         pytest.param("--dp 3 --pp 2 --tp 2 --blocks 3", marks=pytest.mark.slow),
     ],
@@ -130,31 +164,36 @@ def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(ca
     assert status == 0
     assert out.count(" ok ") == 3
     assert float(re.search(r"largest difference from the losses of one process: (\S+)", out)[1]) < 1e-9
+    assert [axis for axis in ("dp", "tp") if re.search(rf"all_reduce +{axis}", out)] == [
+        axis for axis in ("dp", "tp") if f"--{axis}" in words]
 
 
-def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path):
+@pytest.mark.usefixtures("short_lines")
+@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_gpt_demo_on_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path, dp):
     trace = tmp_path / "step.json"
-    words = f"gpt --dp 2 --pp 2 --tp 2 {SMALL_GPT} --trace"
+    words = f"gpt {f'--dp {dp}' * (dp > 1)} --pp 2 --tp 2 {SMALL_GPT} --trace"
     assert serve(command.PROGRAM, command.main, [*words.split(), str(trace)]) == 0
     out = capsys.readouterr().out
     assert out.count(" ok ") == 3
-    rows = re.findall(r"^  r\d +pp=(\d) dp=\d tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
-    assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 4 + [("1", "block 2, head")] * 4
-    assert len({row[3] for row in rows}) == 8
+    rows = re.findall(r"^  r\d +pp=(\d)(?: dp=\d)? tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 2 * dp + [("1", "block 2, head")] * 2 * dp
+    assert len({row[3] for row in rows}) == 4 * dp
     step = Trace.load(trace)
     sent = 2 * 2 * 5 * 32 * 8 * 8
-    assert re.search(rf"messages +pp +16 +{sent:,} +activations, gradients back", out)
+    assert re.search(rf"messages +pp +{8 * dp} +{sent:,} +activations, gradients back", out)
     assert step.filter(kind="send").bytes_sent() == sent
     assert re.search(r"all_reduce +tp", out)
-    assert re.search(r"all_reduce +dp", out)
+    assert dp == 1 or re.search(r"all_reduce +dp", out)
     assert out.splitlines()[-1].startswith(f"  {PROMPT[-60:]}|")
     assert max(len(line) for line in out.splitlines() if str(trace) not in line) <= 80
 
 
+@pytest.mark.usefixtures("short_lines")
 def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch):
     honest, train = gpt.expected_bytes, gpt.train
     monkeypatch.setattr(gpt, "expected_bytes", lambda job: {**honest(job), "tp": 1})
-    status, out = here(capsys, f"gpt {SMALL_GPT} --backend thread")
+    status, out = here(capsys, f"gpt --tp 2 {SMALL_GPT} --backend thread")
     assert (status, out.count(" NO ")) == (1, 1)
     assert "each axis does NOT equal its closed form" in out
     monkeypatch.setattr(gpt, "expected_bytes", honest)
@@ -165,8 +204,9 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     assert " NO  largest difference from the losses of one process" in out
 
 
+@pytest.mark.usefixtures("short_lines")
 def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
-    status, out = here(capsys, f"gpt {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
+    status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
     assert status == 1
     assert " NO  the training diverged" in out
 
@@ -197,9 +237,12 @@ def test_wrong_words_end_with_status_2_and_one_line(capsys, words):
     assert err.count("\n") == 1
 
 
-def test_the_process_that_serves_wrong_words_ends_so():
-    run = demo("mlp", "--pp", "5")
-    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+def test_the_program_that_serves_wrong_words_ends_so(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vcluster.demo", "mlp", "--pp", "5"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(command.__file__, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4])
@@ -210,9 +253,11 @@ def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
     assert " NO " not in out
 
 
-def test_the_collectives_demo_on_processes(capsys):
-    status, out = here(capsys, "collectives --devices 4 --algorithm ring")
-    assert status == 0
+def test_the_collectives_demo_in_a_process_of_its_own_on_processes():
+    run = demo("collectives", "--devices", "4", "--algorithm", "ring")
+    out = run.stdout
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
     assert "6 steps" in out
     assert "192 bytes received, on each device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
 
@@ -317,7 +362,7 @@ def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkey
     "words",
     ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",
      "--policy ulysses --cp 3 --shape 1,7,4,3 --kv-heads 1", "--policy megatron_ring --zigzag --kv-heads 2 --dp 2 "
-     "--cp 2 --tp 2", "--cp 8 --shape 1,60,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1"],
+     "--cp 2 --tp 2", "--cp 4 --shape 1,30,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1", "--cp 8 --shape 1,60,2,4"],
 )
 def test_attention_is_that_of_one_process(capsys, words):
     status, out = here(capsys, f"attention {words} --backend thread")
@@ -361,26 +406,31 @@ def test_the_reshard_demo_on_processes(capsys):
     assert "all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes" in out
 
 
-@pytest.mark.slow_for("True")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_a_bar_and_colour_unless_no_color(no_color):
+def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
     host, terminal = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
-    environment.update({"TERM": "xterm-256color"}, **({"NO_COLOR": "1"} if no_color else {}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vcluster.demo", "mlp", "--pp", "2", "--steps", "3", "--backend", "thread"],
-        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
-    )
-    os.close(terminal)
-    seen = b""
-    try:
-        while chunk := os.read(host, 65536):
-            seen += chunk
-    except OSError:
-        pass  # Linux's way to say that the other end is closed
-    finally:
-        os.close(host)
-        status = process.wait(timeout=50)
+    seen = []
+
+    def read():
+        with suppress(OSError):     # Linux's way to say that the other end is closed
+            while chunk := os.read(host, 65536):
+                seen.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with monkeypatch.context() as patch, os.fdopen(terminal, "w", encoding="utf-8") as screen:
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "stderr", screen)
+        words = "mlp --pp 2 --hidden 8,9 --steps 3 --backend thread"
+        status = serve(command.PROGRAM, command.main, words.split())
+    reader.join()
+    os.close(host)
+    seen = b"".join(seen)
     assert status == 0
     assert "━".encode() in seen  # the bar
     coloured = re.search(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|9[0-7]|38;[25];[0-9;]+)m", seen)
@@ -404,7 +454,7 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
 @pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),
-    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 --tp 2 {SMALL_GPT}", "none"),
+    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 {SMALL_GPT}", "none"),
     ("moe --dp 2 --ep 5", "dp (over infiniband), ep (over infiniband)"), ("reshard [x,_] [_,x]", "none"),
 ])
 def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words, leaving):

@@ -10,7 +10,6 @@ import pytest
 from paths import ROOT
 
 import parallelism
-from parallelism.algorithms.registry import TABLES, install, registered
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 MODULES = sorted(
@@ -18,14 +17,6 @@ MODULES = sorted(
     for package in PACKAGES for file in (ROOT / package).rglob("*.py")
     if file.stem != "__init__" and ">>> " in file.read_text(encoding="utf-8")
 )
-
-
-@pytest.fixture
-def registrations():
-    """What an example registers is gone after it."""
-    before = registered()       # a table that an example loads has nothing of ours
-    yield
-    install([*before, *[()] * (len(TABLES) - len(before))])
 
 
 @pytest.mark.usefixtures("registrations")

@@ -7,20 +7,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from paths import ROOT
 
-from vcluster.demo import __main__ as command
-
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {"plan_gpt", "recovery"}
-"""Run with the slow tests."""
+"""Run with the slow tests alone."""
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 
-def code_blocks() -> list[object]:
+def code_blocks() -> list[Any]:
     return [
         pytest.param(code, output, id=f"{path.stem}-{number}")
         for path in DOCUMENTS
@@ -38,24 +38,62 @@ def run(script: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(14)
-@pytest.mark.parametrize(("code", "output"), code_blocks())
-def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, output):
-    for library in ("jax", "onnx"):
-        if re.search(rf"^(import|from) {library}\b", code, re.MULTILINE):
-            pytest.importorskip(library)
-    script = tmp_path / "block.py"
-    script.write_text(code, encoding="utf-8")
-    printed = run(script)
+@pytest.fixture
+def run_here(capsys, monkeypatch):
+    """Runs a script as the ``__main__`` of this process: what it prints."""
+    def run(script: Path) -> str:
+        main = ModuleType("__main__")
+        main.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        monkeypatch.chdir(ROOT)
+        exec(compile(script.read_text(encoding="utf-8"), script, "exec"), vars(main))
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    return run
+
+
+@pytest.fixture
+def block(tmp_path):
+    """Writes the code of a block to a file."""
+    def write(code: str) -> Path:
+        for library in ("jax", "onnx"):
+            if re.search(rf"^(import|from) {library}\b", code, re.MULTILINE):
+                pytest.importorskip(library)
+        script = tmp_path / "block.py"
+        script.write_text(code, encoding="utf-8")
+        return script
+
+    return write
+
+
+@pytest.mark.parametrize(("code", "output"), [
+    pytest.param(*block.values, id=block.id, marks=[pytest.mark.slow] * (block.id != "README-1"))
+    for block in code_blocks()])
+def test_a_block_of_python_runs_and_prints_what_stands_below_it(block, code, output):
+    printed = run(block(code))
     if output:
         assert printed == output
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in EXAMPLES],
-    ids=lambda path: path.stem)
+@pytest.mark.usefixtures("registrations")
+@pytest.mark.parametrize(("code", "output"), code_blocks()[14::14])
+def test_some_blocks_run_in_this_process_and_print_what_stands_below_them(run_here, block, code, output):
+    printed = run_here(block(code))
+    if output:
+        assert printed == output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_its_recorded_output(script):
     assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("script", [path for path in EXAMPLES if path.stem not in LONG], ids=lambda path: path.stem)
+def test_an_example_prints_its_recorded_output_in_this_process(run_here, script):
+    assert run_here(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def test_there_are_blocks_and_examples_to_run():
@@ -70,23 +108,12 @@ def test_links_within_the_repository_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_the_page_of_demos_shows_one_as_it_is(capsys):
-    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
-    shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
-    assert command.main(["mlp", "--pp", "4", "--steps", "2"]) == 0
-    printed = capsys.readouterr().out
-    headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
-    assert [h for h in headings(shown) if not h.startswith("rank")] == [
-        h for h in headings(printed) if not h.startswith("rank")
-    ]
-
-
-def test_the_picture_of_a_schedule_is_what_its_command_draws():
+def test_the_picture_of_a_schedule_is_what_its_command_draws(capsys):
     page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
     code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', page, re.MULTILINE).groups()
     assert f"]({Path(picture).name})" in page
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
-    assert printed.stdout == (ROOT / picture).read_text(encoding="utf-8")
+    exec(code, {})
+    assert capsys.readouterr().out == (ROOT / picture).read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short_and_comes_to_a_kernel_soon():

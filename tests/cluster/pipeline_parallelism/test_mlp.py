@@ -59,9 +59,10 @@ def train(cluster, mlp, optimizer, steps, **order):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("stages", range(1, 7))
-def test_training_equals_the_full_batch_for_every_number_of_microbatches(cluster_of, stages, backend):
+@pytest.mark.parametrize("numbers", [(1, 2, 5, 9), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=len)
+def test_training_equals_the_full_batch_for_every_number_of_microbatches(cluster_of, stages, backend, numbers):
     cluster = cluster_of(Mesh(pp=stages), backend)
-    for microbatches in range(1, 10):  # of 8 rows, so that the ninth is empty
+    for microbatches in numbers:  # of 8 rows, so that the ninth is empty
         mlp = mlp_of(stages, microbatches, schedule=["gpipe", "1f1b"][microbatches % 2])
         result, reference = train(cluster, mlp, Adam(0.01), steps=2)
         assert_same_training(result, reference, rtol=1e-9, atol=1e-12)
@@ -76,15 +77,15 @@ def test_where_the_order_of_the_sums_is_the_same_the_bits_are(cluster_of, optimi
     assert_same_training(result, reference, rtol=0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize(("mesh", "stages"), [(Mesh(dp=2, pp=3), 3), (Mesh(pp=2, dp=3), 2), (Mesh(dp=3), 1)])
 def test_replicas_add_up_to_the_batch(cluster_of, mesh, stages, backend):
     replicas = mesh.shape["dp"]
     cluster = cluster_of(mesh, backend)
-    result, reference = train(cluster, mlp_of(stages, 2), Adam(0.01), steps=3)
+    result, reference = train(cluster, mlp_of(stages, 2), Adam(0.01), steps=2)
     assert_same_training(result, reference, rtol=1e-9, atol=1e-12)
-    same_order = train(cluster, mlp_of(stages, 2, "gpipe"), Adam(0.01), 3, microbatches=2, replicas=replicas)
+    same_order = train(cluster, mlp_of(stages, 2, "gpipe"), Adam(0.01), 2, microbatches=2, replicas=replicas)
     assert_same_training(*same_order, rtol=0)
 
 
@@ -174,7 +175,7 @@ def test_returns_chooses_what_comes_back(cluster_of):
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("rows", [0, 1, ROWS])
 def test_predictions_are_the_forward_with_the_parameters_in_the_devices(cluster_of, rows, backend):
-    mlp, cluster = mlp_of(3, 4), cluster_of(Mesh(dp=2, pp=3), backend)
+    mlp, cluster = mlp_of(2, 4), cluster_of(Mesh(dp=2, pp=2), backend)
     parameters = cluster.run(mlp.train_step(), *batch()).result.parameters
     x = batch(rows, seed=3)[0]
     result = cluster.run(mlp.predict_step(), x).result
@@ -187,8 +188,8 @@ def test_classes_are_learnt_in_float32(cluster_of):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((30, SIZES[0]))
     targets = x[:, :3].argmax(axis=1)
-    cluster, step = cluster_of(Mesh(pp=3)), mlp.train_step(optimizer=Adam(0.02))
-    losses = [cluster.run(step, x, targets).result.loss for _ in range(40)]
+    cluster, step = cluster_of(Mesh(pp=3)), mlp.train_step(optimizer=Adam(0.1))
+    losses = [cluster.run(step, x, targets).result.loss for _ in range(12)]
     assert losses[-1] < 0.5 * losses[0]
 
 

@@ -154,9 +154,11 @@ def test_many_schedules_train_as_one_process_does(cluster_of, schedule, chunks, 
     assert_same_training(trained(cluster_of(Mesh(dp=2, pp=2, tp=2)), model), in_one_process(3))
 
 
-def test_eight_processes_train_as_one_process_does(cluster_of):
-    model = gpt(Pipeline(2, 4))
-    assert_same_training(trained(cluster_of(Mesh(dp=2, pp=2, tp=2), "process"), model), in_one_process(2))
+@pytest.mark.parametrize("mesh", [
+    Mesh(pp=2, tp=2), pytest.param(Mesh(dp=2, pp=2, tp=2), marks=pytest.mark.slow)], ids=str)
+def test_processes_train_as_one_process_does(cluster_of, mesh):
+    model = gpt(Pipeline(2, 3))
+    assert_same_training(trained(cluster_of(mesh, "process"), model), in_one_process(2))
 
 
 def test_fewer_rows_than_replicas_and_microbatches_leave_some_without_work(cluster_of):

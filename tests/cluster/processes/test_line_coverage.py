@@ -78,7 +78,8 @@ def missing(folder, name, config=False):
 
 def test_under_pytest_cov_what_devices_ran_is_covered(folder):
     pytest.importorskip("pytest_cov")
-    run(folder, "pytest", "-p", "no:cacheprovider", "--cov=.", "--cov-branch", "--cov-report=")
+    run(folder, "pytest", "-p", "no:cacheprovider", "-p", "vcluster", "-p", "pytest_cov", "--cov=.", "--cov-branch",
+        "--cov-report=", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert missing(folder, "kernel_of_a_user.py") == NEVER
     assert missing(folder, "test_it.py") == []
 

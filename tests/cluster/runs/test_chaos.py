@@ -99,15 +99,15 @@ def leftovers():
 
 
 def test_right_programs_run(clusters):
-    right_programs(clusters, 10)
+    right_programs(clusters, 4)
 
 
 def test_a_planted_mistake_is_found(clusters):
-    planted_mistakes(clusters, 2, 6)
+    planted_mistakes(clusters, 2, 4)
 
 
 def test_a_kill_is_told(clusters):
-    kills(clusters, 3, 8)
+    kills(clusters, 3, 4)
 
 
 @pytest.mark.slow

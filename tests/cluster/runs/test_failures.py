@@ -23,6 +23,7 @@ import psutil
 import pytest
 from numpy.testing import assert_array_equal
 from paths import ROOT
+from runtimes import KINDS, RUNTIMES
 
 import vcluster.processes.crew
 import vcluster.runs.cluster
@@ -38,19 +39,16 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
-from vcluster.processes import device_process
+from vcluster.processes import device_process, forkserver
 from vcluster.processes.forkserver import SERVER
 from vcluster.runs.engine import Body
 
-KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
-PROCESSES = KINDS[:2]
-EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3]), id="-".join(kind)) for kind in KINDS]
-"""For tests that have to wait: by default one of processes and one of threads, and one of each transport."""
+PROCESSES = RUNTIMES[:2]
 
 HERE = Path(__file__).name
 
 
-@pytest.fixture(params=[*KINDS[:3], pytest.param(KINDS[3], marks=pytest.mark.slow)], ids="-".join)
+@pytest.fixture(params=KINDS)
 def cluster(request, cluster_of):
     return marked(cluster_of(Mesh(devices=3), *request.param))
 
@@ -348,7 +346,7 @@ PEERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("peer", PEERS, ids=lambda function: function.__name__)
 def test_a_failure_releases_the_others(cluster, peer, capsys):
     def kernel(device):
@@ -616,7 +614,8 @@ def test_a_device_that_is_only_stopped_is_waited_for():
         assert found == [2, 2]
 
 
-def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced():
+def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
     with VirtualCluster(2) as cluster:
         marked(cluster)
         server = SERVER.pid
@@ -675,21 +674,21 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
     def kernel(device):
         if device.rank == 1:
             peer(device)
         return device.rank if device.rank == 0 else device.recv(1)
 
-    with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.5) as cluster:
+    with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.3) as cluster:
         def in_time(check):
             with suppress(ClusterTimeoutError):  # on a crowded machine any run may take as long
                 check(cluster)
                 return True
 
         assert eventually(lambda: in_time(marked))
-        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.5") as caught:
+        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.3") as caught:
             cluster.run(kernel)
         assert "rank 1" in str(caught.value)
         assert "rank 2" in str(caught.value)
@@ -747,6 +746,7 @@ except KeyboardInterrupt:
     print("stopped", cluster.run(lambda device: device.all_reduce(1)).outputs == [3, 3, 3])
 """
 UNHANDLED = BUSY + "cluster.run(busy)"
+BOTH = HANDLED + "cluster.run(busy)"
 
 
 @contextmanager
@@ -769,9 +769,23 @@ def script(text, **values):
         process.communicate()
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
+def test_ctrl_c_stops_the_run_and_the_cluster_goes_on_until_one_that_nobody_handles():
+    with script(BOTH, backend="process", transport="shared_memory") as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "stopped True\n"
+        assert "running" in process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert out == ""
+        assert err.count("Traceback") == 1
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert process.returncode == -signal.SIGINT
+        assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
+def test_ctrl_c_stops_the_run_and_the_script_ends_well(kind):
     with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -779,6 +793,7 @@ def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
         assert eventually(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
     with script(UNHANDLED, backend="process", transport="shared_memory") as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
@@ -802,7 +817,7 @@ def kernel(device, x):
 x = np.arange(20_000.0)
 silent = open(os.devnull, "w")
 with VirtualCluster(2, backend={backend!r}) as cluster:
-    for attempt in range(25):
+    for attempt in range(0, 25, {every}):
         timer = threading.Timer(attempt * 0.0007, os.kill, (os.getpid(), signal.SIGINT))
         try:
             timer.start()
@@ -819,10 +834,11 @@ print("running")
 """
 
 
-@pytest.mark.slow_for("thread")
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
-    with script(OFTEN, backend=backend) as (process, _):
+@pytest.mark.parametrize(("backend", "every"), [
+    ("process", 3), pytest.param("process", 1, marks=pytest.mark.slow),
+    pytest.param("thread", 1, marks=pytest.mark.slow)])
+def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend, every):
+    with script(OFTEN, backend=backend, every=every) as (process, _):
         _, err = process.communicate(timeout=30)
         assert (err, process.returncode) == ("", 0)
 
@@ -962,7 +978,7 @@ def semaphores(monkeypatch):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
 def test_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):
         with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
@@ -979,7 +995,7 @@ def test_clusters_leave_nothing_behind(kind, semaphores):
     once(2)
     gc.collect()  # of the tests before
     before = belongings()
-    for i in range(8 if kind == KINDS[0] else 6):
+    for i in range(4):
         once(i)
     eventually(lambda: belongings() == before, 3.0)
     assert belongings() == before
@@ -1016,7 +1032,7 @@ def held_nbytes(cluster):
 
 @pytest.mark.slow_for("queue")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", KINDS[:3], ids="-".join)
+@pytest.mark.parametrize("kind", RUNTIMES[:3], ids="-".join)
 def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
     x = np.ones(1 << 17)  # 1 MiB
 
@@ -1025,10 +1041,10 @@ def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
         return x + device.recv(1 - device.rank), device.all_reduce(x)
 
     with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
-        for _ in range(10):
+        for _ in range(5):
             cluster.run(kernel, x)
         before = held_nbytes(cluster)
-        for _ in range(40):
+        for _ in range(30):
             cluster.run(kernel, x)
         assert held_nbytes(cluster) - before < 24 << 20
 
@@ -1053,10 +1069,10 @@ def test_memory_and_descriptors_are_flat_over_failures_and_kills():
         assert_array_equal(run[1], 2 * x)
 
     with VirtualCluster(2) as cluster:
-        for attempt in range(6):
+        for attempt in range(3):
             fail(attempt)
         before, descriptors = shared_nbytes(), belongings()["descriptors"]
-        for attempt in range(18):       # each leaves more than a MiB, if it leaves anything
+        for attempt in range(15):       # each leaves more than a MiB, if it leaves anything
             fail(attempt)
         assert shared_nbytes() - before < 12 << 20
         assert belongings()["descriptors"] == descriptors

@@ -57,7 +57,7 @@ BACKENDS = [
 ]
 
 
-@pytest.mark.slow_for("spawn")
+@pytest.mark.slow_for("spawn", "fork")
 @pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
 def test_a_device_keeps_a_program_with_what_it_derived(cluster_of, backend, options):
     cluster = cluster_of(Mesh(devices=3), backend, **options)

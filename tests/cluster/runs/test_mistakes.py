@@ -23,9 +23,11 @@ LINE = f"{__file__}:"
 
 
 SIZES = [(2, "process"), (4, "process"), (8, "process"), (4, "thread")]
+BY_DAY = [SIZES[0], SIZES[-1]]
 
 
-@pytest.fixture(params=SIZES, ids="{0[0]}-{0[1]}".format, scope="module")
+@pytest.fixture(scope="module", params=[
+    pytest.param(one, id=f"{one[0]}-{one[1]}", marks=[pytest.mark.slow] * (one not in BY_DAY)) for one in SIZES])
 def cluster(request):
     size, backend = request.param
     with VirtualCluster(size, backend=backend) as cluster:
@@ -57,7 +59,7 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow_for(*(f"process-{what}" for what in MISMATCHES if what not in ("shape", "kind", "pairs")))
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_members_that_call_different_things_are_told_what_each_called(cluster, what):
     call, odd_text, operation, differs_in = MISMATCHES[what]

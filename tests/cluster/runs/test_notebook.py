@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+from functools import cache
 
 import psutil
 import pytest
@@ -12,34 +13,62 @@ from paths import ROOT
 from vcluster import DeadlockError, VirtualCluster
 
 SHELL = """
-import gc, sys
-import psutil
+import gc, re, sys
 from IPython.core.interactiveshell import InteractiveShell
 
 shell = InteractiveShell.instance()
-shell.run_cell("from vcluster import VirtualCluster", store_history=True)
+shell.colors = "NoColor"
+for cell in {mistakes!r}:
+    print("=====")
+    shell.run_cell(cell, store_history=True)
+print("=====")
 for _ in range(10):
     shell.run_cell({cell!r}, store_history=True)
 gc.collect()
 alive = [c for c in gc.get_objects() if type(c).__name__ == "VirtualCluster" and not c.closed]
-print(len(alive), sum(c.size for c in alive), repr(shell.user_ns["_oh"].get(11)), file=sys.__stdout__)
+last = shell.user_ns["_oh"].get(shell.execution_count - 1)
+print(len(alive), sum(c.size for c in alive), repr(last), file=sys.__stdout__)
 """
+MISTAKES = [
+    "import numpy as np\nfrom vcluster import VirtualCluster\ncluster = VirtualCluster(2)",
+    "def differ(device):\n    x = np.ones(2 + device.rank)\n    return device.all_reduce(x)  # here\n"
+    "cluster.run(differ)",
+    "def wait(device):\n    if device.rank == 0:\n        device.recv(1)  # for ever\ncluster.run(wait)",
+    "def divide(device):\n    return 1 / (device.rank - 1)\ncluster.run(divide)",
+    "def stop(device):\n    breakpoint()\ncluster.run(stop)",
+    "cluster.close()",
+]
+
+
+@pytest.fixture(scope="module")
+def in_a_shell(tmp_path_factory):
+    """What the mistakes, and then ten runs of a cell, show in a shell in a process of its own."""
+    pytest.importorskip("IPython")
+    folder = tmp_path_factory.mktemp("shell")
+
+    @cache
+    def run(cell):
+        done = subprocess.run(
+            [sys.executable, "-c", SHELL.format(mistakes=MISTAKES, cell=cell)],
+            capture_output=True, text=True, check=False, cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder)})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+SHOWN = "cluster = VirtualCluster(2, backend='thread')\ncluster"
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("cell", "left"), [
-    ("cluster = VirtualCluster(2, backend='thread')\ncluster", "1 2"),
-    ("VirtualCluster(2, backend='thread')", "1 2"),    # IPython keeps its last result until the next
+    (SHOWN, "1 2"), ("VirtualCluster(2, backend='thread')", "1 2"),    # IPython keeps its last result until the next
     ("cluster = VirtualCluster(4)\ncluster", "1 4"),
 ])
-def test_a_cell_that_shows_a_cluster_leaves_one_however_often_it_is_run(cell, left, tmp_path):
-    pytest.importorskip("IPython")
-    done = subprocess.run(
-        [sys.executable, "-c", SHELL.format(cell=cell)], capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"{left} <VirtualCluster of Mesh(devices={left[-1]})"), done.stdout + done.stderr
+def test_a_cell_that_shows_a_cluster_leaves_one_however_often_it_is_run(in_a_shell, cell, left):
+    shown = in_a_shell(cell)
+    assert shown.splitlines()[-1].startswith(f"{left} <VirtualCluster of Mesh(devices={left[-1]})"), shown
 
 
 def test_the_picture_names_the_mesh_the_devices_and_their_processes():
@@ -60,34 +89,8 @@ def test_of_many_devices_the_first_have_rows():
     gc.collect()
 
 
-ERRORS = """
-import re, sys
-from IPython.core.interactiveshell import InteractiveShell
-
-shell = InteractiveShell.instance()
-shell.colors = "NoColor"
-for cell in {cells!r}:
-    print("=====")
-    shell.run_cell(cell, store_history=True)
-"""
-MISTAKES = [
-    "import numpy as np\nfrom vcluster import VirtualCluster\ncluster = VirtualCluster(2)",
-    "def differ(device):\n    x = np.ones(2 + device.rank)\n    return device.all_reduce(x)  # here\n"
-    "cluster.run(differ)",
-    "def wait(device):\n    if device.rank == 0:\n        device.recv(1)  # for ever\ncluster.run(wait)",
-    "def divide(device):\n    return 1 / (device.rank - 1)\ncluster.run(divide)",
-    "def stop(device):\n    breakpoint()\ncluster.run(stop)",
-    "cluster.close()",
-]
-
-
-def test_errors_name_the_cell_and_its_line_and_hide_the_library(tmp_path):
-    pytest.importorskip("IPython")
-    done = subprocess.run(
-        [sys.executable, "-c", ERRORS.format(cells=MISTAKES)],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)})
-    differ, wait, divide, stop = done.stdout.split("=====\n")[2:6]
+def test_errors_name_the_cell_and_its_line_and_hide_the_library(in_a_shell):
+    differ, wait, divide, stop = in_a_shell(SHOWN).split("=====\n")[2:6]
     line = "    return device.all_reduce(x)  # here"
     assert f"called all_reduce(float64[2], op='sum') at Cell In[2], line 3\n{line}" in differ
     line = "    device.recv(1)  # for ever"

@@ -9,14 +9,13 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from runtimes import KINDS
 
 from parallelism.mesh import Mesh
 from vcluster import ClusterError, DeviceFailedError
 
-KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory")]
 
-
-@pytest.fixture(params=KINDS, ids="-".join)
+@pytest.fixture(params=KINDS)
 def cluster(request, cluster_of):
     return cluster_of(Mesh(devices=2), *request.param)
 

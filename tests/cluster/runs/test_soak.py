@@ -1,8 +1,10 @@
 """The soak finds what it looks for, and nothing else."""
 
+import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from paths import ROOT
 
@@ -16,11 +18,11 @@ def soak(*options):
 
 
 def test_trials_that_find_nothing_end_with_0_and_a_table():
-    done = soak("--minutes", "1", "--times", "3", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
+    done = soak("--minutes", "1", "--times", "1", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
     assert done.returncode == 0, done.stdout + done.stderr
     *_, head, row, killed, found = done.stdout.splitlines()
     assert head.split() == ["trial", "thread-shm"]
-    assert row.split() in (["mistake", "1"], ["mistake", "2"], ["mistake", "3"])
+    assert row.split() == ["mistake", "1"]
     assert "hosts were killed and left nothing" in killed
     assert found == "nothing found"
 
@@ -41,10 +43,11 @@ SERIES = {
 }
 
 
-def test_a_trend_is_new_maxima_again_and_again():
-    paths = os.pathsep.join(map(str, (ROOT, SOAK, ROOT / "tests" / "support")))
-    call = f"from flat import rises; print([rises(samples) for samples, _ in {list(SERIES.values())}])"
-    said = subprocess.run(
-        [sys.executable, "-c", call], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": paths}).stdout
-    assert said == f"{[trend for _, trend in SERIES.values()]}\n"
+def test_a_trend_is_new_maxima_again_and_again(monkeypatch):
+    monkeypatch.syspath_prepend(SOAK)
+    flat = importlib.import_module("flat")
+    for name, module in [*sys.modules.items()]:
+        if SOAK in Path(getattr(module, "__file__", None) or "/").parents:
+            del sys.modules[name]   # which others may have, too
+    assert {name: flat.rises(samples) for name, (samples, _) in SERIES.items()} == {
+        name: trend for name, (_, trend) in SERIES.items()}

@@ -17,12 +17,13 @@ from vcluster.runs import VirtualCluster
 SCRIPT = """
 import gc, os, resource, sys
 from vcluster import ClusterError, VirtualCluster
-which, number, method = sys.argv[1:]
+method, *words = sys.argv[1:]
 before = len(os.listdir("/proc/self/fd"))
-if which == "directory":
-    os.mkdir(number); os.chdir(number); os.rmdir("../" + number)
-else:
-    resource.setrlimit(getattr(resource, which), (int(number), resource.getrlimit(getattr(resource, which))[1]))
+for which, number in zip(words[::2], words[1::2]):
+    if which == "directory":
+        os.mkdir(number); os.chdir(number); os.rmdir("../" + number)
+    else:
+        resource.setrlimit(getattr(resource, which), (int(number), resource.getrlimit(getattr(resource, which))[1]))
 try:
     with VirtualCluster(2, start_method=method) as cluster:
         print(cluster.run(lambda device: int(device.all_reduce(1))).outputs)
@@ -44,18 +45,30 @@ LIMITS = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize(("which", "number"), LIMITS)
-def test_a_limit_of_the_system_is_kept_or_named(which, number, start_method, tmp_path):
+def under(limits, start_method, folder):
+    """What a cluster under these limits says, and what is left open if it could not start."""
+    words = [str(word) for limit in limits for word in limit]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, which, str(number), start_method], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", SCRIPT, start_method, *words], cwd=folder, capture_output=True, text=True,
         env={"PYTHONPATH": str(ROOT), "PATH": ""}, check=False)
     assert done.stderr == ""
     first, *rest = done.stdout.splitlines()
-    assert LIMITS[which, number] in first
     assert rest in ([], ["left open 0"])
+    return first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_a_limit_of_the_system_is_kept_or_named(limit, start_method, tmp_path):
+    assert LIMITS[limit] in under([limit], start_method, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_limits_that_leave_enough_are_kept_all_together(tmp_path):
+    enough = [limit for limit, said in LIMITS.items() if said == "[2, 2]"]
+    assert len(enough) == 3 and under(enough, "forkserver", tmp_path) == "[2, 2]"
 
 
 def test_without_semaphores_shared_memory_works_and_queues_say_so(monkeypatch):

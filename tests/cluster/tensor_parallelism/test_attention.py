@@ -120,16 +120,16 @@ def joined(run, operation):
 
 def check(cluster, operation, values, grad):
     """Everything equals one process; the bytes are those of the plan."""
+    plan = operation.plan([x.shape for x in values], cluster.mesh)      # before: else each thread searches for it
     run = run_step(cluster, operation, values, grad)
     expected = [attention(*values, operation.causal), *gradients(values, grad, operation.causal)]
     for one, other in zip(joined(run, operation), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max(initial=0))
-    plan = operation.plan([x.shape for x in values], cluster.mesh)
     assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     return run
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("mesh", "name", "sharding", "policy"), CASES)
 def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name, sharding, policy):
     cluster = cluster_of(mesh, "thread")
@@ -139,6 +139,7 @@ def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh,
         check(cluster, Attention(sharding, policy, causal=causal, zigzag="zigzag" in name), values, grad)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["ring", "zigzag", "ulysses", "sequence", "megatron, whole keys"])
 @pytest.mark.parametrize(
     "extents",

@@ -156,9 +156,14 @@ def test_a_rebuilt_traceback_has_the_lines_and_names_of_the_first():
 # -- sessions of their own ---------------------------------------------------------------------------------------------
 
 
+ALONE = ("-p", "vcluster", "-p", "no:cacheprovider")
+"""With no other plugin, if none is loaded by itself."""
+
+
 @pytest.fixture
-def session(pytester):
+def session(pytester, monkeypatch):
     """Runs a test file with the plugin in this process: returns what pytest printed, as a list of lines, and counts."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text, *options, conftest=None, subprocess=False):
         if conftest is not None:
@@ -166,7 +171,7 @@ def session(pytester):
         pytester.makepyfile("import numpy as np\nimport pytest\n" + inspect.cleandoc(text))
         run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
         # Without --rootdir a setup.py in a folder above would be the root, and names of tests would have its path.
-        return run("-p", "no:cacheprovider", "-p", "no:hypothesispytest", f"--rootdir={pytester.path}", *options)
+        return run(*ALONE, f"--rootdir={pytester.path}", *options)
 
     return run
 
@@ -543,7 +548,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
         from hypothesis import given, settings, strategies as st
 
         @pytest.mark.spmd(tp=2)
-        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=10, deadline=None, derandomize=True, database=None)
         @given(n=st.integers(0, 1000))
         def test_sum(device, n):
             assert not device.state
@@ -565,7 +570,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
 def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
     leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")
-    result = session(FAILING + leaking, "-n", "1", subprocess=True)
+    result = session(FAILING + leaking, "-p", "xdist", "-n", "1", subprocess=True)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines_random(
         [
@@ -576,15 +581,16 @@ def test_under_xdist_reports_are_the_same(session):
 
 
 def test_pdb_on_a_process_says_where_there_is_one(session):
-    result = session(FAILING, "--pdb", subprocess=True)
+    result = session(FAILING, "--pdb")
     result.stdout.fnmatch_lines(
         ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
     )
 
 
-def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester):
+def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     path = pytester.makepyfile("import pytest\n" + FAILING)
-    options = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--pdb", "--vcluster-backend=thread")
+    options = (*ALONE, "--pdb", "--vcluster-backend=thread")
     result = pytester.run(sys.executable, "-m", "pytest", *options, path, stdin=b"p got\nq\n")
     result.stdout.fnmatch_lines(["*{'rank': 0, 'same': 1}"])
 

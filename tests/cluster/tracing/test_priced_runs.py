@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from runtimes import KINDS, RUNTIMES
 
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware, HostLink, Link
@@ -16,7 +17,6 @@ from parallelism.trace import UndeclaredComputeWarning
 from pipeline_parallelism import MLP
 from vcluster import VirtualCluster
 
-KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 ON = {"hardware": "dgx-h100", "compute": "modelled"}
 
 
@@ -57,7 +57,7 @@ def modelled():
         return quietly(cluster.run(kernel))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("kind", KINDS)
 def test_modelled_runs_are_the_same_to_the_last_bit(cluster_of, modelled, kind):
     cluster = cluster_of(Mesh(dp=2, tp=2), *kind, **ON)
     assert virtual(modelled) == virtual(quietly(cluster.run(kernel))) == virtual(quietly(cluster.run(kernel)))
@@ -107,7 +107,7 @@ def test_collectives_and_messages_share_links_in_a_run_as_in_its_record_priced_a
 @pytest.mark.timeout(600)
 def test_modelled_runs_on_crowded_cores_are_the_same_to_the_last_bit(cluster_of, hogs):
     found = []
-    for kind in KINDS:
+    for kind in RUNTIMES:
         cluster = cluster_of(
             Mesh(dp=2, tp=3), *kind, hardware=joined_by_one_port(), compute="modelled", deadline_seconds=300)
         for program in (crowd, crowd, crowd, crowd, crowd, mixed):
@@ -127,7 +127,8 @@ def mixed(device):
     return x
 
 
-@pytest.mark.parametrize("kind", KINDS[:2], ids="-".join)
+@pytest.mark.slow_for("queue")
+@pytest.mark.parametrize("kind", RUNTIMES[:2], ids="-".join)
 def test_a_run_recorded_on_the_host_is_priced_as_one_made_there(cluster_of, modelled, kind):
     trace = cluster_of(Mesh(dp=2, tp=2), *kind).run(kernel).trace
     assert (trace.hardware, trace.compute) == (None, "measured")
