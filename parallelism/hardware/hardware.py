@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import inf, prod
 from operator import mul
@@ -179,6 +179,7 @@ class Hardware:
     presets = staticmethod(hardware_files.presets)
 
     @classmethod
+    @lru_cache(maxsize=64)
     def preset(cls, name: str) -> Hardware:
         """A preset by its name; after a colon the extents of its outermost level, after a plus the name of a stack.
 
@@ -193,15 +194,15 @@ class Hardware:
         names = cls.presets()
         known, colon, extents = name.partition(":")
         if known not in names:
-            close = did_you_mean(known, names) or f"; there is {', '.join(names)}"
-            raise ValueError(f"no hardware {checked.shown(name)}{close}")
+            raise ValueError(f"no hardware {checked.shown(name)}"
+                             f"{did_you_mean(known, names) or '; there is ' + ', '.join(names)}")
         found = hardware_files.build(cls, hardware_files.read_preset(known), known, parts=_PARTS)
         if not colon:
             return found
         sides = extents.lower().split("x")
         if not all(side.isascii() and side.isdigit() and len(side) < 9 for side in sides):
-            raise ValueError(
-                f"extents of {known} must be like {_by(found.links[-1].extents)}; got {checked.shown(extents)}")
+            like = _by(found.links[-1].extents)
+            raise ValueError(f"extents of {known} must be like {like}; got {checked.shown(extents)}")
         return found.resized(*map(int, sides))
 
     @classmethod
