@@ -191,11 +191,10 @@ class Hardware:
         preset, stack = split_name(name)
         if stack:
             return on_stack(cls.preset(preset), stack)
-        names = cls.presets()
         known, colon, extents = name.partition(":")
-        if known not in names:
-            raise ValueError(f"no hardware {checked.shown(name)}"
-                             f"{did_you_mean(known, names) or '; there is ' + ', '.join(names)}")
+        if known not in (names := cls.presets()):
+            close = did_you_mean(known, names) or f"; there is {', '.join(names)}"
+            raise ValueError(f"no hardware {checked.shown(name)}{close}")
         found = hardware_files.build(cls, hardware_files.read_preset(known), known, parts=_PARTS)
         if not colon:
             return found
