@@ -203,7 +203,11 @@ def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expect
     assert not started.is_alive()
 
 
-def test_a_killed_process_is_seen_at_its_sentinel(start_method):
+def test_a_killed_process_is_seen_at_its_sentinel_and_no_descriptor_stays_open(start_method):
+    if start_method == "forkserver":
+        ask(int, start_method=start_method)
+    process.active_children()
+    before = psutil.Process().num_fds()
     with blocked(start_method) as [started]:
         assert started.is_alive() and started.exitcode is None
         assert wait([started.sentinel], 0) == []
@@ -212,6 +216,9 @@ def test_a_killed_process_is_seen_at_its_sentinel(start_method):
         started.join()
         assert started.exitcode == -signal.SIGUSR1
         started.kill()  # nothing is there: nothing happens
+    del started
+    process.active_children()
+    assert psutil.Process().num_fds() == before
 
 
 @pytest.mark.slow_for("spawn")
@@ -227,6 +234,7 @@ def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     assert looked and not {each.pid for each in started} & {*looked}
 
 
+@pytest.mark.slow_for("spawn")
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
     before = psutil.Process().num_fds()
@@ -436,7 +444,7 @@ def _gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("work", ["signal.pause()", "pass"])
 def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(work, tmp_path):
     script = HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
@@ -451,7 +459,7 @@ def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(wor
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_the_end_of_the_host_leaves_no_process(end):
     done = run_python("-c", HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end=end))
@@ -461,13 +469,15 @@ def test_the_end_of_the_host_leaves_no_process(end):
     assert all(_gone(int(pid)) for pid in pids)
 
 
-def test_interrupting_the_whole_group_ends_the_host_alone():
+def test_interrupting_the_whole_group_ends_the_host_alone_and_its_end_leaves_no_process():
     script = HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end="signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
     ) as host:  # fmt: skip
-        host.stdout.readline()
+        pids = host.stdout.readline().split()
+        assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
         os.killpg(host.pid, signal.SIGINT)
         out, err = host.communicate(timeout=50)
-    assert (out.split(), err) == (["True"] * len(EACH_AND_AGAIN), "")
+    assert (out.split(), err, host.returncode) == (["True"] * len(EACH_AND_AGAIN), "", 0)
+    assert all(_gone(int(pid)) for pid in pids)

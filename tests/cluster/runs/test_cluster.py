@@ -757,6 +757,7 @@ def test_a_program_comes_from_stdin(tmp_path):
     assert check_script(python("-", input=SCRIPT, cwd=tmp_path)).stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_comes_from_the_command_line(tmp_path):
     assert check_script(python("-c", SCRIPT, cwd=tmp_path)).stderr == ""
 
@@ -818,6 +819,7 @@ print(json.dumps([[each for each in cell if {"text", "ename"} & {*each}] for cel
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_lives_across_the_cells_of_a_notebook(tmp_path):
     for name in ("jupyter_client", "ipykernel"):
         pytest.importorskip(name)
