@@ -284,7 +284,7 @@ def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(capsys):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("nbytes", [8, 100_004])
 def test_three_devices_give_the_right_answers_in_every_case(memory, nbytes):

@@ -191,7 +191,7 @@ def test_a_forked_process_closes_what_it_is_told_to():
     os.close(write)
 
 
-@pytest.mark.slow_for("spawn-None", "spawn-'words'")
+@pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'words'", 1)])
 def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expected):
     def end():
@@ -371,7 +371,7 @@ def run_python(*arguments, stdin=None, **options):
     )  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["file", "stdin", "-c"])
 def test_a_script_needs_no_main_guard(way, tmp_path):
     script = SCRIPT.format(methods=START_METHODS, numbers="range(2 - (method == 'spawn'))")

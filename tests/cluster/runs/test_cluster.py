@@ -762,6 +762,7 @@ def test_a_program_comes_from_the_command_line(tmp_path):
     assert check_script(python("-c", SCRIPT, cwd=tmp_path)).stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_is_typed_into_an_interpreter(tmp_path):
     typed = SCRIPT.replace("\n\nkernel", "\n\n\nkernel").replace("\n\n", "\n\n\n")
     check_script(python("-i", "-q", input=typed, cwd=tmp_path))

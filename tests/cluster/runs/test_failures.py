@@ -363,7 +363,7 @@ def test_a_failure_releases_the_others(cluster, peer, capsys):
     assert "Exception ignored" not in capsys.readouterr().err
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("exitcode", [None, 3])
 def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, impatient, exitcode):
     def kernel(device):
@@ -672,7 +672,7 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
     check_works(cluster)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
