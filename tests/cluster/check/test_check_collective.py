@@ -537,7 +537,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     assert check_collective("all_reduce", in_halves, algorithm="ring", hop=1)
 
 
-@pytest.mark.sampled(40, 2)
+@pytest.mark.sampled(30, 26)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":

@@ -120,7 +120,7 @@ TWO_AXES = [
 MESHES = [Mesh(x=1), Mesh(x=2), Mesh(x=4), Mesh(x=8), Mesh(x=2, y=2), Mesh(x=2, y=3)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6, 5)
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh):
     cluster = cluster_of(mesh, "thread")
@@ -211,7 +211,6 @@ FORMULAS = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", FORMULAS)
 def test_a_layer_runs_the_collectives_it_names_with_the_bytes_of_its_formula(which):
     name, operation, forward_bytes, backward_bytes, kinds = FORMULAS[which]

@@ -130,7 +130,6 @@ NAMED = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.slow_for("thread")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 @pytest.mark.parametrize(("policy", "lhs", "rhs", "out", "collectives", "nbytes"), NAMED)

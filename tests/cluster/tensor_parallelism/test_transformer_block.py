@@ -178,7 +178,7 @@ def check_named(cluster_of, mesh, name, backend="thread"):
     return check(cluster_of(mesh, backend), case.operation(sharding, policy, zigzag="zigzag" in name), case)
 
 
-@pytest.mark.sampled(5, 4)
+@pytest.mark.sampled(10, 4)
 @pytest.mark.parametrize(("mesh", "name"), FEW, ids=str)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     check_named(cluster_of, mesh, name)
@@ -214,6 +214,7 @@ def test_without_dropout_masks_and_positions_and_with_other_parts_it_is_the_same
     check(cluster_of(Mesh(x=2, y=2), "thread"), BOTH_WAYS.operation(B.megatron_ring("x", "y")), BOTH_WAYS)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", ["megatron", "zigzag"])
 def test_the_result_of_a_run_has_its_rows_in_order_and_the_same_elements_dropped(cluster_of, name):
     case, (sharding, policy) = MULTI_HEAD, named(name)
