@@ -19,8 +19,8 @@ import psutil
 import pytest
 from paths import ROOT
 
-from vcluster import VirtualCluster
-from vcluster.processes import default_start_method, device_process as processes
+from vcluster import DeviceFailedError, VirtualCluster
+from vcluster.processes import default_start_method, device_process as processes, forkserver
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
 from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
@@ -262,6 +262,24 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
             assert each.exitcode == -signal.SIGKILL
             assert _gone(each.pid)
         assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
+
+
+def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
+    with VirtualCluster(2) as cluster:
+        cluster.run(lambda device: device.state.update(mark=device.rank))
+        server = processes.SERVER.pid
+        os.kill(server, signal.SIGSTOP)
+        try:
+            os.kill(cluster.pids()[1], signal.SIGABRT)
+            with pytest.raises(DeviceFailedError, match=r"rank 1 .* was ended by SIGABRT"):
+                cluster.run(lambda device: device.barrier())
+            assert processes.SERVER.pid != server
+            kernel = lambda device: (int(device.all_reduce(1)), device.state.get("mark"))
+            assert cluster.run(kernel).outputs == [(2, 0), (2, None)]
+            cluster.close()  # one device is a child of the server that cannot tell of its end
+        finally:
+            os.kill(server, signal.SIGCONT)
 
 
 def test_stopping_the_fork_server_ends_what_it_started():

@@ -39,8 +39,7 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
-from vcluster.processes import device_process, forkserver
-from vcluster.processes.forkserver import SERVER
+from vcluster.processes import device_process
 from vcluster.runs.engine import Body
 
 PROCESSES = RUNTIMES[:2]
@@ -614,24 +613,6 @@ def test_a_device_that_is_only_stopped_is_waited_for():
         assert found == [2, 2]
 
 
-def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
-    monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
-    with VirtualCluster(2) as cluster:
-        marked(cluster)
-        server = SERVER.pid
-        os.kill(server, signal.SIGSTOP)
-        try:
-            os.kill(cluster.pids()[1], signal.SIGABRT)
-            with pytest.raises(DeviceFailedError, match=r"rank 1 .* was ended by SIGABRT"):
-                cluster.run(lambda device: device.barrier())
-            assert SERVER.pid != server
-            kernel = lambda device: (int(device.all_reduce(1)), device.state.get("mark"))
-            assert cluster.run(kernel).outputs == [(2, 0), (2, None)]
-            cluster.close()  # one device is a child of the server that cannot tell of its end
-        finally:
-            os.kill(server, signal.SIGCONT)
-
-
 # -- errors of the cluster's own ---------------------------------------------------------------------------------------
 
 
@@ -1028,6 +1009,7 @@ def held_nbytes(cluster):
     return shared_nbytes() + sum(own)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("queue")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", RUNTIMES[:3], ids="-".join)
