@@ -315,6 +315,7 @@ def many_open_files(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_host_with_more_than_a_thousand_open_files_starts_processes_and_forks(start_method):
@@ -346,6 +347,7 @@ def test_the_start_method_follows_the_platform(monkeypatch):
         default_start_method()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for("spawn")
 def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_method):
     with blocked(start_method, 2) as started:
