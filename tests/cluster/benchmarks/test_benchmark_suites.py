@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
 import subprocess
 import sys
-from contextlib import closing
+import tempfile
+from collections.abc import Callable
+from contextlib import closing, redirect_stderr, redirect_stdout
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,11 +45,21 @@ def benchmarks(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def figures(folder: Path, *words: str) -> dict[str, Any]:
+def here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process, with a folder for temporary files."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("TMPDIR", str(folder))
+        status = serve(PROGRAM, main, words)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
+def figures(folder: Path, *words: str, run: Callable[..., Any] = benchmarks) -> dict[str, Any]:
     """The document that suites write, after a look at how it ended."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    done = benchmarks(temporary, *words, *TINY, "--json", str(folder / "figures.json"))
+    done = run(temporary, *words, *TINY, "--json", str(folder / "figures.json"))
     assert done.stderr == ""
     assert done.returncode == 0
     assert list(temporary.iterdir()) == []
@@ -144,7 +157,7 @@ def test_cliffs(tmp_path):
 
 
 def test_a_suite_writes_its_figures(tmp_path):
-    document = figures(tmp_path, "collectives", "--operations", "barrier")
+    document = figures(tmp_path, "collectives", "--operations", "barrier", run=here)
     (barrier,) = of(document, "collectives")
     assert cells([barrier]) == {("barrier", 2, 0)}
     assert barrier["from_first_start"]["median"] >= barrier["seconds"]["median"]
@@ -271,7 +284,7 @@ def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(capsys):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("nbytes", [8, 100_004])
 def test_three_devices_give_the_right_answers_in_every_case(memory, nbytes):

@@ -106,7 +106,7 @@ def exchange_sum(device, x):
     return total
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10, 2)
 @pytest.mark.parametrize(("kind", "mine"), [
     ("all_reduce", ring_sum), ("all_reduce", ring_all_reduce), ("all_gather", ring_gather),
     ("all_to_all", exchange_blocks), ("broadcast", from_root), ("reduce", to_root), ("scatter", scattered),
@@ -537,7 +537,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     assert check_collective("all_reduce", in_halves, algorithm="ring", hop=1)
 
 
-@pytest.mark.sampled(24, 2)
+@pytest.mark.sampled(30, 26)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":

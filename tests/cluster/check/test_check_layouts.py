@@ -87,6 +87,7 @@ RESHARDINGS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("one rank only")
 @pytest.mark.parametrize("name", RESHARDINGS)
 def test_a_usual_mistake_in_a_change_of_layout_is_named(name):

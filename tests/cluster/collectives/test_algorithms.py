@@ -168,6 +168,7 @@ def sizes_of_the_literature():
                                marks=[pytest.mark.slow] * (not every))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "backend", "transport"), [*sizes_of_the_literature()])
 def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, backend, transport):
     cases = [case for case in LITERATURE if case["n"] == size]
@@ -196,6 +197,7 @@ def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, backend, tran
             assert messages[i].tolist() == [case["messages_per_rank"]] * size, case
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("8")
 @pytest.mark.parametrize(("size", "backend", "transport"), [
     (3, "process", "shared_memory"), (4, "thread", "queue"), (8, "process", "shared_memory"),

@@ -210,7 +210,7 @@ def ring(device, rounds, elements):
     return x, arrived
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @everywhere
 @pytest.mark.parametrize("capacity", [0, 1, 16])
 def test_a_ring_does_not_lock_up(cluster_of, backend, transport, capacity):
@@ -314,6 +314,7 @@ def adopted(device, count, elements):
     return [part[0] for part in kept]
 
 
+@pytest.mark.sampled(4)
 @mainly
 @pytest.mark.parametrize("elements", [2047, 2050, 30_000])
 def test_large_messages_stay_valid_and_private(cluster_of, backend, transport, elements):

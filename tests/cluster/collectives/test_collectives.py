@@ -498,6 +498,7 @@ def total(*leaves):
     return summed if isinstance(leaves[0], np.ndarray) else summed[()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 3])
 @mainly
 def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, size):
@@ -541,7 +542,7 @@ def bits(device):
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("size", [3, 8])
 def test_every_rank_has_the_same_bits_after_an_all_reduce(cluster_of, backend, transport, size):
@@ -594,6 +595,7 @@ def chain(device, x):
     return z
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("elements", [1, 30, 1025, 2050, 40_000])
 @mainly
 def test_collectives_on_results_of_collectives(cluster_of, backend, transport, elements):

@@ -154,6 +154,7 @@ def just_above_inline(device):
     return functions, len(waits)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_one_element_more_than_a_slot_takes_needs_one_rendezvous_too(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))
@@ -313,6 +314,7 @@ def count_bytes(device, elements, memory):
     return found, device.endpoint.peers.can_be_read(range(device.size))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_large_collectives_look_at_each_byte_once_and_write_each_byte_once(cluster_of, devices):
     whole, part = 8 * LARGE, 8 * LARGE // devices

@@ -243,6 +243,7 @@ def changing(device, counts, times):
     return wrong
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("devices", "backend"), [(2, "process"), (3, "process"), (4, "thread")])
 def test_arrays_may_change_as_soon_as_a_call_returns(cluster_of, devices, backend):
     counts = [16_385, 70_001, 40_003]   # one rendezvous, and the larger ones two in a group of four

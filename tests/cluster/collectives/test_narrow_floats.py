@@ -53,7 +53,7 @@ def all_sorts(device, count, name):
 
 
 GIVEN = [(6, "float8_e5m2"), (6, "float8_e4m3fn"), (6, "bfloat16"), (60_000, "bfloat16")]
-BY_DAY = {"threads": GIVEN, "forkserver": [GIVEN[0], GIVEN[3]], "fork": [GIVEN[1]]}
+BY_DAY = {"threads": GIVEN, "forkserver": [GIVEN[0], GIVEN[3]]}
 """The others are slow."""
 
 

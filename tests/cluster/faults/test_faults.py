@@ -270,6 +270,7 @@ def test_a_fault_that_did_not_happen_is_an_error(pair):
         raise KeyError
 
 
+@pytest.mark.sampled(2)
 def test_a_fault_lies_in_the_run_it_names(pair):
     fault = faults.Drop(rank=0, operation=1, run=2)
     with faults.plant(pair, fault):

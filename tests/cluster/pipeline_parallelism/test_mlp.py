@@ -68,6 +68,7 @@ def test_training_equals_the_full_batch_for_every_number_of_microbatches(cluster
         assert_same_training(result, reference, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.01)])
@@ -96,6 +97,7 @@ def test_more_replicas_than_rows_leave_some_without_work(cluster_of):
     assert_same_training(result, mlp.reference_step(x, targets, optimizer), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow_for("process")
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_stages_that_share_a_rank_hand_over_without_a_message(cluster_of, backend):
     rows = [[f"{stage}{kind}{k}" for kind, stage, k in order] for order in HALVES]
@@ -172,6 +174,7 @@ def test_returns_chooses_what_comes_back(cluster_of):
     assert cluster.run(mlp.train_step(returns=()), *batch()).result.gradients is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("rows", [0, 1, ROWS])
 def test_predictions_are_the_forward_with_the_parameters_in_the_devices(cluster_of, rows, backend):

@@ -82,7 +82,7 @@ def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh,
     assert_same_bits(resumed, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, 2)
 @pytest.mark.not_on_mpi("a rank that dies ends the job")
 @pytest.mark.parametrize("operation", range(1, 7))
 def test_whenever_in_the_step_it_dies(cluster_of, tmp_path, operation):

@@ -77,7 +77,7 @@ def expected_peaks(mlp):
     return peaks
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), CASES)
 def test_every_schedule_gives_the_gradients_of_the_full_batch_by_its_own_actions(
     cluster_of, name, ranks, microbatches, chunks
@@ -212,6 +212,7 @@ def test_memory_is_noted_by_what_it_is_for_and_activations_by_microbatch(cluster
 # -- recomputation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("gpipe", 3, 1), ("zero_bubble_v", 2, 2), ("1f1b", 1, 1)])
 @pytest.mark.parametrize("recompute", ["full", [1], [0, 1, 4, 5], range(3, 6)])
 def test_recomputation_gives_the_same_bits_for_the_flops_of_the_layers(cluster_of, name, ranks, chunks, recompute):
@@ -355,6 +356,7 @@ def test_double_buffered_weights_are_a_step_late(cluster_of):
 # -- losses of each stage's own ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mesh", "stages"), [(Mesh(pp=3), 3), (Mesh(dp=2, pp=2), 2), (Mesh(pp=1), 1)])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_stages_with_a_loss_of_their_own_send_no_gradient(cluster_of, mesh, stages, recompute):

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from paths import ROOT
 
-from vcluster import VirtualCluster
-from vcluster.processes import default_start_method, device_process as processes
+from vcluster import DeviceFailedError, VirtualCluster
+from vcluster.processes import default_start_method, device_process as processes, forkserver
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
 from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
@@ -191,7 +191,7 @@ def test_a_forked_process_closes_what_it_is_told_to():
     os.close(write)
 
 
-@pytest.mark.slow_for("spawn-None", "spawn-'words'")
+@pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'words'", 1)])
 def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expected):
     def end():
@@ -203,7 +203,11 @@ def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expect
     assert not started.is_alive()
 
 
-def test_a_killed_process_is_seen_at_its_sentinel(start_method):
+def test_a_killed_process_is_seen_at_its_sentinel_and_no_descriptor_stays_open(start_method):
+    if start_method == "forkserver":
+        ask(int, start_method=start_method)
+    process.active_children()
+    before = psutil.Process().num_fds()
     with blocked(start_method) as [started]:
         assert started.is_alive() and started.exitcode is None
         assert wait([started.sentinel], 0) == []
@@ -212,6 +216,9 @@ def test_a_killed_process_is_seen_at_its_sentinel(start_method):
         started.join()
         assert started.exitcode == -signal.SIGUSR1
         started.kill()  # nothing is there: nothing happens
+    del started
+    process.active_children()
+    assert psutil.Process().num_fds() == before
 
 
 @pytest.mark.slow_for("spawn")
@@ -227,6 +234,7 @@ def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     assert looked and not {each.pid for each in started} & {*looked}
 
 
+@pytest.mark.slow_for("spawn")
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
     before = psutil.Process().num_fds()
@@ -254,6 +262,24 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
             assert each.exitcode == -signal.SIGKILL
             assert _gone(each.pid)
         assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
+
+
+def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
+    with VirtualCluster(2) as cluster:
+        cluster.run(lambda device: device.state.update(mark=device.rank))
+        server = processes.SERVER.pid
+        os.kill(server, signal.SIGSTOP)
+        try:
+            os.kill(cluster.pids()[1], signal.SIGABRT)
+            with pytest.raises(DeviceFailedError, match=r"rank 1 .* was ended by SIGABRT"):
+                cluster.run(lambda device: device.barrier())
+            assert processes.SERVER.pid != server
+            kernel = lambda device: (int(device.all_reduce(1)), device.state.get("mark"))
+            assert cluster.run(kernel).outputs == [(2, 0), (2, None)]
+            cluster.close()  # one device is a child of the server that cannot tell of its end
+        finally:
+            os.kill(server, signal.SIGCONT)
 
 
 def test_stopping_the_fork_server_ends_what_it_started():
@@ -289,6 +315,7 @@ def many_open_files(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_host_with_more_than_a_thousand_open_files_starts_processes_and_forks(start_method):
@@ -320,6 +347,7 @@ def test_the_start_method_follows_the_platform(monkeypatch):
         default_start_method()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for("spawn")
 def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_method):
     with blocked(start_method, 2) as started:
@@ -363,7 +391,7 @@ def run_python(*arguments, stdin=None, **options):
     )  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["file", "stdin", "-c"])
 def test_a_script_needs_no_main_guard(way, tmp_path):
     script = SCRIPT.format(methods=START_METHODS, numbers="range(2 - (method == 'spawn'))")
@@ -436,7 +464,7 @@ def _gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("work", ["signal.pause()", "pass"])
 def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(work, tmp_path):
     script = HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
@@ -451,7 +479,7 @@ def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(wor
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_the_end_of_the_host_leaves_no_process(end):
     done = run_python("-c", HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end=end))
@@ -461,13 +489,15 @@ def test_the_end_of_the_host_leaves_no_process(end):
     assert all(_gone(int(pid)) for pid in pids)
 
 
-def test_interrupting_the_whole_group_ends_the_host_alone():
+def test_interrupting_the_whole_group_ends_the_host_alone_and_its_end_leaves_no_process():
     script = HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end="signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
     ) as host:  # fmt: skip
-        host.stdout.readline()
+        pids = host.stdout.readline().split()
+        assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
         os.killpg(host.pid, signal.SIGINT)
         out, err = host.communicate(timeout=50)
-    assert (out.split(), err) == (["True"] * len(EACH_AND_AGAIN), "")
+    assert (out.split(), err, host.returncode) == (["True"] * len(EACH_AND_AGAIN), "", 0)
+    assert all(_gone(int(pid)) for pid in pids)

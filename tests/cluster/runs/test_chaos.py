@@ -103,7 +103,7 @@ def test_right_programs_run(clusters):
 
 
 def test_a_planted_mistake_is_found(clusters):
-    planted_mistakes(clusters, 2, 4)
+    planted_mistakes(clusters, 2, 2)
 
 
 def test_a_kill_is_told(clusters):

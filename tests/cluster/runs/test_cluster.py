@@ -757,10 +757,12 @@ def test_a_program_comes_from_stdin(tmp_path):
     assert check_script(python("-", input=SCRIPT, cwd=tmp_path)).stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_comes_from_the_command_line(tmp_path):
     assert check_script(python("-c", SCRIPT, cwd=tmp_path)).stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_is_typed_into_an_interpreter(tmp_path):
     typed = SCRIPT.replace("\n\nkernel", "\n\n\nkernel").replace("\n\n", "\n\n\n")
     check_script(python("-i", "-q", input=typed, cwd=tmp_path))
@@ -818,6 +820,7 @@ print(json.dumps([[each for each in cell if {"text", "ename"} & {*each}] for cel
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_lives_across_the_cells_of_a_notebook(tmp_path):
     for name in ("jupyter_client", "ipykernel"):
         pytest.importorskip(name)

@@ -16,6 +16,7 @@ from paths import ROOT
 from parallelism.mesh import Mesh
 from vcluster.code import ClusterError, DeviceFailedError
 from vcluster.processes.device_process import START_METHODS
+from vcluster.processes.forkserver import SERVER
 from vcluster.runs import VirtualCluster
 
 MESH = Mesh(devices=2)
@@ -55,6 +56,7 @@ def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make
     assert in_a_fork(lambda: cluster.closed) == "True"
 
     def reopened():
+        SERVER._preload = ()    # for one cluster
         cluster.close()
         cluster.restart()
         try:

@@ -28,12 +28,12 @@ def cluster(request, cluster_of):
 
 def test_forgetting_and_failing_give_the_slots_of_all_groups_back(cluster):
     tops = []
-    for _ in range(4):
+    for _ in range(3):
         tops.append(cluster.run(reductions, False).outputs)
         cluster.forget()
         with pytest.raises(DeviceFailedError, match="on purpose"):
             cluster.run(reductions, True)
-    assert tops[1] == tops[2] == tops[3]
+    assert tops[1] == tops[2]
 
 
 def one_group(device, ranks):

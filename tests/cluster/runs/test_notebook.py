@@ -36,7 +36,12 @@ MISTAKES = [
     "def wait(device):\n    if device.rank == 0:\n        device.recv(1)  # for ever\ncluster.run(wait)",
     "def divide(device):\n    return 1 / (device.rank - 1)\ncluster.run(divide)",
     "def stop(device):\n    breakpoint()\ncluster.run(stop)",
-    "cluster.close()",
+    "import psutil\nfirst, scale = cluster.pids(), 3",
+    "def kernel(device):\n    print('hello')\n    return int(scale * device.all_reduce(device.rank))",
+    "cluster = VirtualCluster(2)\nprint('first gone:', not any(psutil.pid_exists(pid) for pid in first))",
+    "print(cluster.run(kernel).outputs)",
+    "cluster.restart()\nprint(cluster.run(kernel).outputs)\ncluster.close()\nprint(cluster.closed)",
+    "cluster.run(kernel)",
 ]
 
 
@@ -99,6 +104,17 @@ def test_errors_name_the_cell_and_its_line_and_hide_the_library(in_a_shell):
     assert "run again with backend='thread'" in stop
     for told in (differ, wait, divide, stop):
         assert "ipython-input" not in told and f"{ROOT}" not in told and "----> " in told, told
+
+
+def test_a_cluster_lives_across_cells(in_a_shell):
+    cells = in_a_shell(SHOWN).split("=====\n")[1:]
+    assert cells[0] == cells[5] == cells[6] == ""
+    assert cells[7] == "first gone: True\n"
+    assert sorted(cells[8].splitlines()) == ["[3, 3]", "[rank 0] hello", "[rank 1] hello"]
+    assert cells[9].splitlines()[-2:] == ["[3, 3]", "True"]
+    assert "ClusterError" in cells[10] and "cluster.restart()" in cells[10]
+    divide = cells[3]
+    assert "DeviceFailedError" in divide and "ZeroDivisionError" in divide
 
 
 def test_outside_a_notebook_errors_name_files():

@@ -80,6 +80,7 @@ def test_large_arrays_and_messages_of_several_threads(cluster_of, backend):
     assert run.trace.makespan_seconds >= 0
 
 
+@pytest.mark.sampled(2)
 def test_a_helper_serves_what_the_kernel_itself_waits_for(cluster_of, backend):
     def kernel(device):
         started = threading.Event()
@@ -162,7 +163,7 @@ def later(event, channel):
     channel.send(5.0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6, 4)
 @pytest.mark.parametrize("name", ["Queue-reader", "vcluster-feeder", None])
 def test_a_thread_of_the_host_that_will_send_is_no_deadlock_however_it_is_named(cluster_of, backend, name):
     cluster, event = cluster_of(Mesh(devices=2), backend), threading.Event()
@@ -241,7 +242,7 @@ def has_a_cluster(device, fails):
 def test_devices_that_have_clusters_of_their_own_are_cancelled_in_any_state_of_those(cluster_of, backend):
     cluster = cluster_of(GRID, backend)
     pids, threads = cluster.pids(), threading.active_count()
-    for number in range(6):
+    for number in range(4):
         with pytest.raises(DeviceFailedError) as caught:
             cluster.run(has_a_cluster, number % cluster.size)
         assert caught.value.ranks == (number % cluster.size,)

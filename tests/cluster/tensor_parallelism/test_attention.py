@@ -129,7 +129,7 @@ def check(cluster, operation, values, grad):
     return run
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("mesh", "name", "sharding", "policy"), CASES)
 def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name, sharding, policy):
     cluster = cluster_of(mesh, "thread")
@@ -139,7 +139,7 @@ def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh,
         check(cluster, Attention(sharding, policy, causal=causal, zigzag="zigzag" in name), values, grad)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["ring", "zigzag", "ulysses", "sequence", "megatron, whole keys"])
 @pytest.mark.parametrize(
     "extents",
@@ -215,6 +215,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORWARD)
 def test_processes_run_the_collectives_of_a_policy_and_the_recorder_counts_them(cluster_of, name):
     mesh = Mesh(x=4)

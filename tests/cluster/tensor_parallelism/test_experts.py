@@ -114,7 +114,7 @@ def row_bytes(kept, operation, mesh, model=MODEL):
     return [8 * model * (one + other) for one, other in zip(to, back, strict=True)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6, 5)
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 def test_a_mixture_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh):
     values, grad = arrays()

@@ -92,7 +92,7 @@ def joined(run, sharding):
     return [getattr(sharding, name).unshard([out[i] for out in run], run.mesh) for i, name in enumerate(names)]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("mesh", "name"), CASES)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     values, grad = arrays(7)
@@ -108,7 +108,7 @@ def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of,
         assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_layouts_do(cluster_of, seed):
     rng = random.Random(seed)
@@ -129,6 +129,7 @@ def test_any_layouts_do(cluster_of, seed):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["megatron of a batch", "sequence of a batch", "gspmd_2d"])
 def test_the_gradients_are_the_central_differences_of_the_global_function(cluster_of, name):
     values, grad = arrays(3, batch=2, sequence=3, model=2, hidden=5, outputs=2)
@@ -171,6 +172,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_policy_runs_the_collectives_it_names_with_the_bytes_of_its_formula(cluster_of, name):
     values, grad = arrays(1, **EXTENTS)

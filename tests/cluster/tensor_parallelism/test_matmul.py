@@ -165,6 +165,7 @@ def test_m_and_n_on_swapped_axes_is_the_right_product(cluster_of):
         np.testing.assert_array_equal(run.result, a @ b)
 
 
+@pytest.mark.slow_for("process")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_product_chosen_by_seconds_is_the_same_product_with_fewer_flops(cluster_of, backend):
     mesh = Mesh(x=2, y=3)

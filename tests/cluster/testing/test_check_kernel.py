@@ -19,6 +19,7 @@ def without_reduce(device, a, b):
 PRODUCT = "M, K_tp; K_tp, N -> M, N"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kernel", "reference", "layouts", "cases"), [
     (inner, np.matmul, PRODUCT, 15),
     (without_reduce, np.matmul, "M, K_tp; K_tp, N -> M, N {U_tp}", 15),

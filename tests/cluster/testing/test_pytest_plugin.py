@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-import sys
 import threading
 
 import numpy as np
@@ -556,7 +555,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
             assert device.all_reduce(n) == 2 * n
 
         @pytest.mark.spmd(tp=2)
-        @settings(deadline=None, derandomize=True, database=None)
+        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
         @given(n=st.integers(0, 1000))
         def test_fails(device, n):
             assert device.all_reduce(n) < 20
@@ -570,12 +569,13 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
 def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
     leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")
-    result = session(FAILING + leaking, "-p", "xdist", "-n", "1", subprocess=True)
+    options = "-p", "xdist", "-n", "1", "--vcluster-backend=thread"
+    result = session(FAILING + leaking, *options, subprocess=True)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines_random(
         [
             "E       on rank 0 of Mesh(tp=3)", "E       the same on rank 1*", "*Captured stdout of rank 2 call*",
-            "  the thread 'lost-1' on rank 1",
+            "  the thread 'lost-1' on the host",
         ]
     )
 
@@ -587,11 +587,9 @@ def test_pdb_on_a_process_says_where_there_is_one(session):
     )
 
 
-def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    path = pytester.makepyfile("import pytest\n" + FAILING)
-    options = (*ALONE, "--pdb", "--vcluster-backend=thread")
-    result = pytester.run(sys.executable, "-m", "pytest", *options, path, stdin=b"p got\nq\n")
+def test_pdb_on_threads_sees_the_variables_of_the_rank(session):
+    typed = 'import io, sys\n\ndef pytest_configure():\n    sys.stdin = io.StringIO("p got\\nq\\n")'
+    result = session(FAILING, "--pdb", "-s", "--vcluster-backend=thread", conftest=typed)
     result.stdout.fnmatch_lines(["*{'rank': 0, 'same': 1}"])
 
 

@@ -12,8 +12,8 @@ from vcluster.runs import VirtualCluster
 from vcluster.tracing import columns as records
 from vcluster.tracing.recorder import ENTRIES
 
-TIMES = records.LONG // ENTRIES // 4
-"""With more than four events each time."""
+TIMES = records.LONG // ENTRIES // 10
+"""With more than ten events each time."""
 
 
 def long(device, times):
