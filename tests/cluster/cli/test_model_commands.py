@@ -68,7 +68,7 @@ def trained(command, tmp_path):
     return command
 
 
-@pytest.mark.slow_for("words1")
+@pytest.mark.slow_for("words1", "words3")
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("words", [
     ("loss.mlir", "--size", "B=7", "--strategy", "dp=2 tp=2"),

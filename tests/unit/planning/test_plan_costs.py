@@ -95,8 +95,9 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
     return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [
+    {"pp": 1, "dp": 1, "tp": 2, "microbatch": 12, "sp": True},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "recompute": "selective"}, marks=pytest.mark.slow),
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "recompute": "full"}, marks=pytest.mark.slow),
@@ -109,11 +110,12 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
 ])
 def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, Any]) -> None:
     """Its collectives run beside products, and take a share of the device from them."""
-    spec = models.TransformerSpec(layers=4 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
+    devices = settings["pp"] * settings["dp"] * settings["tp"] * settings.get("cp", 1)
+    spec = models.TransformerSpec(layers=(2 if devices == 2 else 4) * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
                                   dtype="bfloat16", fused_attention=False, attention_dropout=0.1)
-    hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(8))
+    hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
     fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
-    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, 8), **fixed)
+    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
     assert len(possible) == 1 and hardware.overlapping and hardware.collective_share > 0
     assert_as_simulated(table, possible, 0)
 
