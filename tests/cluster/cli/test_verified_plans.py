@@ -18,11 +18,12 @@ from vcluster.runs.verified import verified, verified_text
 
 SMALL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 8, "vocab_size": 64}
+FEW_OPS: dict[str, Any] = {"disable_bias_linear": True, "attention_dropout": 0.0, "hidden_dropout": 0.0}
 LARGER = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 16}
 
 
 @pytest.mark.parametrize(("flags", "devices"), [
-    ({"use_distributed_optimizer": True, "global_batch_size": 2}, 2),
+    ({"use_distributed_optimizer": True, "global_batch_size": 2, **FEW_OPS}, 2),
     pytest.param({"num_layers": 2, "pipeline_model_parallel_size": 2, "use_distributed_optimizer": True,
                   "global_batch_size": 4}, 4, marks=pytest.mark.slow),
     pytest.param({"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "selective",
@@ -38,9 +39,10 @@ def test_a_small_run_is_as_its_simulation(flags: dict[str, Any], devices: int) -
 
 
 def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = scaled_down(MegatronFlags(**SMALL, global_batch_size=2).run(2))
+    run = scaled_down(MegatronFlags(**SMALL, **FEW_OPS, global_batch_size=2).run(2))
     hardware = sized_hardware("dgx-a100", 2)
-    other = scaled_down(MegatronFlags(**SMALL, global_batch_size=2, use_distributed_optimizer=True).run(2))
+    other = scaled_down(MegatronFlags(
+        **SMALL, **FEW_OPS, global_batch_size=2, use_distributed_optimizer=True).run(2))
     simulate = module.simulate
     monkeypatch.setattr(module, "simulate", lambda step, *_, **on: simulate(other.step, hardware, **on))
     interpret = ir.interpret

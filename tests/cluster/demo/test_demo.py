@@ -255,10 +255,16 @@ def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
     assert " NO " not in out
 
 
-def test_the_collectives_demo_in_a_process_of_its_own_on_processes():
-    run = demo("collectives", "--devices", "4", "--algorithm", "ring")
-    out = run.stdout
-    assert (run.returncode, run.stderr) == (0, "")
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_collectives_demo_in_a_process_of_its_own_on_processes(capsys, alone):
+    words = "collectives --devices 4 --algorithm ring"
+    if alone:
+        run = demo(*words.split())
+        assert run.stderr == ""
+        status, out = run.returncode, run.stdout
+    else:
+        status, out = here(capsys, words)
+    assert status == 0
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
     assert "6 steps" in out
     assert "192 bytes received, on each device as above" in out  # 2 (g - 1) S = 2 x 3 x 32

@@ -148,7 +148,7 @@ def test_gradients_are_summed_in_the_order_of_the_backwards(cluster_of, schedule
 
 
 def test_stages_run_on_processes(cluster_of):
-    function, numbers = MODELS["gpt"]
+    function, numbers = MODELS["mlp"]
     inputs = dict(zip((v.name for v in function.inputs), arrays(function, **numbers), strict=True))
     program = PipelinedProgram(partition(function, 2, sizes=numbers), Pipeline(2, 3))
     assert_as_in_one_process(cluster_of(Mesh(pp=2)).run(program, inputs).result, function, inputs)

@@ -178,7 +178,8 @@ def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
 def test_the_norm_of_all_gradients_is_one_number_summed_over_the_stages(text, over):
     strategy, mesh = Strategy.parse_on_mesh(f"pp=2 1f1b:2 {text}")
     alone, clipped = (
-        simulate(strategy(train_step(models.mlp((8, 12, 4), B), Adam(), clip=clip)), mesh=mesh, batch=8, **ON) for clip in (None, 1.0))
+        simulate(strategy(train_step(models.mlp((8, 12, 4), B), Adam(), clip=clip)), mesh=mesh, batch=8, **ON)
+        for clip in (None, 1.0))
     for rank in range(4):
         more = Counter()
         for trace, sign in ((clipped, 1), (alone, -1)):
