@@ -98,7 +98,7 @@ def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words",
     [

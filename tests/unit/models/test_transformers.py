@@ -229,7 +229,7 @@ def of_stream(ops, batch, spec):
             and op.inputs[0].type.shape[::2] == (batch, spec.width)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("rows", [None, "dp"])
 @pytest.mark.parametrize("changes", [

@@ -164,7 +164,7 @@ def test_a_plan_tells_what_runs_and_why():
     assert chosen.cost <= asked.cost
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(9, 4)
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=3), Mesh(x=3, y=2), Mesh(x=1, y=2)], ids=repr)
 @pytest.mark.parametrize("shapes", [((6, 12), (12, 18)), ((1, 7), (7, 5)), ((40, 2), (2, 3))])
 def test_the_choice_never_receives_more_than_a_named_policy(mesh, shapes):
