@@ -256,7 +256,7 @@ def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
 
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_collectives_demo_in_a_process_of_its_own_on_processes(capsys, alone):
+def test_the_collectives_demo_says_on_processes_what_was_received(capsys, alone):
     words = "collectives --devices 4 --algorithm ring"
     if alone:
         run = demo(*words.split())
