@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 
 import pytest
@@ -12,20 +11,19 @@ from vcluster.__main__ import PROGRAM, main
 from vcluster.demo.command_line import serve
 
 
-def test_it_starts_devices_and_finds_what_there_is():
-    def limit():
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "vcluster", "doctor"], preexec_fn=limit, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=50, check=False,
-    )
-    assert done.stderr == ""
-    assert "4 devices and a first run in" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    marked = [line for line in done.stdout.splitlines() if line.startswith("!")]
-    assert done.returncode == bool(marked)
+def test_it_starts_devices_and_finds_what_there_is(capsys):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        status = serve(PROGRAM, main, ["doctor"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "4 devices and a first run in" in out
+    assert max(map(len, out.splitlines())) <= 80
+    marked = [line for line in out.splitlines() if line.startswith("!")]
+    assert status == bool(marked)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not heed this limit")

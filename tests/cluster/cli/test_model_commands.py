@@ -18,7 +18,7 @@ from parallelism.hardware import VARIABLE, Hardware
 from parallelism.layouts import annotate
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
-from parallelism.transforms import Adam, Step, Strategy, train_step
+from parallelism.transforms import SGD, Adam, Step, Strategy, train_step
 from vcluster import __main__ as top
 from vcluster.cli import programs as models
 from vcluster.demo.command_line import serve
@@ -32,6 +32,7 @@ func @f(%x: tensor<8x16xf64> [dp, None], %w: tensor<16x32xf64> [None, tp], %v: t
   return %3
 }
 """
+WITH_SYMBOL = MODEL.replace("8x16", "Bx16").replace("8x32", "Bx32").replace("8x3x", "Bx3x")
 ON = ("--mesh", "dp=2,tp=2", "--hardware", "dgx-h100", "--priced-dtype", "bfloat16")
 
 
@@ -39,7 +40,7 @@ ON = ("--mesh", "dp=2,tp=2", "--hardware", "dgx-h100", "--priced-dtype", "bfloat
 def command(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.mlir").write_text(MODEL)
-    (tmp_path / "B.mlir").write_text(MODEL.replace("8x16", "Bx16").replace("8x32", "Bx32").replace("8x3x", "Bx3x"))
+    (tmp_path / "B.mlir").write_text(WITH_SYMBOL)
 
     def run(*words):
         status = serve(top.PROGRAM, top.main, [str(word) for word in words])
@@ -68,7 +69,7 @@ def trained(command, tmp_path):
     return command
 
 
-@pytest.mark.slow_for("words1")
+@pytest.mark.slow_for("words1", "words3")
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("words", [
     ("loss.mlir", "--size", "B=7", "--strategy", "dp=2 tp=2"),
@@ -99,7 +100,7 @@ def test_a_strategy_is_shown_and_simulated_and_run(trained, tmp_path, words):
 
 def test_show_prints_the_borders_of_nested_strategies(command, tmp_path):
     spec = programs.TransformerSpec(layers=2, width=16, heads=2, vocabulary=8, sequence=4)
-    (tmp_path / "gpt.mlir").write_text(str(train_step(spec.function(4), Adam())))
+    (tmp_path / "gpt.mlir").write_text(str(train_step(spec.function(4), SGD(0.1))))
     (tmp_path / "loss.mlir").write_text(str(spec.function(B)))
     words = "tp@block.*=2 tp:x@embedding,head=2 sp sp:x"
     status, out, err = command("show", "gpt.mlir", "--strategy", words)
@@ -383,23 +384,32 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_what_is_wrong_is_one_line_and_status_2(trained, tmp_path, words, message):
-    command = trained
-    (tmp_path / "cut.mlir").write_text("pp 1f1b:2\n@f")
-    (tmp_path / "dp.mlir").write_text("pp 1f1b:2 dp\n" + MODEL)
-    (tmp_path / "broken.mlir").write_text(MODEL.replace('"matmul"', '"matmull"', 1))
-    (tmp_path / "junk.mlir").write_bytes(b"\xff\xfe" * 100)
-    np.savez(tmp_path / "other.npz", y=np.ones(3))
-    np.save(tmp_path / "one.npy", np.ones(3))
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:-30])
-    (tmp_path / "large.mlir").write_text("""func @f(%x: tensor<999999x99999999xf64>) -> (tensor<999999x99999999xf64>) {
+@pytest.fixture(scope="module")
+def wrong_files(tmp_path_factory):
+    """A folder with programs and arrays, of which some are broken."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, text in {"m": MODEL, "B": WITH_SYMBOL, **training_texts()}.items():
+        (folder / f"{name}.mlir").write_text(text)
+    (folder / "cut.mlir").write_text("pp 1f1b:2\n@f")
+    (folder / "dp.mlir").write_text("pp 1f1b:2 dp\n" + MODEL)
+    (folder / "broken.mlir").write_text(MODEL.replace('"matmul"', '"matmull"', 1))
+    (folder / "junk.mlir").write_bytes(b"\xff\xfe" * 100)
+    np.savez(folder / "other.npz", y=np.ones(3))
+    np.save(folder / "one.npy", np.ones(3))
+    (folder / "cut.npz").write_bytes((folder / "other.npz").read_bytes()[:-30])
+    (folder / "large.mlir").write_text("""func @f(%x: tensor<999999x99999999xf64>) -> (tensor<999999x99999999xf64>) {
   return %x
 }
 """)
-    np.savez(tmp_path / "far.npz", x=np.ones((5, 2)), i=np.array([5]))
-    (tmp_path / "rows.mlir").write_text(str(ir.record(
+    np.savez(folder / "far.npz", x=np.ones((5, 2)), i=np.array([5]))
+    (folder / "rows.mlir").write_text(str(ir.record(
         lambda x, i: x[i], ir.TensorType("f64", (5, 2)), ir.TensorType("i64", (1,)))))
+    return folder
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatch, words, message):
+    monkeypatch.chdir(wrong_files)
     status, out, err = command(*words)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"{top.PROGRAM} {message}")

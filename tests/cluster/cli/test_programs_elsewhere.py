@@ -127,7 +127,7 @@ def test_traces_for_chakra_are_written_by_both_kinds_of_simulate(command, tmp_pa
     words = ("--hardware", "dgx-h100", "--chakra", "traces")
     assert command("simulate", "part.program", *words).endswith(
         "The traces for Chakra are traces/trace.0.et to trace.3.et\n")
-    gpt = ("gpt", "--num-layers", 2, "--hidden-size", 8, "--num-attention-heads", 2, "--seq-length", 4, "--vocab-size",
+    gpt = ("gpt", "--num-layers", 1, "--hidden-size", 8, "--num-attention-heads", 2, "--seq-length", 4, "--vocab-size",
            12, "--global-batch-size", 4, "--bf16", "--devices", 2)
     assert "The traces for Chakra are traces/trace.0.et to trace.1.et" in command("simulate", *gpt, *words)
     assert "--chakra writes a file for each device; leave out --fold" in command(

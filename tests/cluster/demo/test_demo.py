@@ -98,7 +98,7 @@ def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -154,7 +154,8 @@ SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {
 @pytest.mark.parametrize(
     "words",
     [
-        "--dp 2 --pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
+        "--dp 2 --pp 2 --schedule zbv", pytest.param("--dp 2 --pp 2 --tp 2 --schedule zbv", marks=pytest.mark.slow),
+        pytest.param("--tp 2", marks=pytest.mark.slow),
         pytest.param("--dp 2 --pp 2 --schedule gpipe", marks=pytest.mark.slow),
         pytest.param("--dp 3 --pp 2 --tp 2 --blocks 3", marks=pytest.mark.slow),
     ],
@@ -193,13 +194,13 @@ def test_the_gpt_demo_on_processes_ends_with_a_line_that_it_wrote(capsys, tmp_pa
 def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch):
     honest, train = gpt.expected_bytes, gpt.train
     monkeypatch.setattr(gpt, "expected_bytes", lambda job: {**honest(job), "tp": 1})
-    status, out = here(capsys, f"gpt --tp 2 {SMALL_GPT} --backend thread")
+    status, out = here(capsys, f"gpt --tp 2 {SMALL_GPT} --steps 1 --backend thread")
     assert (status, out.count(" NO ")) == (1, 1)
     assert "each axis does NOT equal its closed form" in out
     monkeypatch.setattr(gpt, "expected_bytes", honest)
     other = lambda model, *rest: train(dataclasses.replace(model, seed=model.pipeline.microbatches), *rest)
     monkeypatch.setattr(gpt, "train", other)
-    status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --backend thread")
+    status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --steps 1 --backend thread")
     assert status == 1
     assert " NO  largest difference from the losses of one process" in out
 
@@ -245,6 +246,7 @@ def test_the_program_that_serves_wrong_words_ends_so(capsys, monkeypatch):
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
@@ -253,10 +255,16 @@ def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
     assert " NO " not in out
 
 
-def test_the_collectives_demo_in_a_process_of_its_own_on_processes():
-    run = demo("collectives", "--devices", "4", "--algorithm", "ring")
-    out = run.stdout
-    assert (run.returncode, run.stderr) == (0, "")
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_collectives_demo_says_on_processes_what_was_received(capsys, alone):
+    words = "collectives --devices 4 --algorithm ring"
+    if alone:
+        run = demo(*words.split())
+        assert run.stderr == ""
+        status, out = run.returncode, run.stdout
+    else:
+        status, out = here(capsys, words)
+    assert status == 0
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
     assert "6 steps" in out
     assert "192 bytes received, on each device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
@@ -269,6 +277,8 @@ def test_a_collective_that_moves_other_bytes_is_exit_status_1(capsys, monkeypatc
     assert "NOT as above" in out
 
 
+@pytest.mark.slow_for("tp 32")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--policy matched_inner --tp 3 --shape 4,7,5", "--policy outer", "--tp 1",
@@ -300,6 +310,7 @@ def test_a_wrong_product_is_exit_status_1(capsys, monkeypatch):
     assert out.count(" NO ") == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--tp 1", "--policy megatron --tp 3 --activation relu", "--policy sequence",
@@ -320,6 +331,7 @@ def test_a_feed_forward_block_with_wrong_numbers_is_exit_status_1(capsys, monkey
     assert out.count(" NO ") == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words", ["", "--ep 1", "--ep 4 --top-k 1 --capacity 0.5", "--dp 2 --ep 3 --experts 7 --shape 3,5,4,3",
               "--ep 8 --experts 3 --shape 1,5,2,2"],
@@ -440,7 +452,7 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color)
 def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out = here(
-        capsys, "mlp --pp 4 --dp 3 --steps 1 --backend thread --hardware dgx-h100:2 --trace there.json")
+        capsys, "mlp --pp 3 --dp 3 --steps 1 --backend thread --hardware dgx-h100:2 --trace there.json")
     assert status == 0
     for words in ("on dgx-h100", "step time", "exposed communication", "bubble", "a node is 8 devices joined by nvlink",
                   "axes that leave a node pp (over infiniband), dp (over infiniband)\n"):

@@ -69,7 +69,7 @@ def block(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "output"), [
-    pytest.param(*block.values, id=block.id, marks=[pytest.mark.slow] * (block.id != "README-1"))
+    pytest.param(*block.values, id=block.id, marks=pytest.mark.slow)
     for block in code_blocks()])
 def test_a_block_of_python_runs_and_prints_what_stands_below_it(block, code, output):
     printed = run(block(code))
@@ -78,7 +78,7 @@ def test_a_block_of_python_runs_and_prints_what_stands_below_it(block, code, out
 
 
 @pytest.mark.usefixtures("registrations")
-@pytest.mark.parametrize(("code", "output"), code_blocks()[14::14])
+@pytest.mark.parametrize(("code", "output"), [code_blocks()[0], *code_blocks()[14::14]])
 def test_some_blocks_run_in_this_process_and_print_what_stands_below_them(run_here, block, code, output):
     printed = run_here(block(code))
     if output:

@@ -49,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(9, 8)
 @pytest.mark.parametrize(("mesh", "rows", "options"), CASES, ids=[f"{m!r}-{o}" for m, _, o in CASES])
 def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, rows, options):
     program = program_of(**{"stages": 2, **options})

@@ -415,7 +415,7 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
-@pytest.mark.sampled(75)
+@pytest.mark.sampled(200)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
     cluster = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled")
@@ -471,7 +471,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(75, 20)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
@@ -567,7 +567,7 @@ def some_spec(rng):
         hidden_dropout=pick(0.0, 0.25), fused_attention=pick(False, True), dtype="f64", epsilon=0.1)
 
 
-@pytest.mark.sampled(25, 1)
+@pytest.mark.sampled(25, 17)
 @pytest.mark.parametrize("seed", range(25))
 def test_any_donated_training_step_is_one_program_three_ways(cluster_of, seed):
     """Of any Transformer, on 1 to 8 devices, in any layouts; the next state lies in the memory of the last."""

@@ -20,14 +20,15 @@ STACK = replace(
     products=Products(132, half_depth=64, half_intensity=3),
     links=(replace(H100.links[0], reached=Reached(400e9, 300e9, 9e-6, 3e-6, {"all_reduce": 350e9}, 3)), H100.links[1]))
 ON = {"hardware": STACK, "priced_dtype": "bfloat16"}
-CASES = [("dropout", 4, "dp=2 recompute=block.*.attention overlap=1KB"), ("gpt", 5, "dp=2 tp=2 sp zero=1"),
+CASES = [("mlp", 6, "dp=2 overlap=1KB"),
+         ("dropout", 4, "dp=2 recompute=block.*.attention overlap=1KB"), ("gpt", 5, "dp=2 tp=2 sp zero=1"),
          ("dropout", 3, "tp=3 sp"), ("llama", 4, "dp=2 tp=2 zero=3"), ("gpt", 4, "dp=2 tp=2 sp zero=3 overlap=1KB"),
          ("dropout", 6, "pp=2 1f1b:2 tp=2 recompute=block.*.attention"),
          ("gpt", 7, "pp=2 1f1b:3 dp=2 zero=1"), ("mlp", 8, "pp=2 interleaved_1f1b:4x2")]
 
 
 @pytest.mark.slow_for("mlp-pp=2")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_fused_step_gives_the_same_bits_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):

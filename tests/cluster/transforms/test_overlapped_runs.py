@@ -68,9 +68,10 @@ def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows
     pytest.param("gpt", 8, "pp=1 1f1b:2 dp=2 tp=2 sp zero=1 recompute=block.*", marks=pytest.mark.slow)])
 def test_a_stack_that_runs_collectives_beside_products_changes_no_bit_and_no_byte(cluster_of, model, rows, text):
     strategy, mesh = Strategy.parse_on_mesh(text)
-    alone, on = train_step(MODELS[model](rows), Adam(0.1)), {**ON, "hardware": Hardware.preset("dgx-a100:1")}
+    rule = SGD(0.1) if rows == 2 else Adam(0.1)
+    alone, on = train_step(MODELS[model](rows), rule), {**ON, "hardware": Hardware.preset("dgx-a100:1")}
     stack = {**on, "hardware": Hardware.preset("dgx-a100:1+megatron-a100")}
-    step = strategy(train_step(MODELS[model](B), Adam(0.1)) if "pp=" in text else alone)
+    step = strategy(train_step(MODELS[model](B), rule) if "pp=" in text else alone)
     plain, before = trained_on(cluster_of(mesh, "thread", compute="modelled", **on), step, alone, steps=2)
     beside, after = trained_on(cluster_of(mesh, "thread", compute="modelled", **stack), step, alone, steps=2)
     assert bits(beside) == bits(plain) and moved(after) == moved(before)

@@ -50,7 +50,7 @@ def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread")
     return step, assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
-@pytest.mark.slow_for("zero=3", "dropout")
+@pytest.mark.slow_for("zero=3", "dropout", "mlp-dp")     # of "mlp-dp" there is another below
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "pipeline", "rule", "clip", "backend"), in_turn(CASES),

@@ -34,6 +34,7 @@ CLIPS = (0.2, None)
 """The largest norm of all gradients in the cases, in turn."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("gradients", "total"), [("f32", 257), ("bf16", 256)])
 @pytest.mark.parametrize("text", ["pp=1 1f1b:2", "dp=2", "pp=1 1f1b:1 dp=2", "pp=1 1f1b:1 dp=2 zero=3"])
 def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(cluster_of, text, gradients, total):

@@ -11,7 +11,7 @@ from parallelism.planning import find_plan
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms.training import train_step
 
-LOSS = models.mlp((64, 128, 64), ir.symbol("B"), "f4")
+LOSS = models.mlp((64, 128), ir.symbol("B"), "f4")
 
 
 @pytest.mark.parametrize(("devices", "shapes"), [

@@ -57,7 +57,7 @@ def test_a_few_shardings_of_every_operator():
             continue
         seen.add(example.kind)
         found = shardings_of(example)
-        for i in rng.permutation(len(found))[:2]:
+        for i in rng.permutation(len(found))[:1]:
             check(example, found[i])
     assert seen == {each.kind for each in SPLIT}
 

@@ -16,7 +16,8 @@ from vcluster.cli.megatron_words import flags_of, tokens_text, training_parser
 from vcluster.demo.command_line import serve
 
 MODEL, ON, SPLIT = map(str.split, (
-    "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100",
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --disable-bias-linear "
+    "--attention-dropout 0 --hidden-dropout 0 --use-flash-attn",
     "--hardware dgx-a100 --devices 4",
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --global-batch-size 4"))
 
@@ -31,6 +32,7 @@ def test_the_json_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str])
     status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2")
     run = MegatronFlags(
         num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=100,
+        disable_bias_linear=True, attention_dropout=0.0, hidden_dropout=0.0, use_flash_attn=True,
         tensor_model_parallel_size=2, pipeline_model_parallel_size=2, bf16=True, global_batch_size=4).run(4)
     assert (status, json.loads(out)) == (0, figures(run, "dgx-a100").json())
     assert err == "without effect on a simulated step: --lr, --seed\n"

@@ -44,6 +44,7 @@ def check_types(op, arrays):
     assert all(y.flags.c_contiguous for y in outputs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
 def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
@@ -72,6 +73,7 @@ INEXACT = {
 """What adds up numbers that are not whole."""
 
 
+@pytest.mark.sampled(2)
 @by_kind
 def test_the_dim_rule_holds_for_tiles(kind):
     for example in examples(kind):
@@ -138,6 +140,7 @@ def test_every_operator_has_a_derivative_or_a_reason_not_to_have_one():
     assert OPERATORS.keys() - without - JOINED == {example.kind for example in SMOOTH}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", list(dict.fromkeys(example.kind for example in SMOOTH)))
 def test_the_derivative_is_that_of_central_differences(kind):
     there = [example for example in SMOOTH if example.kind == kind]
@@ -177,7 +180,7 @@ def is_additive(example, numbers, seed):
 
 def cases(kind):
     """Examples of floats, where there are any elements and so something may differ."""
-    every = [*examples(kind), *(drawn(kind, seed) for seed in range(12))]
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(6))]
     return [case for case in every if all(type.dtype.kind == "f" and type.size for type in case.types)
             and all(value.type.dtype.kind == "f" for value in case.op().outputs)]
 
@@ -185,7 +188,7 @@ def cases(kind):
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear])
 def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
     entry = OPERATORS[kind]
-    every = [*examples(kind), *(drawn(kind, seed) for seed in range(12))]
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(6))]
     count = 0
     for seed, example in enumerate(every):
         floats = [i for i, type in enumerate(example.types) if type.dtype.kind == "f"]

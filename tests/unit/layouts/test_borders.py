@@ -9,7 +9,7 @@ from transformed import assert_trained, interpreted, trained, transformer
 
 from parallelism import Mesh, ir
 from parallelism.layouts import annotate, borders, localize
-from parallelism.transforms import Adam, Strategy, TensorParallel, train_step
+from parallelism.transforms import SGD, Strategy, TensorParallel, train_step
 
 T = ir.TensorType
 
@@ -71,7 +71,7 @@ NESTED = "dp=2 tp@block.*=2 tp:x@embedding,head=2 tp:y@block.1.feed_forward=2 sp
 
 
 def test_nested_strategies_meet_at_borders_that_are_found():
-    alone = train_step(transformer(layers=2, sequence=8, vocabulary=12).function(4), Adam(0.01))
+    alone = train_step(transformer(layers=2, sequence=8, vocabulary=12).function(4), SGD(0.1))
     strategy, mesh = Strategy.parse_on_mesh(NESTED)
     step = strategy(alone)
     localized = localize(step, mesh)

@@ -229,7 +229,7 @@ def of_stream(ops, batch, spec):
             and op.inputs[0].type.shape[::2] == (batch, spec.width)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("rows", [None, "dp"])
 @pytest.mark.parametrize("changes", [
@@ -345,6 +345,7 @@ def test_activations_of_a_block_take_the_memory_of_korthikanti(name, t, sequence
     assert block_bytes(spec, b, Mesh(tp=t) if t > 1 else Mesh(one=1), sequence) == wanted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("t", "sequence"), [(1, False), (8, False), (8, True)])
 def test_fused_attention_keeps_the_log_sum_exp_in_place_of_the_scores(t, sequence):
     spec = replace(transformer("megatron-22b"), dropout=0.1, dtype="f16")

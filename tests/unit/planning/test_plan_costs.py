@@ -1,6 +1,7 @@
 """The seconds and the memory that are put together from pieces, against the simulation of each plan."""
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,8 @@ from parallelism.planning.trained import TrainedModel
 from parallelism.training.megatron import first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
+FEW: Any = {"biases": False, "norm": "rms", "activation": "relu"}
+"""Of a Transformer: fewer ops, where it is not they that are looked at."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
 PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
          "recompute": "none", "order": "pp dp cp tp"}
@@ -53,13 +56,14 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[PlanTable, Choices]:
-    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16")
+    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16", **FEW)
     task = Task(TrainedModel.of(spec, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
     return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [
+    {"pp": 2, "dp": 4, "tp": 1, "microbatch": 3, "zero": 1, "schedule": "interleaved_1f1b", "chunks": 2},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "sp": True, "zero": 1, "schedule": "interleaved_1f1b", "chunks": 2},
     pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 3, "recompute": "full"}, marks=pytest.mark.slow),
@@ -95,8 +99,9 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
     return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [
+    {"pp": 1, "dp": 1, "tp": 2, "microbatch": 12, "sp": True},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 2, "recompute": "selective"}, marks=pytest.mark.slow),
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "recompute": "full"}, marks=pytest.mark.slow),
@@ -109,11 +114,14 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
 ])
 def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, Any]) -> None:
     """Its collectives run beside products, and take a share of the device from them."""
+    devices = settings["pp"] * settings["dp"] * settings["tp"] * settings.get("cp", 1)
     spec = models.TransformerSpec(layers=4 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
                                   dtype="bfloat16", fused_attention=False, attention_dropout=0.1)
-    hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(8))
+    if devices == 2:
+        spec = replace(spec, layers=2, fused_attention=True, attention_dropout=0.0, **FEW)
+    hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
     fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
-    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, 8), **fixed)
+    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
     assert len(possible) == 1 and hardware.overlapping and hardware.collective_share > 0
     assert_as_simulated(table, possible, 0)
 
@@ -130,7 +138,8 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
 def test_stages_may_have_unequal_numbers_of_blocks(layers: int, settings: dict[str, Any]) -> None:
     """Of three stages of four blocks the one in the middle has two; of four of seven the first has one, the others
     two; of two of three, the last has two."""
-    spec = models.TransformerSpec(layers=layers, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
+    spec = models.TransformerSpec(
+        layers=layers, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW if layers == 4 else {})
     devices, batch = (3, 6) if settings["pp"] == 3 else (8, 40)
     task = Task(TrainedModel.of(spec, ADAM_W), batch, Hardware.preset("dgx-h100:1").placed(range(devices)), devices)
     table, possible = table_of(task, **(PLAIN | {"tp": 1} | settings))
@@ -148,7 +157,7 @@ def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> Non
 
 
 def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTable, Choices]:
-    spec = models.TransformerSpec(layers=2, width=width, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
+    spec = models.TransformerSpec(layers=2, width=width, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
     devices = settings.pop("devices")
     task = Task(TrainedModel.of(spec, ADAM_W), 4 * devices, Hardware.preset(hardware).placed(range(devices)), devices)
     return table_of(task, **(PLAIN | {"microbatch": 2} | settings))
@@ -215,7 +224,7 @@ def test_plans_of_random_spaces(seed: int) -> None:
 
 
 def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_are_laid_out() -> None:
-    spec = models.TransformerSpec(layers=2, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
+    spec = models.TransformerSpec(layers=2, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
     task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
         "tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1], "order": "pp dp cp tp"})

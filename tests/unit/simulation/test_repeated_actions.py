@@ -72,8 +72,8 @@ def test_repeated_actions_are_those_of_the_loop(
 def test_a_trace_is_the_same_with_and_without_repetition(fold: bool) -> None:
     traces = []
     for loop in (False, True):
-        program = PipelinedProgram(stages_of(3, recompute=True, split=True), Pipeline(3, 4), Mesh(tp=2))
-        step = PipelinedStep(program, Mesh(pp=3, dp=2, tp=2), 9)
+        program = PipelinedProgram(stages_of(2, recompute=True, split=True), Pipeline(2, 3), Mesh(tp=2))
+        step = PipelinedStep(program, Mesh(pp=2, dp=2, tp=2), 7)
         if loop:
             step._has_messages = lambda position: True     # type: ignore[method-assign]
         traces.append(simulate(step, "dgx-h100:2", fold=fold))

@@ -29,13 +29,13 @@ def priced():
 
 @pytest.fixture(scope="module")
 def found(priced):
-    return find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=3)
+    return find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=2)
 
 
 def test_the_first_is_the_fastest_of_those_that_were_simulated(found):
     assert isinstance(found, SlicedPlans) and isinstance(found.task, SlicingTask) and found.best is found[0]
     simulated = [each for each in found if each.simulated_seconds is not None]
-    assert len(simulated) == 3 and simulated == list(found[:3]) and isinstance(found[0], SlicedPlan)
+    assert len(simulated) == 2 and simulated == list(found[:2]) and isinstance(found[0], SlicedPlan)
     assert [each.seconds for each in simulated] == sorted(each.seconds for each in simulated)
     for each in simulated:
         trace = each.simulate()
@@ -62,9 +62,10 @@ def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     assert weighed == [trace.peaks()[rank] for rank in range(4)]
 
 
-def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
     slices = _slices(search._priced(found.task)[0])
-    for each in found:
+    for each in found[::every]:
         trace, first = each.simulate(link_sharing=False), 0
         assert each.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=0.02)
         for place, (own, mesh) in enumerate(zip(each.slicing.slices, each.meshes, strict=True)):

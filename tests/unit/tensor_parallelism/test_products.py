@@ -164,7 +164,7 @@ def test_a_plan_tells_what_runs_and_why():
     assert chosen.cost <= asked.cost
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9, 4)
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=3), Mesh(x=3, y=2), Mesh(x=1, y=2)], ids=repr)
 @pytest.mark.parametrize("shapes", [((6, 12), (12, 18)), ((1, 7), (7, 5)), ((40, 2), (2, 3))])
 def test_the_choice_never_receives_more_than_a_named_policy(mesh, shapes):
@@ -178,7 +178,7 @@ def test_the_choice_never_receives_more_than_a_named_policy(mesh, shapes):
             assert MatMul(sharding).plan(shapes, mesh).cost[:2] <= named.cost[:2]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out(seed):
     rng = random.Random(seed)

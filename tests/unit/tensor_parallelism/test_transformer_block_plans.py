@@ -248,6 +248,7 @@ KEPT = {                    # norm; x, queries, attended; mask; norm; x and hidd
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KEPT)
 def test_activation_memory_is_the_published_formula_term_by_term(name):
     """Korthikanti et al., 2022, section 4.1, table 2: in elements of two bytes 34 s b h bytes a layer (and 5 a s^2 b of

@@ -19,7 +19,7 @@ from parallelism.transforms import SGD, Strategy
 
 SMALL: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 96,
-    "make_vocab_size_divisible_by": 1, "bf16": True}
+    "make_vocab_size_divisible_by": 1, "bf16": True, "disable_bias_linear": True, "normalization": "RMSNorm"}
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "one device": (1, {"global_batch_size": 4, "micro_batch_size": 2}),
     "all of it": (16, {

@@ -45,6 +45,7 @@ def parameter_bytes(step):
     return sum(value.type.nbytes for value in Parts.of(step).parameters)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("n", [2, 4])
 def test_data_parallelism_and_the_stages_of_zero_move_what_the_paper_says(n):
     # Rajbhandari et al. 2020, section 7: 2 Psi for data parallelism and stages 1 and 2, 3 Psi for stage 3.

@@ -21,7 +21,7 @@ def check(model, rows, text):
     assert_trained(trained(alone, lambda inputs: run_everywhere(localized, inputs)), interpreted(alone))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(7, 1)
 @pytest.mark.parametrize(("model", "text"), [
     ("gpt", "cp=2"), ("gpt", "cp=3 dp=2 zero=1"), ("llama", "cp=2 tp=2 sp dp=2 zero=3"), ("dropout", "cp=4"),
     ("plain_gpt", "cp=2 dp=2"), ("factored", "cp=2 dp=2"), ("convolutional", "cp=2"),

@@ -152,7 +152,7 @@ def alone(model, rows, optimizer):
     return step, interpreted(step)
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.sampled(7, 2)
 @pytest.mark.parametrize(("model", "text"), [
     ("mlp", "dp=2 tp=2 zero=2"), ("gpt", "dp=2 tp=2 sp zero=3"), ("convolutional", "dp=3 zero=1"),
     ("recurrent", "dp=2 tp=2 recompute=step.2"), ("experts", "dp=2 tp=3 zero=1"),

@@ -28,7 +28,7 @@ def test_the_text_of_a_pipeline(text, pipeline):
     strategy, mesh = Strategy.parse_on_mesh(text.replace(" ", "=3 ", 1) + " dp=2")
     assert mesh == Mesh(**{pipeline.axis: 3, "dp": 2}) and strategy == Strategy(pipeline, DataParallel())
     assert Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
-    step = Strategy.parse(f"dp zero=1 {text}")(train_step(MODELS["gpt"](B), Adam()))
+    step = Strategy.parse(f"dp zero=1 {text}")(train_step(MODELS["mlp"](B), Adam()))
     assert Step.parse(str(step)) == step
 
 
@@ -116,7 +116,7 @@ def test_gradients_that_devices_of_a_stage_have_terms_of_are_summed_once(text, a
     counted = []
     for microbatches in (1, 3):
         strategy, mesh = Strategy.parse_on_mesh(f"pp=1 1f1b:{microbatches} {text}")
-        program = TrainedPipeline(strategy(train_step(MODELS["gpt"](B), Adam())), mesh)
+        program = TrainedPipeline(strategy(train_step(MODELS["gpt"](B), SGD(0.1))), mesh)
         sums = [event for event in simulate(program, mesh=mesh, batch=6, **ON)
                 if (event.kind, event.name, event.rank) == ("collective", "all_reduce", 0)]
         assert all(event.axes == (axis,) for event in sums)
@@ -178,7 +178,8 @@ def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
 def test_the_norm_of_all_gradients_is_one_number_summed_over_the_stages(text, over):
     strategy, mesh = Strategy.parse_on_mesh(f"pp=2 1f1b:2 {text}")
     alone, clipped = (
-        simulate(strategy(train_step(deep(), Adam(), clip=clip)), mesh=mesh, batch=8, **ON) for clip in (None, 1.0))
+        simulate(strategy(train_step(models.mlp((8, 12, 4), B), Adam(), clip=clip)), mesh=mesh, batch=8, **ON)
+        for clip in (None, 1.0))
     for rank in range(4):
         more = Counter()
         for trace, sign in ((clipped, 1), (alone, -1)):

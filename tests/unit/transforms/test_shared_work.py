@@ -57,7 +57,7 @@ def test_a_step_of_a_pipeline_derives_the_gradients_of_its_stages_alone(calls):
     assert pipeline.update(1).program(0).steps and not gradients
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("model", ["gpt", "llama", "residual"])
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_a_step_that_is_derived_later_is_that_of_its_text(model, text):

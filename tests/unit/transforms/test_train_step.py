@@ -65,7 +65,7 @@ def test_a_scaled_loss_gives_the_same_step_and_gradients_that_are_larger(text, t
         assert np.array_equal(large, gradient * 2.0**12)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("clip", [None, 0.2, 1e9])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("batch", [ROWS, B])

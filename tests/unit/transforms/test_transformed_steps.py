@@ -58,7 +58,7 @@ def texts(draw):
     return " ".join(draw(st.permutations(words)))
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.sampled_from([*MODELS]), st.sampled_from([4, 5, 7]), st.sampled_from([*OPTIMIZERS]), texts())
 def test_any_composition_trains_as_the_step_alone(model, rows, optimizer, text):
     check(model, rows, optimizer, text)
