@@ -133,8 +133,8 @@ class MegatronFlags:
 
     def given(self, about: str | None = None) -> dict[str, Any]:
         """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""
-        return {option.field: value for option in OPTIONS
-                if about in (None, option.about) and (value := getattr(self, option.field)) not in (None, False)}
+        values = [(option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)]
+        return {option.field: value for option, value in values if value or (option.rate and value is not None)}
 
     def words(self) -> tuple[str, ...]:
         """The flags as words of a command line."""

@@ -44,7 +44,6 @@ def check_types(op, arrays):
     assert all(y.flags.c_contiguous for y in outputs)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
 def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
@@ -73,7 +72,6 @@ INEXACT = {
 """What adds up numbers that are not whole."""
 
 
-@pytest.mark.sampled(2)
 @by_kind
 def test_the_dim_rule_holds_for_tiles(kind):
     for example in examples(kind):
@@ -140,7 +138,6 @@ def test_every_operator_has_a_derivative_or_a_reason_not_to_have_one():
     assert OPERATORS.keys() - without - JOINED == {example.kind for example in SMOOTH}
 
 
-@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", list(dict.fromkeys(example.kind for example in SMOOTH)))
 def test_the_derivative_is_that_of_central_differences(kind):
     there = [example for example in SMOOTH if example.kind == kind]

@@ -43,6 +43,15 @@ def test_a_model_in_all_its_flags() -> None:
     assert MegatronFlags(ffn_hidden_size=77, swiglu=True, **SMALL).spec().hidden == 77
 
 
+def test_a_rate_of_0_was_given_too() -> None:
+    without = MegatronFlags(**SMALL, attention_dropout=0.0, hidden_dropout=0.0)     # the default is 0.1
+    assert without.given("model").items() >= {"attention_dropout": 0.0, "hidden_dropout": 0.0}.items()
+    assert " ".join(without.words()).endswith("--attention-dropout 0 --hidden-dropout 0")
+    assert without.spec().hidden_dropout == 0 != MegatronFlags(**SMALL).spec().hidden_dropout
+    gpt = TransformerSpec(layers=12, width=48, heads=6, sequence=24, vocabulary=256, dropout=0.1)
+    assert MegatronFlags(hidden_dropout=0.0).spec(gpt).hidden_dropout == 0
+
+
 def test_flags_change_figures_of_a_published_model() -> None:
     llama = transformer("llama3-8b")
     assert MegatronFlags().spec(llama) == llama
