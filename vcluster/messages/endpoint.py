@@ -35,7 +35,7 @@ class Endpoint:
     """The base of the channels and the collectives of one device, or of the host."""
 
     shares_memory = True
-    """Whether the others map the same arena."""
+    """Whether all the others, the host too, map the same arena, and so can wake this endpoint."""
 
     def __init__(
         self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = SPINS,

@@ -750,18 +750,23 @@ def script(text, **values):
         process.communicate()
 
 
+def ends_by_ctrl_c(process, pids):
+    """The script does not handle it: it ends with its own traceback alone, and no device is left."""
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert out == ""
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -signal.SIGINT
+    assert eventually(lambda: not any(map(is_alive, pids)))
+
+
 def test_ctrl_c_stops_the_run_and_the_cluster_goes_on_until_one_that_nobody_handles():
     with script(BOTH, backend="process", transport="shared_memory") as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "stopped True\n"
         assert "running" in process.stdout.readline()
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-        assert out == ""
-        assert err.count("Traceback") == 1
-        assert err.rstrip().endswith("KeyboardInterrupt")
-        assert process.returncode == -signal.SIGINT
-        assert eventually(lambda: not any(map(is_alive, pids)))
+        ends_by_ctrl_c(process, pids)
 
 
 @pytest.mark.slow
@@ -777,13 +782,7 @@ def test_ctrl_c_stops_the_run_and_the_script_ends_well(kind):
 @pytest.mark.slow
 def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
     with script(UNHANDLED, backend="process", transport="shared_memory") as (process, pids):
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-        assert out == ""
-        assert err.count("Traceback") == 1
-        assert err.rstrip().endswith("KeyboardInterrupt")
-        assert process.returncode == -signal.SIGINT
-        assert eventually(lambda: not any(map(is_alive, pids)))
+        ends_by_ctrl_c(process, pids)
 
 
 OFTEN = """

@@ -10,7 +10,7 @@ from vcluster import ClusterError, VirtualCluster
 from vcluster.memory import BLOCKED, LINE, Need, Operation, State
 from vcluster.mpi import requirement
 from vcluster.mpi.guard import _how, _name
-from vcluster.mpi.statuses import HostStatus, place_of_word
+from vcluster.mpi.statuses import RECEIVED, SENT, SHUT, TAKEN_IN, HostStatus, place_of_act, place_of_word
 from vcluster.mpi.transport import nap_seconds
 from vcluster.runs.deadlock import look
 
@@ -62,6 +62,7 @@ def test_two_devices_in_different_groups_on_a_node_are_stuck_unless_a_word_has_c
 def test_places_of_words_are_no_endpoints_and_differ():
     keys = 1, 2, 3, (1 << 62) - 1
     places = [place_of_word(key, word) for key in keys for word in (0, LINE)]
+    places += [place_of_act(act, peer) for act in (SENT, TAKEN_IN, SHUT, RECEIVED) for peer in range(5)]
     assert len(set(places)) == len(places) and max(places) < 0
 
 
