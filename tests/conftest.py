@@ -82,6 +82,6 @@ def pytest_collection():
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000, 20, 50)    # the end of each module collects, too
         gc.enable()

@@ -9,6 +9,7 @@ outlive it.
     opens data pipe, status pipe
     send_fds(data, status, others) ----> fork ------------------------------------->  reads its program from data
     reads the pid from status <--------- writes the pid to status
+    names the modules it has loaded ---> loads them when it is idle, if devices are started again and again
     sees that status is readable <------ writes the exit code, closes status <------  ends
     ends in any way -----(end of file)-> kills its children, ends -----------------> (is killed if the server ends)
 """
@@ -28,6 +29,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from parallelism.operation import PACKAGES
 from vcluster.processes.blas_threads import device_environment
 from vcluster.processes.deaths import is_stopped
 from vcluster.processes.descriptors import pipes
@@ -37,6 +39,12 @@ PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluste
 
 LOAD_WHEN_IDLE = ("numpy.random",)
 """Modules that the server loads after the first devices have started."""
+
+OF_DEVICES = ("numpy", "ml_dtypes", *PACKAGES)
+"""Packages of which devices probably use what their host has loaded. The server loads it after the first device has
+ended: who starts one cluster after the other waits for these modules once, and not in each device."""
+
+NOT_OF_DEVICES = ("vcluster.mpi", "vcluster.cli", "vcluster.report", "vcluster.__main__", "vcluster.pytest_plugin")
 
 IDLE_MILLISECONDS = 50
 
@@ -50,6 +58,9 @@ ANSWER_SECONDS = 1.0
 """Seconds between two looks at a server that does not answer: it loads modules, or a signal has stopped it."""
 
 NUMBER = struct.Struct("q")
+
+START, NAMES = b"+", b"m"
+"""What the host wants: a process, for which two pipes come along, or to name modules, whose names come next."""
 
 
 def search_path() -> list[str]:
@@ -93,6 +104,10 @@ class ForkServer:
         self._preload: tuple[str, ...] = ()
         self._left: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
         """The servers that were found stopped. Their children end with their sockets."""
+        self._named: frozenset[str] = frozenset()
+        """The modules that the server knows of."""
+        self._looked_at = 0
+        """The number of modules that the host had loaded when it named them last."""
 
     def start(self, *, preload: Sequence[str] = ()) -> None:
         """Start the server if there is none, and return at once. Its children have ``preload`` loaded, too."""
@@ -116,13 +131,14 @@ class ForkServer:
                 data_r, data_w, status_r, status_w = pipes(2)
                 try:
                     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                        socket.send_fds(server, [b"+"], [data_r, status_w, *fds])
+                        socket.send_fds(server, [START], [data_r, status_w, *fds])
                 finally:
                     os.close(data_r)
                     os.close(status_w)
                 answers = self._answers(status_r)
                 pid = read_number(status_r) if answers else None
                 if pid is not None:
+                    self._name_modules(server)
                     return pid, data_w, status_r
                 os.close(data_w)
                 os.close(status_r)
@@ -164,6 +180,18 @@ class ForkServer:
                 return False
         return True
 
+    def _name_modules(self, server: socket.socket) -> None:
+        """Tell the server of the modules that the host has loaded since the last time."""
+        if len(sys.modules) == self._looked_at:
+            return
+        self._looked_at = len(sys.modules)
+        new = [name for name in modules_of_devices() if name not in self._named]
+        self._named = self._named.union(new)
+        text = "\n".join(new).encode()
+        if text:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                server.sendall(NAMES + NUMBER.pack(len(text)) + text)
+
     def _leave(self) -> None:
         """Leave a server that was stopped by a signal, and its children, which run on, alone."""
         if self._process is not None and self._socket is not None:
@@ -181,6 +209,7 @@ class ForkServer:
                 f"from vcluster.processes.forkserver import serve; serve({number}, {self._preload!r})", [number]
             )
         self._socket = ours
+        self._named, self._looked_at = frozenset(), 0
         return ours
 
     def _discard(self) -> None:
@@ -206,6 +235,14 @@ def start_early() -> None:
     process = sys.modules.get("multiprocessing.process")
     if sys.platform == "linux" and not (process is not None and process.current_process().daemon):
         SERVER.start()
+
+
+def modules_of_devices() -> list[str]:
+    """The modules of this process that its devices probably use, too, in the order in which they were loaded."""
+    return [
+        name for name in list(sys.modules)
+        if name.partition(".")[0] in OF_DEVICES and not name.startswith(NOT_OF_DEVICES)
+    ]
 
 
 def read_number(fd: int) -> int | None:
@@ -252,7 +289,9 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     gc.freeze()  # otherwise a child's collector would write to the shared pages and so copy them
     gc.enable()
 
-    later: tuple[str, ...] = LOAD_WHEN_IDLE
+    later = list(LOAD_WHEN_IDLE)
+    of_devices: list[str] = []
+    is_loading = has_started = False
     children: dict[int, _Child] = {}
     host = socket.socket(fileno=number)
     wake_r, wake_w = os.pipe()
@@ -265,20 +304,28 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     poll.register(wake_r, select.POLLIN)
     try:
         while True:
-            ready = {fd for fd, _ in poll.poll(IDLE_MILLISECONDS if later and children else None)}
-            if not ready:
-                _preload(later)
-                later = ()
-                gc.collect()
-                gc.freeze()
+            wait = 0 if is_loading else IDLE_MILLISECONDS if later and has_started else None
+            ready = {fd for fd, _ in poll.poll(wait)}
+            is_loading = not ready  # one module at a time, since a new device comes first
+            if is_loading:
+                _preload([later.pop(0)])
+                if not later:
+                    is_loading = False
+                    gc.collect()
+                    gc.freeze()
             if wake_r in ready:
                 os.read(wake_r, 4096)
-                _reap(children)
+                if _reap(children):
+                    later, of_devices = [*later, *of_devices], []
             if number not in ready:
                 continue
             message, fds, _, _ = socket.recv_fds(host, 1, 256)
             if not message:
                 break
+            if message == NAMES:
+                size = read_number(number) or 0
+                of_devices += host.recv(size, socket.MSG_WAITALL).decode().split()
+                continue
             for fd in fds:  # a flag of recv_fds would do this at once, but Python 3.11 ignores it
                 os.set_inheritable(fd, False)
             data, status, *handed = fds
@@ -298,6 +345,7 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
                     os._exit(1)
             child = children[pid] = _Child(status, life_w)
             child.tell(pid)
+            has_started = True
             for fd in (data, life_r, *handed):
                 os.close(fd)
     except BaseException:
@@ -310,15 +358,18 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
 
 def _preload(names: Sequence[str]) -> None:
     for name in names:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 
-def _reap(children: dict[int, _Child]) -> None:
+def _reap(children: dict[int, _Child]) -> bool:
+    """Tell the host of the children that have ended. Whether there are any."""
+    before = len(children)
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
-            return
+            break
         child = children.pop(pid)
         child.tell(os.waitstatus_to_exitcode(status))
         child.close()
+    return len(children) < before

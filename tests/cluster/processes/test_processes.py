@@ -13,6 +13,7 @@ import textwrap
 from multiprocessing import Pipe, process
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import psutil
@@ -262,6 +263,23 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
             assert each.exitcode == -signal.SIGKILL
             assert _gone(each.pid)
         assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
+
+
+def test_once_a_process_has_ended_the_next_has_loaded_what_the_host_has(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    (tmp_path / "of_the_host.py").write_text(f"open({str(told)!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "of_the_host", ModuleType("of_the_host"))
+    monkeypatch.setattr(forkserver, "OF_DEVICES", ("of_the_host",))
+    stop_fork_server()
+
+    def is_loaded():
+        return "of_the_host" in sys.modules
+
+    assert not ask(is_loaded, start_method="forkserver")
+    told.open().close()     # the server opens the other end as it loads the module
+    assert ask(is_loaded, start_method="forkserver")
 
 
 def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
