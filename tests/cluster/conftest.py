@@ -8,18 +8,10 @@ import sys
 
 import pytest
 
-from parallelism.operation import PACKAGES
-from vcluster.processes import start_fork_server
 from vcluster.runs import VirtualCluster
 
 MOST_OPEN = 6
 """The clusters used longest ago are closed when there would be more."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def what_kernels_of_tests_use():
-    """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
-    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
 
 
 @pytest.fixture(scope="module", autouse=True)
