@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -357,9 +358,11 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
 
 
 def _preload(names: Sequence[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    with warnings.catch_warnings():  # the host has seen them
+        warnings.simplefilter("ignore")
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
 
 def _reap(children: dict[int, _Child]) -> bool:
