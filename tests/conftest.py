@@ -84,4 +84,5 @@ def pytest_collection():
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000)        # programs are thousands of small objects that are no garbage
         gc.enable()

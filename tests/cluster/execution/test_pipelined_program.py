@@ -101,7 +101,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.sampled(9, 3)
+@pytest.mark.sampled(18, 3)
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture", "dropped"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),

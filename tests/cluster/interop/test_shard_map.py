@@ -44,7 +44,7 @@ def cluster():
         yield cluster
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):

@@ -72,8 +72,8 @@ def test_a_stack_that_runs_collectives_beside_products_changes_no_bit_and_no_byt
     alone, on = train_step(MODELS[model](rows), rule), {**ON, "hardware": Hardware.preset("dgx-a100:1")}
     stack = {**on, "hardware": Hardware.preset("dgx-a100:1+megatron-a100")}
     step = strategy(train_step(MODELS[model](B), rule) if "pp=" in text else alone)
-    plain, before = trained_on(cluster_of(mesh, "thread", compute="modelled", **on), step, alone, steps=2)
-    beside, after = trained_on(cluster_of(mesh, "thread", compute="modelled", **stack), step, alone, steps=2)
+    plain, before = trained_on(cluster_of(mesh, "thread", compute="modelled", **on), step, alone, steps=1)
+    beside, after = trained_on(cluster_of(mesh, "thread", compute="modelled", **stack), step, alone, steps=1)
     assert bits(beside) == bits(plain) and moved(after) == moved(before)
     ways = {"all_gather", "reduce_scatter"}
     assert {event.name for event in after if event.kind == "wait"} >= ways

@@ -64,7 +64,7 @@ def check_least(problem):
     assert choice.gap == 0
 
 
-@given(problems(most=4))
+@given(problems(most=3))
 @settings(max_examples=2, suppress_health_check=list(HealthCheck))
 def test_the_least_of_all_choices(problem):
     check_least(problem)

@@ -268,7 +268,7 @@ def test_a_model_of_onnx_with_its_loss_is_planned(capsys: pytest.CaptureFixture[
 
 def test_where_nothing_fits_the_need_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix schedule=1f1b --fix sp=0 --fix pp=1"
-    usual = [*words.split(), "--fix", "recompute=none", "--num-layers", "1"]
+    usual = [*words.split(), "--fix", "recompute=none"]
     status, out, err = said(capsys, "plan", *SMALL, *usual, "--fix", "zero=0", "--fix", "tp=1", "--memory", "9KB")
     assert status == 1 and "none fits" in out and "memory" in out
     assert err.startswith("no plan fits: the smallest (dp=2 mb=1) needs ") and err.count("\n") == 1

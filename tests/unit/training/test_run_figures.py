@@ -74,7 +74,7 @@ def test_parts_add_up_to_the_step(name: str) -> None:
         assert seconds.bubble >= found.parts.get("bubble", 0.0)
 
 
-@pytest.mark.slow_for("overlap", "contexts")
+@pytest.mark.slow_for("overlap", "contexts", "interleaved")
 @pytest.mark.parametrize("name", RUNS)
 def test_parts_are_those_of_all_events_and_divide_the_coarser_ones(name: str) -> None:
     run = run_of(name)
