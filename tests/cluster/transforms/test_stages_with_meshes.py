@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from overlapped import bits
 from trained_runs import ON, B, assert_trains, in_turn, trained_on
-from transformed import MODELS
+from transformed import MODELS, model_step
 
 from parallelism import Mesh
 from parallelism.execution import TrainedPipeline
 from parallelism.operation.part import DevicePart, part_of
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
 CASES = [
@@ -41,9 +41,9 @@ CASES = [
 
 def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread", steps=2):
     """The steps and the trace of a run; they are those of the step alone, and of a simulation."""
-    alone = train_step(MODELS[model](rows), rule, clip=clip)
+    alone = model_step(model, rows, rule, clip=clip)
     strategy = Strategy(Strategy.parse(text), pipeline)
-    step = strategy(train_step(MODELS[model](B), rule, clip=clip))
+    step = strategy(model_step(model, B, rule, clip=clip))
     mesh = Mesh(devices=sum(each.size for each in pipeline.meshes))
     assert Strategy.parse(str(strategy)) == strategy and Step.parse(str(step)) == step
     assert Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
@@ -89,11 +89,11 @@ def test_many_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, 
 def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
     meshes, found = [Mesh(dp=2), Mesh(dp=1)], []
     step = Strategy(Strategy.parse("dp zero=1"), Pipeline(microbatches=2, meshes=meshes))(
-        train_step(MODELS["mlp"](B), Adam(0.01), clip=0.3))
+        model_step("mlp", B, Adam(0.01), clip=0.3))
     for overlap in (Strategy(), Overlap(100)):
         same = replace(step, function=overlap(step.function))
         cluster = cluster_of(Mesh(devices=3), "thread", compute="modelled", **ON)
-        found.append(trained_on(cluster, same, train_step(MODELS["mlp"](5), Adam(0.01), clip=0.3), steps=1))
+        found.append(trained_on(cluster, same, model_step("mlp", 5, Adam(0.01), clip=0.3), steps=1))
     (plain, before), (overlapped, after) = found
     assert bits(plain) == bits(overlapped) and after.makespan_seconds < before.makespan_seconds
     received = [Counter() for _ in found]
@@ -150,7 +150,7 @@ def test_a_device_on_a_mesh_of_its_own(cluster_of):
         cluster_of(Mesh(devices=4), "thread").run(uneven)
 
 
-STEP = train_step(MODELS["mlp"](B), SGD(0.1))
+STEP = model_step("mlp", B, SGD(0.1))
 
 
 @pytest.mark.parametrize(("build", "message"), [
