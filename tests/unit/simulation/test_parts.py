@@ -90,7 +90,7 @@ def test_the_collectives_of_repeated_actions_are_counted() -> None:
     assert parts.split[0].communication >= inside.seconds > 0
 
 
-@pytest.mark.parametrize("microbatches", [4, 16])
+@pytest.mark.parametrize("microbatches", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_ops_are_priced_once_however_many_microbatches_there_are(
     microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
