@@ -19,6 +19,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.slow_for("parallelism.slicing.search", "vcluster.check.collective")     # long
 @pytest.mark.usefixtures("registrations")
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_print_what_they_say(name):
