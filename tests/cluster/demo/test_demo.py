@@ -310,7 +310,7 @@ def test_a_wrong_product_is_exit_status_1(capsys, monkeypatch):
     assert out.count(" NO ") == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--tp 1", "--policy megatron --tp 3 --activation relu", "--policy sequence",

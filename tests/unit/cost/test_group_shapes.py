@@ -248,6 +248,7 @@ def test_phases_that_differ_in_their_parts_take_as_long_together_as_one_by_one()
                 assert seconds[0] == seconds[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["all_to_all", "all_reduce", "gather", "broadcast"])
 def test_loads_of_many_phases_are_those_of_one_after_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = ("dgx-h100:4", range(1, 30, 2)), ("dgx-a100:2", (3, 9, 1, 15, 14)), ("ethernet-cpu", range(3))

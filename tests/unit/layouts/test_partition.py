@@ -164,6 +164,7 @@ def test_any_program_may_be_cut_anywhere(data):
         assert_array_equal(gradients.get(name, 0), gradient)      # 0 of what no stage reads
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["chain", "mlp", "convolutional"])
 def test_nothing_is_computed_twice_unless_asked_for(name):
     function, _ = MODELS[name]

@@ -47,6 +47,7 @@ def moved(loss, text):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("heads", [4, 2])
 def test_attention_gathers_keys_and_values_and_scatters_their_gradients(heads):
     # Dubey et al. 2024, section 3.3.2: keys and values are gathered, so fewer heads of them move fewer bytes.

@@ -132,7 +132,7 @@ def test_adam_is_one_kernel_for_each_parameter():
     assert len(kernels) == parameters and min(kernels) > 8
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["gpt", "llama", "dropout", "mixture", "residual", "recurrent"])
 def test_the_order_of_chains_changes_no_bit(model):
     step = model_step(model, 3, Adam(0.01))

@@ -202,7 +202,7 @@ def test_memory_of_what_is_under_way():
         assert sum(nbytes for _, nbytes in waits[sums[-1].number].freed) == freed, text
 
 
-@pytest.mark.sampled(8, 1)
+@pytest.mark.sampled(15, 9)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 tp=2", "dp=3 tp=2 sp", "pp=2 1f1b:3 dp=2", "dp=2 fused"])
 @pytest.mark.parametrize("rule", [Adam(0.1), SGD(0.1), SGD(0.1, 0.5)])
 def test_memory_is_of_the_categories_that_it_is_of_without_overlap(text, rule):

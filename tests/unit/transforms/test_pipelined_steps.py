@@ -66,6 +66,7 @@ def measured(text, rows=32, loss=None, rule=None):
     return program, trace, received
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_a_stage_of_a_float32_step_holds_sixteen_bytes_a_parameter_and_one_gradient(schedule):
     loss = models.mlp((16, 32, 8, 4), B, dtype="float32")
