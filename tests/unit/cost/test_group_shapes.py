@@ -86,7 +86,7 @@ def test_turns_have_the_terms_of_their_phases_in_their_order() -> None:
 
 @pytest.mark.parametrize("striped", [False, True])
 def test_single_messages_in_turn_have_the_terms_of_their_phases(striped: bool) -> None:
-    for extents in ((2, 3, 2), (4, 3), (5,), (2, 2, 2)):
+    for extents in ((2, 3, 2), (4, 3), (5,)):
         links = [Link(f"level {i}", extent, 1e-6 / (i + 1), 1e9 * (i + 1), striped=striped and i == len(extents) - 1)
                  for i, extent in enumerate(extents)]
         hardware = replace(BASE, links=tuple(links), placement=())
