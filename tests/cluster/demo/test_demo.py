@@ -127,7 +127,7 @@ def test_the_users_own_data_classes_and_values(capsys, tmp_path):
 
 
 def test_a_training_that_runs_away_is_exit_status_1(capsys):
-    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 9 --learning-rate 1e9 --backend thread")
+    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 6 --learning-rate 1e9 --backend thread")
     assert status == 1
     assert " NO  the training diverged" in out
 

@@ -322,6 +322,7 @@ def test_an_axis_inside_is_brought_out_by_one_permutation_and_gathered(source, t
     assert kinds(plan) == ["permute", "all_gather"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "target", "expected"), [
     (T("x", None), T(None, None), ["all_gather"]),
     (T(None, None), T("x", None), ["slice"]),
