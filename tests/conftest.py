@@ -83,5 +83,5 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(10_000, 20, 50)    # each module begins with a collection of its own
+        gc.set_threshold(50_000, 20, 50)    # each module begins with a collection of its own
         gc.enable()

@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-BY_DAY = int(os.environ.get("VCLUSTER_EXAMPLES", "5"))
+BY_DAY = int(os.environ.get("VCLUSTER_EXAMPLES", "3"))
 """How many a test draws that says nothing else."""
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulated_runs import assert_simulated
 from trained_runs import B, simulated, trained_on
-from transformed import MODELS
+from transformed import model_step
 
 from parallelism.simulation.folding import CannotFold
-from parallelism.transforms import Strategy, train_step
+from parallelism.transforms import Strategy
 
 
 def bits(results):
@@ -28,14 +28,14 @@ def moved(trace):
     return found
 
 
-def check(cluster, model, rows, text, overlap, rule, clip=None):
+def check(cluster, model, rows, text, overlap, rule, clip=None, steps=2):
     """The traces of the last step without and with overlap, which agree in every bit and byte; each is simulated."""
     strategy, mesh = Strategy.parse_on_mesh(text)
-    alone = train_step(MODELS[model](rows), rule, clip=clip)
-    program = train_step(MODELS[model](B), rule, clip=clip) if "pp=" in text else alone
-    plain, before = trained_on(cluster, strategy(program), alone, steps=2)
+    alone = model_step(model, rows, rule, clip=clip)
+    program = model_step(model, B, rule, clip=clip) if "pp=" in text else alone
+    plain, before = trained_on(cluster, strategy(program), alone, steps)
     step = Strategy(strategy, overlap)(program)
-    overlapped, after = trained_on(cluster, step, alone, steps=2)
+    overlapped, after = trained_on(cluster, step, alone, steps)
     assert bits(overlapped) == bits(plain)
     assert moved(after) == moved(before)
     assert_simulated(simulated(step, mesh, rows), after)

@@ -149,18 +149,21 @@ def abstract_mesh():
 
 
 def main(path, *names):
-    """Write what JAX makes of the examples of these names; behind a ``+``, in the words of GSPMD and compiled, too."""
+    """Write what JAX makes of the examples of these names; behind ``gspmd:`` in the words of GSPMD, too, and behind
+    ``compiled:`` compiled, too."""
     mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
     kept = {}
     for name, (function, arguments) in examples(mesh).items():
-        if not {name, f"+{name}"} & {*names}:
+        ways = {way for way in ("", "gspmd:", "compiled:") if way + name in names}
+        if not ways:
             continue
         jitted = function if hasattr(function, "lower") else jax.jit(function)
         kept[f"{name}/text"] = np.array(jitted.lower(*arguments).as_text())
         for i, result in enumerate(jax.tree.leaves(jitted(*arguments))):
             kept[f"{name}/{i}"] = np.asarray(result)
-        if f"+{name}" in names:
+        if "compiled:" in ways:
             kept |= {f"{name}/compiled/{key}": x for key, x in compiled(jitted, arguments, mesh).items()}
+        if "gspmd:" in ways:
             with gspmd():
                 kept[f"{name}/gspmd"] = np.array(jitted.lower(*arguments).as_text())
     np.savez(path, **kept)

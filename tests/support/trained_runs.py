@@ -33,9 +33,9 @@ def simulated(step, mesh, rows, on=None, **options):
     return simulate(step, mesh=mesh, **batch, **(on or ON), **options)
 
 
-def assert_trains(cluster, step, alone, rows):
-    """Two steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
-    results, trace = trained_on(cluster, step, alone)
-    assert_trained(results, interpreted(alone))
+def assert_trains(cluster, step, alone, rows, steps=2):
+    """Some steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
+    results, trace = trained_on(cluster, step, alone, steps)
+    assert_trained(results, interpreted(alone, steps=steps))
     assert_simulated(simulated(step, cluster.mesh, rows), trace)
     return trace

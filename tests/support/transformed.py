@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from parallelism import ir, models
 from parallelism.dtypes import is_floating
 from parallelism.models import cross_entropy
-from parallelism.transforms import Parts, first_state, following
+from parallelism.transforms import Parts, first_state, following, train_step
 
 VOCABULARY = 10
 
@@ -91,6 +93,12 @@ MODELS = {
     "recurrent": recurrent, "residual": residual, "factored": factored,
 }
 """The models by name, each a function of the rows of the batch; the last three are no transform's own."""
+
+
+@cache
+def model_step(model, rows, rule, **more):
+    """The training step of a model by its name, made once for all tests."""
+    return train_step(MODELS[model](rows), rule, **more)
 
 
 def arrays(values, rng):

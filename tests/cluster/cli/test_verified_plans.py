@@ -18,7 +18,8 @@ from vcluster.runs.verified import verified, verified_text
 
 SMALL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 8, "vocab_size": 64}
-FEW_OPS: dict[str, Any] = {"disable_bias_linear": True, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+FEW_OPS: dict[str, Any] = {"disable_bias_linear": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+                          "normalization": "RMSNorm"}
 LARGER = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 16}
 
 
@@ -59,7 +60,8 @@ def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plan_verifies_its_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 "
              "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix pp=2 --fix schedule=1f1b --fix microbatch=1 "
-             "--recompute-granularity selective --fix tp=1 --top 1 --verify")
+             "--recompute-granularity selective --disable-bias-linear --normalization RMSNorm --fix tp=1 --top 1 "
+             "--verify")
     assert serve(PROGRAM, main, words.split()) == 0
     out = capsys.readouterr().out
     assert "ran under the first plan on 2 processes (pp=2)" in " ".join(out.split())

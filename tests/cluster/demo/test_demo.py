@@ -98,7 +98,7 @@ def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "words",
     [
@@ -127,7 +127,7 @@ def test_the_users_own_data_classes_and_values(capsys, tmp_path):
 
 
 def test_a_training_that_runs_away_is_exit_status_1(capsys):
-    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 9 --learning-rate 1e9 --backend thread")
+    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 6 --learning-rate 1e9 --backend thread")
     assert status == 1
     assert " NO  the training diverged" in out
 
@@ -310,7 +310,7 @@ def test_a_wrong_product_is_exit_status_1(capsys, monkeypatch):
     assert out.count(" NO ") == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--tp 1", "--policy megatron --tp 3 --activation relu", "--policy sequence",
@@ -369,7 +369,7 @@ def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkey
     assert out.count(" NO ") == 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9, 3)      # of a ring there is another below
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",
@@ -438,7 +438,7 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color)
     with monkeypatch.context() as patch, os.fdopen(terminal, "w", encoding="utf-8") as screen:
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "stderr", screen)
-        words = "mlp --pp 2 --hidden 8,9 --steps 3 --backend thread"
+        words = "mlp --pp 2 --hidden 8,9 --steps 2 --backend thread"
         status = serve(command.PROGRAM, command.main, words.split())
     reader.join()
     os.close(host)
@@ -452,21 +452,21 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color)
 def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out = here(
-        capsys, "mlp --pp 3 --dp 3 --steps 1 --backend thread --hardware dgx-h100:2 --trace there.json")
+        capsys, "mlp --pp 3 --dp 3 --hidden 9,8 --steps 1 --backend thread --hardware dgx-h100:2 --trace there.json")
     assert status == 0
     for words in ("on dgx-h100", "step time", "exposed communication", "bubble", "a node is 8 devices joined by nvlink",
                   "axes that leave a node pp (over infiniband), dp (over infiniband)\n"):
         assert words in out
     trace = Trace.load("there.json")
     assert trace.hardware == "dgx-h100" and trace.compute == "modelled" and trace.makespan_seconds > 0
-    status, out = here(capsys, "mlp --pp 2 --steps 1 --backend thread --hardware tpu-v4")
+    status, out = here(capsys, "mlp --pp 2 --hidden 8 --steps 1 --backend thread --hardware tpu-v4")
     assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
 
 
 @pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),
-    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 {SMALL_GPT}", "none"),
+    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 {SMALL_GPT} --steps 1", "none"),
     ("moe --dp 2 --ep 5", "dp (over infiniband), ep (over infiniband)"), ("reshard [x,_] [_,x]", "none"),
 ])
 def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words, leaving):

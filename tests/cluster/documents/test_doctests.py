@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import linecache
 
 import pytest
 from paths import ROOT
@@ -19,9 +20,11 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.slow_for("parallelism.slicing.search")     # long
 @pytest.mark.usefixtures("registrations")
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_print_what_they_say(name):
+def test_the_examples_of_a_module_print_what_they_say(name, monkeypatch):
+    monkeypatch.setattr(linecache, "checkcache", lambda *_: None)   # doctest's debugger looks at every file each time
     module = importlib.import_module(name)
     tried = doctest.testmod(module, extraglobs={"Pipeline": parallelism.Pipeline})
     assert tried.attempted

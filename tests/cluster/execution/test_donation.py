@@ -57,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.slow_for("uneven")
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(("mesh", "layouts", "of"), CASES.values(), ids=CASES)
 def test_a_donated_step_of_adam_holds_sixteen_bytes_a_parameter(mesh, layouts, of):
     function = laid(layouts, of)

@@ -107,7 +107,7 @@ def executable_of(model, mesh, layouts):
     return Executable(localize(propagate(annotate(function, given), mesh), mesh))
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(64, 32)
 @pytest.mark.parametrize(("model", "mesh", "layouts"), CASES, ids=IDS)
 def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh, layouts):
     executable = executable_of(model, mesh, layouts)

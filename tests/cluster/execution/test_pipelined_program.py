@@ -101,7 +101,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.sampled(9, 3)
+@pytest.mark.sampled(18, 3)
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture", "dropped"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),
@@ -126,6 +126,7 @@ def test_a_stage_may_be_a_single_op_and_a_message_a_single_number(cluster_of):
     assert_as_in_one_process(cluster_of(Mesh(pp=3), "thread").run(program, inputs).result, function, inputs)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_gradients_are_summed_in_the_order_of_the_backwards(cluster_of, schedule):
     """To the bit, in float32, whose sums depend on their order."""
@@ -190,6 +191,7 @@ def test_stages_are_spread_over_devices(cluster_of, name, replicas, ranks, devic
 # -- what is sent and what is held -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_messages_have_the_bytes_of_what_crosses_and_no_more(cluster_of, schedule):
     function, _ = MODELS["chain"]
@@ -226,6 +228,7 @@ def test_replicas_and_shared_weights_are_summed_once_a_step(cluster_of):
         assert last.bytes_sent == 8 * 11 * 8 and last.peer == rank - position + 1 - position
 
 
+@pytest.mark.slow_for("gpipe-False")
 @pytest.mark.parametrize(("schedule", "recompute"), [("gpipe", False), ("1f1b", False), ("gpipe", True)])
 def test_a_stage_holds_what_it_saved_by_microbatch(cluster_of, schedule, recompute):
     function, _ = MODELS["mlp"]

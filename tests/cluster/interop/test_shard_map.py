@@ -27,11 +27,13 @@ EXAMPLES = shard_map_examples.examples(shard_map_examples.abstract_mesh())
 
 @pytest.fixture(scope="module")
 def by_jax(request, tmp_path_factory):
-    """What JAX makes of the examples that are asked for; those that are asked for in several ways are compiled, too."""
+    """What JAX makes of the examples that are asked for, in the ways in which they are asked for."""
+    ways = {test_what_jax_runs_on_8_devices_runs_on_8_processes.__name__: "",
+            test_a_module_in_the_words_of_gspmd_is_the_same_program.__name__: "gspmd:",
+            test_a_module_that_xla_has_split_and_compiled_runs_as_it_is.__name__: "compiled:"}
     tests = {(item.callspec.params["name"], item.originalname) for item in request.session.items
              if item.path == request.path and "by_jax" in item.fixturenames}
-    plain = test_what_jax_runs_on_8_devices_runs_on_8_processes.__name__
-    asked = {name if test == plain else f"+{name}" for name, test in tests}
+    asked = {ways[test] + name for name, test in tests}
     path = tmp_path_factory.mktemp("jax") / "results.npz"
     subprocess.run([sys.executable, Path(shard_map_examples.__file__), path, *asked], check=True, timeout=300)
     with np.load(path) as arrays:
@@ -44,7 +46,7 @@ def cluster():
         yield cluster
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28, 26)     # the same in both, which JAX runs once
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_jax_runs_on_8_devices_runs_on_8_processes(name, by_jax, cluster):
@@ -80,7 +82,7 @@ def test_a_module_in_the_words_of_gspmd_is_the_same_program(name, by_jax, cluste
         assert_allclose(ours, by_jax[f"{name}/{i}"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(8, 7)
+@pytest.mark.slow      # by day a split module runs on devices in cli/test_programs_elsewhere.py
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", shard_map_examples.OTHERS)
 def test_a_module_that_xla_has_split_and_compiled_runs_as_it_is(name, by_jax, cluster):

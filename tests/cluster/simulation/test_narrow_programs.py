@@ -46,7 +46,7 @@ def assert_same_measures(found, wanted):
         np.testing.assert_allclose(measures(found)[rank][2], times, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(("dtype", "options"), [
     ("bf16", {"backend": "thread"}), ("bf16", {}), ("f8e4m3fn", {"backend": "thread"}),
     ("f8e4m3fn", {"transport": "queue"}),

@@ -471,7 +471,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(75, 20)
+@pytest.mark.sampled(75, 54)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(

@@ -23,8 +23,9 @@ def test_a_slicing_on_submeshes_of_different_sizes_runs_as_it_was_found(
     assert tuple(mesh.size for mesh in plan.meshes) == sizes
     alone = train_step(uneven(rows), rule)
     cluster = cluster_of(plan.mesh, backend, hardware=plan.hardware, compute="modelled")
-    results, trace = trained_on(cluster, plan.step, alone)
-    assert_trained(results, interpreted(alone), tolerance=1e-10)
+    steps = 2 if isinstance(rule, Adam) else 1          # the second reads the state of the first
+    results, trace = trained_on(cluster, plan.step, alone, steps)
+    assert_trained(results, interpreted(alone, steps=steps), tolerance=1e-10)
     simulated = plan.simulate()
     assert_simulated(simulated, trace)
     assert trace.makespan_seconds == simulated.makespan_seconds == plan.seconds
@@ -44,6 +45,7 @@ def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of, layers, dev
     plan = next(each for each in plans if len({mesh.size for mesh in each.meshes}) > 1)
     cluster = cluster_of(plan.mesh, "thread", hardware=plan.hardware, compute="modelled")
     alone = train_step(spec.function(rows), rule)
-    results, trace = trained_on(cluster, plan.step, alone)
-    assert_trained(results, interpreted(alone), tolerance=1e-10)
+    steps = 2 if isinstance(rule, Adam) else 1
+    results, trace = trained_on(cluster, plan.step, alone, steps)
+    assert_trained(results, interpreted(alone, steps=steps), tolerance=1e-10)
     assert_simulated(plan.simulate(), trace)

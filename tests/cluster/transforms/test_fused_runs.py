@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from simulated_runs import assert_simulated
 from trained_runs import B, in_turn, simulated, trained_on
-from transformed import MODELS
+from transformed import model_step
 
 from parallelism import Hardware
 from parallelism.hardware import Products, Reached
-from parallelism.transforms import Adam, Strategy, train_step
+from parallelism.transforms import Adam, Strategy
 
 H100 = Hardware.preset("dgx-h100")
 STACK = replace(
@@ -33,8 +33,8 @@ CASES = [("mlp", 6, "dp=2 overlap=1KB"),
     ("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_fused_step_gives_the_same_bits_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):
     strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(train_step(MODELS[model](B if "pp=" in text else rows), Adam(0.01)))
-    like = train_step(MODELS[model](rows), Adam(0.01))
+    step = strategy(model_step(model, B if "pp=" in text else rows, Adam(0.01)))
+    like = model_step(model, rows, Adam(0.01))
     found = {}
     for name, options in (("fused", ON), ("plain", {**ON, "hardware": replace(STACK, fused=False)})):
         results, trace = trained_on(cluster_of(mesh, backend, compute="modelled", **options), step, like, steps=1)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from overlapped import bits
 from trained_runs import ON, B, assert_trains, in_turn, trained_on
-from transformed import MODELS
+from transformed import MODELS, model_step
 
 from parallelism import Mesh
 from parallelism.execution import TrainedPipeline
 from parallelism.operation.part import DevicePart, part_of
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60"))
 CASES = [
@@ -39,15 +39,15 @@ CASES = [
 ]
 
 
-def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread"):
+def check(cluster_of, model, rows, text, pipeline, rule, clip, backend="thread", steps=2):
     """The steps and the trace of a run; they are those of the step alone, and of a simulation."""
-    alone = train_step(MODELS[model](rows), rule, clip=clip)
+    alone = model_step(model, rows, rule, clip=clip)
     strategy = Strategy(Strategy.parse(text), pipeline)
-    step = strategy(train_step(MODELS[model](B), rule, clip=clip))
+    step = strategy(model_step(model, B, rule, clip=clip))
     mesh = Mesh(devices=sum(each.size for each in pipeline.meshes))
     assert Strategy.parse(str(strategy)) == strategy and Step.parse(str(step)) == step
     assert Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
-    return step, assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
+    return step, assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows, steps)
 
 
 @pytest.mark.slow_for("zero=3", "dropout", "mlp-dp")     # of "mlp-dp" there is another below
@@ -89,11 +89,11 @@ def test_many_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, 
 def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
     meshes, found = [Mesh(dp=2), Mesh(dp=1)], []
     step = Strategy(Strategy.parse("dp zero=1"), Pipeline(microbatches=2, meshes=meshes))(
-        train_step(MODELS["mlp"](B), Adam(0.01), clip=0.3))
+        model_step("mlp", B, SGD(0.1, 0.5), clip=0.3))
     for overlap in (Strategy(), Overlap(100)):
         same = replace(step, function=overlap(step.function))
         cluster = cluster_of(Mesh(devices=3), "thread", compute="modelled", **ON)
-        found.append(trained_on(cluster, same, train_step(MODELS["mlp"](5), Adam(0.01), clip=0.3), steps=2))
+        found.append(trained_on(cluster, same, model_step("mlp", 5, SGD(0.1, 0.5), clip=0.3), steps=1))
     (plain, before), (overlapped, after) = found
     assert bits(plain) == bits(overlapped) and after.makespan_seconds < before.makespan_seconds
     received = [Counter() for _ in found]
@@ -106,19 +106,19 @@ def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
 
 
 def test_every_device_gets_its_block_of_what_is_sent_once(cluster_of):
-    # 9 rows of 8 numbers in 3 microbatches go from 2 devices to 3, split by rows: each number crosses once each way.
-    pipeline = Pipeline(microbatches=3, begin=["layer.1"], meshes=[Mesh(dp=2), Mesh(dp=3)])
-    step, trace = check(cluster_of, "mlp", 9, "dp", pipeline, SGD(0.1), None)
+    # 6 rows of 8 numbers in 2 microbatches go from 2 devices to 3, split by rows: each number crosses once each way.
+    pipeline = Pipeline(microbatches=2, begin=["layer.1"], meshes=[Mesh(dp=2), Mesh(dp=3)])
+    step, trace = check(cluster_of, "mlp", 6, "dp", pipeline, SGD(0.1), None, steps=1)
     sent = Counter()
     for event in trace:
         if event.kind == "send":
             sent[event.rank < 2] += event.bytes_sent
             assert event.peer < 2 or event.rank < 2
-    assert sent == {True: 9 * 8 * 8, False: 9 * 8 * 8}
+    assert sent == {True: 6 * 8 * 8, False: 6 * 8 * 8}
     assert step.pipeline.meshes == (Mesh(dp=2), Mesh(dp=3)) and step.replicas == ()
     # To a mesh whose devices all need the rows, each row goes to every one, and its gradient comes from one.
     pipeline = Pipeline(microbatches=1, begin=["layer.2"], meshes=[Mesh(dp=2), Mesh(tp=2)])
-    _, trace = check(cluster_of, "mlp", 4, "dp tp", pipeline, SGD(0.1), None)
+    _, trace = check(cluster_of, "mlp", 4, "dp tp", pipeline, SGD(0.1), None, steps=1)
     assert Counter(event.rank for event in trace if event.kind == "send") == {0: 2, 1: 2, 2: 1, 3: 1}
 
 
@@ -150,7 +150,7 @@ def test_a_device_on_a_mesh_of_its_own(cluster_of):
         cluster_of(Mesh(devices=4), "thread").run(uneven)
 
 
-STEP = train_step(MODELS["mlp"](B), SGD(0.1))
+STEP = model_step("mlp", B, SGD(0.1))
 
 
 @pytest.mark.parametrize(("build", "message"), [

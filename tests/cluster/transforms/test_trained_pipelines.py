@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from trained_runs import ON, B, assert_trains, in_turn, simulated
-from transformed import MODELS
+from transformed import MODELS, model_step
 
 from parallelism import ir
 from parallelism.transforms import SGD, Adam, AdamW, Strategy, first_state, following, train_step
@@ -51,9 +51,9 @@ def test_microbatches_and_replicas_are_summed_in_the_dtype_of_the_gradients(clus
 
 def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     """Two steps in a pipeline are those of the step alone, and a simulation is the run, folded or not."""
-    alone = train_step(MODELS[model](rows), rule, clip=clip)
+    alone = model_step(model, rows, rule, clip=clip)
     strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(train_step(MODELS[model](B), rule, clip=clip))
+    step = strategy(model_step(model, B, rule, clip=clip))
     trace = assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
     assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from trained_runs import ON, assert_trains, in_turn, trained_on
-from transformed import MODELS, assert_trained, interpreted
+from transformed import assert_trained, interpreted, model_step
 
 from parallelism import Mesh, ir, models
 from parallelism.execution import Executable, operation_on
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, AdamW, Strategy, train_step
+from parallelism.transforms import SGD, AdamW, Strategy
 
 CASES = [
     ("gpt", 5, "dp=2 tp=2 sp zero=1"), ("mlp", 7, "dp=3 tp=2 zero=2"), ("llama", 4, "dp=2 tp=4 zero=3"),
@@ -24,14 +24,14 @@ CASES = [
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES, ("process", "thread")), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_transformed_step_trains_and_is_simulated_as_it_runs(cluster_of, model, rows, text, backend):
-    alone = train_step(MODELS[model](rows), AdamW(0.01), clip=1.0)
+    alone = model_step(model, rows, AdamW(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)
     assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), strategy(alone), alone, rows)
 
 
 def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
     strategy, mesh = Strategy.parse_on_mesh("dp=2 tp=2 zero=1")
-    alone = train_step(MODELS["mlp"](6), SGD(0.1, 0.5))
+    alone = model_step("mlp", 6, SGD(0.1, 0.5))
     step = ir.parse(str(strategy(alone)))
     assert step == strategy(alone)
     results, _ = trained_on(cluster_of(mesh, "thread"), step, alone)

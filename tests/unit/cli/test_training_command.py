@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from vcluster.demo.command_line import serve
 
 MODEL, ON, SPLIT = map(str.split, (
     "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --disable-bias-linear "
-    "--attention-dropout 0 --hidden-dropout 0 --use-flash-attn",
+    "--attention-dropout 0 --hidden-dropout 0 --use-flash-attn --normalization RMSNorm",
     "--hardware dgx-a100 --devices 4",
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --global-batch-size 4"))
 
@@ -28,18 +31,28 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, out, err
 
 
-def test_the_json_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2")
+@cache
+def of_flags() -> tuple[int, str, str]:
+    """What is said of the run by flags, and of flags without effect."""
+    words = ["simulate", "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2"]
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = serve(PROGRAM, main, words)
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_the_json_has_the_figures_of_the_run() -> None:
+    status, out, err = of_flags()
     run = MegatronFlags(
         num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=100,
         disable_bias_linear=True, attention_dropout=0.0, hidden_dropout=0.0, use_flash_attn=True,
-        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, bf16=True, global_batch_size=4).run(4)
+        normalization="RMSNorm", tensor_model_parallel_size=2, pipeline_model_parallel_size=2, bf16=True,
+        global_batch_size=4).run(4)
     assert (status, json.loads(out)) == (0, figures(run, "dgx-a100").json())
     assert err == "without effect on a simulated step: --lr, --seed\n"
 
 
 def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
-    _, by_flags, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--json")
+    _, by_flags, _ = of_flags()
     text = "tp=2 precision=bf16 pp@block.1=2 1f1b:4"
     assert said(capsys, "GPT", *MODEL, *ON, "--strategy", text, "--json")[:2] == (0, by_flags)
     sizes = ["--strategy", "tp precision=bf16 pp@block.1 1f1b:4", "--mesh"]

@@ -53,7 +53,8 @@ def test_where_there_is_no_terminal_nothing_is_written(monkeypatch, term):
 
 
 def test_a_search_for_plans_tells_how_far_it_is(terminal):
-    spec = TransformerSpec(layers=2, width=8, heads=2, vocabulary=8, sequence=4)
+    spec = TransformerSpec(
+        layers=1, width=8, heads=2, vocabulary=8, sequence=4, biases=False, norm="rms", activation="relu")
     with redirect_stderr(terminal), progress() as told:
         find_plan(spec, hardware="dgx-a100", devices=1, batch=2, recompute="none", zero=0,
                   schedule="1f1b", tp=1, progress=told)

@@ -14,7 +14,7 @@ from parallelism import ir  # noqa: E402
 from parallelism.interop import UnsupportedError, from_jax  # noqa: E402
 
 
-@pytest.mark.sampled(40, 6)
+@pytest.mark.sampled(80, 6)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_function_of_jax_gives_what_jax_gives(name):
     function, arguments = EXAMPLES[name]

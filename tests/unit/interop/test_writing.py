@@ -51,7 +51,7 @@ def arrays(function, seed=0):
     return [rng.normal(size=value.type.shape).astype(np.float32) for value in function.inputs]
 
 
-@pytest.mark.sampled(90)
+@pytest.mark.sampled(150)
 @pytest.mark.parametrize("example", WRITTEN, ids=str)
 def test_an_operator_is_computed_by_xla_as_here_and_comes_back(example):
     function, given = example.function(), example.arrays()

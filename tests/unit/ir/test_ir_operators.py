@@ -34,7 +34,7 @@ def test_every_operator_has_examples():
 
 @by_kind
 def test_the_kernel_makes_what_the_types_say(kind):
-    for example in (*examples(kind), *(drawn(kind, seed) for seed in range(3))):
+    for example in (*examples(kind), drawn(kind, 0)):
         check_types(example.op(), example.arrays())
 
 
@@ -47,8 +47,8 @@ def check_types(op, arrays):
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
 def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
-    taken = 0
-    for example, dtype in product(examples(kind)[:most], DTYPES.values()):
+    taken, dtypes = 0, [*DTYPES.values()]
+    for example, dtype in product(examples(kind)[:most], dtypes[KINDS.index(kind) % 2::2] if most else dtypes):
         same = Ints if all(isinstance(given, Bools) for given in example.inputs) else (Ints, Bools)
         arrays = [x if isinstance(given, same) else abs(x * 1).astype(dtype)
                   for x, given in zip(example.arrays(1, whole=True), example.inputs, strict=True)]
@@ -74,8 +74,7 @@ INEXACT = {
 
 @by_kind
 def test_the_dim_rule_holds_for_tiles(kind):
-    for example in examples(kind):
-        check_tiles(example, inexact=INEXACT)
+    check_tiles(examples(kind)[0], inexact=INEXACT)     # the others are slow, below
     check_tiles(drawn(kind, 0), 0, INEXACT)
 
 
@@ -143,17 +142,17 @@ def test_the_derivative_is_that_of_central_differences(kind):
     there = [example for example in SMOOTH if example.kind == kind]
     extents = {n for example in there for x in example.inputs for n in getattr(x, "shape", x)}
     assert len(there) >= 2 and 1 in extents and not extents.isdisjoint({3, 5, 7})
-    for example in there:
-        check_gradient(example)
+    check_gradient(there[0])                            # the others are slow, below
     if is_differentiable(drawn(kind, 0)):
         check_gradient(drawn(kind, 0), 0)
 
 
 @pytest.mark.slow
 @by_kind
-def test_tiles_and_derivatives_on_many_inputs(kind):
+def test_types_tiles_and_derivatives_on_many_inputs(kind):
     for seed in range(100):
         for example in (drawn(kind, seed), examples(kind)[seed % len(examples(kind))]):
+            check_types(example.op(), example.arrays(seed))
             check_tiles(example, seed, INEXACT)
             if is_differentiable(example):
                 check_gradient(example, seed)
@@ -177,7 +176,7 @@ def is_additive(example, numbers, seed):
 
 def cases(kind):
     """Examples of floats, where there are any elements and so something may differ."""
-    every = [*examples(kind), *(drawn(kind, seed) for seed in range(6))]
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(3))]
     return [case for case in every if all(type.dtype.kind == "f" and type.size for type in case.types)
             and all(value.type.dtype.kind == "f" for value in case.op().outputs)]
 
@@ -185,7 +184,7 @@ def cases(kind):
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear])
 def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
     entry = OPERATORS[kind]
-    every = [*examples(kind), *(drawn(kind, seed) for seed in range(6))]
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(3))]
     count = 0
     for seed, example in enumerate(every):
         floats = [i for i, type in enumerate(example.types) if type.dtype.kind == "f"]

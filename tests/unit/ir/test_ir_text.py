@@ -387,7 +387,7 @@ def test_a_broken_text_is_refused_with_its_place(number):
 MEGABYTE = 1 << 20
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("text", [
     "(" * MEGABYTE, "[" * MEGABYTE, " " * MEGABYTE, "\n" * MEGABYTE, "//" * MEGABYTE, '"' * MEGABYTE, "%" * MEGABYTE,
     "a" * MEGABYTE, "9" * MEGABYTE, "\0" * MEGABYTE, "é" * MEGABYTE, "tensor<" * (MEGABYTE // 7),

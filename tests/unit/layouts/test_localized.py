@@ -209,6 +209,7 @@ def test_backwards_what_was_gathered_forwards_is_gathered_again():
 # -- symbols -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(("batch", "count"), [(12, 2), (12, 3), (8, 4)])
 def test_with_numbers_for_its_symbols_a_program_is_the_one_that_was_laid_out_with_them(batch, count):
     symbolic = localize(gpt(B, S), {"dp": dp, "tp": 2}).program()

@@ -97,7 +97,7 @@ def check_model(data, name):
     check(MODELS[name], arrays_of(MODELS[name]), mesh, given, rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.data())
 def test_the_models(data):
     check_model(data, data.draw(st.sampled_from(sorted(MODELS))))

@@ -67,7 +67,7 @@ def test_it_is_printed_and_read_and_interpreted_as_nothing():
         localize(layered(6), Mesh(dp=2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("text", [
     "tp=2", "dp=2 tp=2", "dp=3 tp=2 zero=1", "dp=2 tp=2 zero=3", "dp=2 tp=2 zero=2 recompute=one",
 ])

@@ -59,7 +59,7 @@ def test_each_result_is_added_right_after_its_op_and_inputs_at_once():
 ])
 def test_a_stage_holds_its_sums_and_one_gradient(schedule, inside, layouts):
     """Of a microbatch of one row: the largest of many equal weights is there twice, the others once."""
-    widths = (4, 6, 6, 6, 6, 4)
+    widths = (4, 6, 6, 6, 4)
     loss = annotate(models.mlp(widths, B), layouts)
     program = PipelinedProgram(partition(loss, 2), Pipeline(2, 3, schedule), inside)
     mesh = Mesh(pp=2, **(inside.shape if inside else {}))

@@ -74,7 +74,7 @@ def test_the_functions_of_a_stage_are_laid_out_on_symbols_one_by_one():
     tp, = ir.symbols("tp")
     step = Strategy.parse("tp sp pp 1f1b:2")(train_step(MODELS["gpt"](), SGD(0.1)))
     stages = step.stages(2)
-    for n in (1, 2, 4):
+    for n in (1, 4):
         mesh = Mesh(tp=n)
         numbered, laid = laid_out_stages(stages, mesh), laid_out_stages(stages, {"tp": tp})
         for functions, symbolic in zip(numbered.functions, laid.functions, strict=True):

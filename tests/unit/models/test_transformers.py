@@ -133,7 +133,7 @@ def test_regions_go_down_to_the_core_of_attention():
     assert [op.kind for op in core.ops if not op.operator.view] == ["einsum", "attention_weights", "dropout", "einsum"]
 
 
-@up_to(6)
+@up_to(6, by_day=3)
 @given(specs(), st.integers(0, 9))
 def test_attention_with_and_without_scores_gives_the_same_numbers(spec, seed):
     found = []

@@ -23,7 +23,7 @@ def deep(depth):
     return deep(depth - 1) if depth else frames_by_thread()
 
 def work():
-    for i in range(200):
+    for i in range(80):
         threading.Thread(target=int).start()
         assert threading.get_ident() in deep(i % 5)
 

@@ -39,11 +39,9 @@ def test_a_module_of_a_room_is_imported_without_a_search_for_the_name_that_was_m
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_importing_loads_no_numpy_and_starts_nothing():
-    program = "import sys, threading, vcluster; assert 'numpy' not in sys.modules; assert threading.active_count() == 1"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_numpy_is_loaded_when_a_cluster_is_made_so_that_the_fork_server_can_begin_before():
-    program = "import sys; from vcluster import VirtualCluster; assert 'numpy' not in sys.modules"
+def test_importing_loads_no_numpy_and_starts_nothing_and_numpy_waits_until_a_cluster_is_made():
+    """So the fork server can begin before it is loaded."""
+    program = ("import sys, threading, vcluster; assert 'numpy' not in sys.modules; "
+               "assert threading.active_count() == 1; "
+               "from vcluster import VirtualCluster; assert 'numpy' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -14,7 +14,7 @@ from parallelism.recorder import record
 
 
 @pytest.mark.slow_for("28.3B-128")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['model']}-{row['microbatches']}")
 def test_the_timeline_of_a_schedule_has_the_printed_bubbles(row):
     for name in SCHEDULES:
@@ -22,6 +22,7 @@ def test_the_timeline_of_a_schedule_has_the_printed_bubbles(row):
         assert abs(found - printed(row, name)) <= 1e-4, name
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_run_on_the_clock_has_them_too(name):
     row = MEASURED[0]

@@ -184,8 +184,9 @@ def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, 
 @pytest.mark.parametrize("fixed", [
     {"pp": 1, "tp": 1}, {"pp": 2, "tp": 1}, {"pp": 1, "tp": 2}, {"pp": 2, "tp": 2, "recompute": "full"}])
 def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any]) -> None:
-    plans = find_plan(replace(SPEC, dtype="bfloat16"), hardware="dgx-h100", devices=2 * fixed["pp"] * fixed["tp"],
-                      batch=8, schedule="1f1b", simulations=0, **FEW | {"zero": [1, 2]} | fixed)
+    spec = replace(SPEC, dtype="bfloat16", layers=fixed["pp"])
+    plans = find_plan(spec, hardware="dgx-h100", devices=2 * fixed["pp"] * fixed["tp"], batch=8,
+                      schedule="1f1b", simulations=0, **FEW | {"zero": [1, 2]} | fixed)
     by_settings = {tuple(sorted(plan.settings.items())): plan for plan in plans}
     pairs = [(plan, other) for plan in plans if plan.settings["zero"] == 1 and (
         other := by_settings.get(tuple(sorted({**plan.settings, "zero": 2}.items())))) is not None]

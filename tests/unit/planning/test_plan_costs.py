@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -28,9 +29,17 @@ from parallelism.training.training_run import ADAM_W
 
 FEW: Any = {"biases": False, "norm": "rms", "activation": "relu"}
 """Of a Transformer: fewer ops, where it is not they that are looked at."""
+BLOCKS = models.TransformerSpec(
+    layers=4, width=28, heads=4, vocabulary=44, sequence=8, dtype="bfloat16", **FEW)
+"""What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
 PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
          "recompute": "none", "order": "pp dp cp tp"}
+
+
+@cache
+def steps_of(spec: models.TransformerSpec) -> SmallSteps:
+    return SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
 
 
 def table_of(task: Task, **fixed: Any) -> tuple[PlanTable, Choices]:
@@ -56,8 +65,7 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[PlanTable, Choices]:
-    spec = models.TransformerSpec(layers=4, width=48, heads=4, vocabulary=96, sequence=16, dtype="bfloat16", **FEW)
-    task = Task(TrainedModel.of(spec, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
+    task = Task(TrainedModel.of(BLOCKS, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
     return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
 
@@ -118,7 +126,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     spec = models.TransformerSpec(layers=4 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
                                   dtype="bfloat16", fused_attention=False, attention_dropout=0.1)
     if devices == 2:
-        spec = replace(spec, layers=2, fused_attention=True, attention_dropout=0.0, **FEW)
+        spec = replace(BLOCKS, layers=2)
     hardware = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
     fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
     table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
@@ -138,8 +146,8 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
 def test_stages_may_have_unequal_numbers_of_blocks(layers: int, settings: dict[str, Any]) -> None:
     """Of three stages of four blocks the one in the middle has two; of four of seven the first has one, the others
     two; of two of three, the last has two."""
-    spec = models.TransformerSpec(
-        layers=layers, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW if layers == 4 else {})
+    spec = BLOCKS if layers == 4 else models.TransformerSpec(
+        layers=layers, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16")
     devices, batch = (3, 6) if settings["pp"] == 3 else (8, 40)
     task = Task(TrainedModel.of(spec, ADAM_W), batch, Hardware.preset("dgx-h100:1").placed(range(devices)), devices)
     table, possible = table_of(task, **(PLAIN | {"tp": 1} | settings))
@@ -156,8 +164,7 @@ def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> Non
     assert sum(lengths) == layers and max(lengths) - min(lengths) == (layers % stages > 0)
 
 
-def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTable, Choices]:
-    spec = models.TransformerSpec(layers=2, width=width, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
+def uneven_replicas(hardware: str, spec: models.TransformerSpec, **settings: Any) -> tuple[PlanTable, Choices]:
     devices = settings.pop("devices")
     task = Task(TrainedModel.of(spec, ADAM_W), 4 * devices, Hardware.preset(hardware).placed(range(devices)), devices)
     return table_of(task, **(PLAIN | {"microbatch": 2} | settings))
@@ -170,14 +177,15 @@ def uneven_replicas(hardware: str, width: int, **settings: Any) -> tuple[PlanTab
     pytest.param("dgx-a100:1+megatron-a100", {"devices": 5, "pp": 1, "tp": 1, "zero": 2}, marks=pytest.mark.slow),
 ])
 def test_zero_may_split_unevenly(hardware: str, settings: dict[str, Any]) -> None:
-    """A dim of 26 over 3, 5 and (2, 3) devices: the first has the largest parts, and the others wait for it."""
-    table, possible = uneven_replicas(hardware, 14, **settings)
+    """A dim of 44 over 3, 5 and (2, 3) devices: the first has the largest parts, and the others wait for it."""
+    table, possible = uneven_replicas(hardware, BLOCKS, **settings)
     assert len(possible) == 1
     assert_as_simulated(table, possible, 0)
 
 
 def test_parts_of_one_element_have_no_price_where_ops_are_chained() -> None:
-    table, _ = uneven_replicas("dgx-a100:1+megatron-a100", 6, devices=6, pp=1, tp=1, zero=1)
+    spec = models.TransformerSpec(layers=1, width=6, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
+    table, _ = uneven_replicas("dgx-a100:1+megatron-a100", spec, devices=6, pp=1, tp=1, zero=1)
     with pytest.raises(Unpriceable, match="a dim of 6 is split into parts of one over dp"):
         table.prepare(0)
 
@@ -224,10 +232,9 @@ def test_plans_of_random_spaces(seed: int) -> None:
 
 
 def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_are_laid_out() -> None:
-    spec = models.TransformerSpec(layers=2, width=24, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
-    task = Task(TrainedModel.of(spec, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
+    task = Task(TrainedModel.of(BLOCKS, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
-        "tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1], "order": "pp dp cp tp"})
+        "pp": [1, 2], "tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1], "order": "pp dp cp tp"})
     every = costed(task, possible, np.inf, lambda *_: None)
     limit = float(np.quantile(every.peaks, 0.4))
     some = costed(task, possible, limit, lambda *_: None)
@@ -326,8 +333,8 @@ def test_formulas_are_evaluated_at_once() -> None:
 
 
 def test_uneven_parts_have_no_price() -> None:
-    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6)
-    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
+    steps = steps_of(spec)
     pattern = Pattern(in_stages=False, split=False, tp=True, sp=False, cp=1, recompute="none", zero=0)
     assert steps.actions(pattern, 2, 3).kinds
     with pytest.raises(Unpriceable, match=r"a dim of .* is not split evenly over tp"):
@@ -338,9 +345,10 @@ def test_uneven_parts_have_no_price() -> None:
     ("bfloat16", True, True, 1), pytest.param("float32", False, False, 0, marks=pytest.mark.slow),
     pytest.param("float32", False, True, 1, marks=pytest.mark.slow)])
 def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, tp: bool, zero: int) -> None:
+    more = FEW if dtype == "bfloat16" else {"biases": tied}
     spec = models.TransformerSpec(
-        layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype=dtype, tied=tied, biases=tied)
-    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+        layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype=dtype, tied=tied, **more)
+    steps = steps_of(spec)
     pattern = Pattern(True, split=False, tp=tp, sp=tp, cp=1, recompute="none", zero=zero)
     pieces = steps._pieces(pattern, 1)
     whole = EndPieces(pieces.stages, [0, 1, 2, 4], inside_of(dp=0))
@@ -362,8 +370,9 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
 @pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "full"])
 @pytest.mark.parametrize("in_stages", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_block_does_the_same_in_every_stage(tp: bool, recompute: str, in_stages: bool) -> None:
-    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16")
-    steps = SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    spec = models.TransformerSpec(
+        layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW if recompute == "full" else {})
+    steps = steps_of(spec)
     pattern = Pattern(in_stages, split=False, tp=tp, sp=tp, cp=1, recompute=recompute, zero=0)
     own, middle = (steps._action_sections(each, 1).sections for each in (pattern, pattern._replace(in_stages=True)))
     laid_out = steps._action_sections(pattern, 2).sections

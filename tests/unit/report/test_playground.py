@@ -31,7 +31,7 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it 
 
 
 SMALL: dict[str, Any] = {
-    "RANKS": (2, 3, 4, 5, 6, 7, 8), "PIPELINE_RANKS": (2, 4), "MICROBATCHES": (2, 4, 16), "MESHES": (
+    "RANKS": (2, 3, 4, 5, 7), "PIPELINE_RANKS": (2, 4), "MICROBATCHES": (2, 4, 16), "MESHES": (
         Mesh(x=2), Mesh(x=2, y=3)), "EXTENTS": (1, 256, 16384)}
 """Fewer sizes than the page has."""
 
@@ -72,7 +72,7 @@ def test_tables_have_every_message_of_the_algorithms(tables: dict[str, Any]) -> 
     for kind, by_name in tables["collectives"].items():
         for name, by_size in by_name.items():
             for size, (pieces, steps, _) in by_size.items():
-                if size > 8:
+                if size > 6:
                     continue
                 plan = algorithm(kind, name, size)
                 assert pieces == plan.chunks_of_buffer
@@ -90,7 +90,7 @@ def _chunks(runs: list[int]) -> tuple[int, ...]:
 @needs_node
 def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(25), [], []
-    for _ in range(100):
+    for _ in range(40):
         kind = draw.choice(list(tables["collectives"]))
         name = draw.choice(list(tables["collectives"][kind]))
         size = draw.choice(list(tables["collectives"][kind][name]))
@@ -112,7 +112,7 @@ def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) ->
 @needs_node
 def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(7), [], []
-    for _ in range(100):
+    for _ in range(40):
         name = draw.choice(list(tables["schedules"]))
         key = draw.choice([key for key in tables["schedules"][name] if key.split("/")[1] != "16"])
         costs = [draw.randint(0, 16) / 4 for _ in range(4)] + [draw.randint(0, 8) / 4]
@@ -158,21 +158,20 @@ def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
 @needs_node
 def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> None:
     draw, cases = random.Random(5), []
-    for _ in range(100):
+    for _ in range(40):
         name = draw.choice(list(tables["products"]["hardware"]))
         m, n, k = draw.choices(tables["products"]["extents"], k=3)
         hardware, dtype = Hardware.preset(name), tables["products"]["hardware"][name]["dtype"]
         flops, nbytes = 2 * m * n * k, 2 * (m * k + k * n + m * n)
         seconds = Costs(hardware).compute_seconds(flops, nbytes, dtype=dtype, shape=(1, m, n, k))
         cases.append([name, m, n, k, flops, nbytes, flops / nbytes, seconds, flops / seconds / hardware.peak(dtype)])
-    found = in_node(cases, "(p => [p.flops, p.bytes, p.intensity, p.seconds, p.share])(productAt(tables, ...c))",
-                    tables["products"])
-    for case, numbers in zip(cases, found, strict=True):
+    found = in_node(cases, "(p => [[p.flops, p.bytes, p.intensity, p.seconds, p.share], "
+                           "[digits(p.intensity) === digits(c[6]), seconds(p.seconds) === seconds(c[7]), "
+                           "bytes(p.bytes) === bytes(c[5])]])(productAt(tables, ...c))", tables["products"])
+    for case, (numbers, same) in zip(cases, found, strict=True):
         assert numbers == pytest.approx(case[4:], rel=1e-12), case
         assert math.prod(case[1:4]) * 2 == numbers[0]
-    same = in_node(cases, "(p => [digits(p.intensity) === digits(c[6]), seconds(p.seconds) === seconds(c[7]), "
-                          "bytes(p.bytes) === bytes(c[5])])(productAt(tables, ...c))", tables["products"])
-    assert all(map(all, same))
+        assert all(same), case
 
 
 def word(value: object) -> str:

@@ -211,7 +211,7 @@ def assert_cheapest(mesh, shape, sample):
             assert cost(plan) == expected, str(plan)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("mesh", "shape"), [
     (Mesh(x=2, y=3), (6, 5)), (Mesh(x=2, y=2), (4, 6)), (Mesh(x=4, y=2), (5, 3)), (Mesh(x=2, y=2), (3, 1, 2)),
     (Mesh(x=2, y=3), (7,)), (Mesh(x=2, y=3, z=2), (8,)), (Mesh(x=2, y=2, z=2), (5,)), (Mesh(x=3, y=4), (8, 2)),
@@ -322,6 +322,7 @@ def test_an_axis_inside_is_brought_out_by_one_permutation_and_gathered(source, t
     assert kinds(plan) == ["permute", "all_gather"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "target", "expected"), [
     (T("x", None), T(None, None), ["all_gather"]),
     (T(None, None), T("x", None), ["slice"]),

@@ -29,8 +29,9 @@ def found(
     pipeline = Pipeline(4, 4 if chunks else 2, schedule, chunks or 1)
     layers = pipeline.stages
     batch = ir.symbol("B")
-    function = models.gpt(12, 8, 2, layers, 3, batch, dtype=np.float32) if not rate else models.TransformerSpec(
-        layers=layers, width=8, heads=2, vocabulary=12, sequence=3, dropout=rate).function(batch)
+    function = models.TransformerSpec(
+        layers=layers, width=8, heads=2, vocabulary=12, sequence=3, dropout=rate, dtype="float32", biases=False,
+        norm="rms", activation="relu").function(batch)
     if inside is not None:
         layouts = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down": "[tp, None]"}
         function = annotate(function, {

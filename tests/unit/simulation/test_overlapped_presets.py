@@ -12,7 +12,7 @@ from transformed import MODELS
 from parallelism import ir, models
 from parallelism.simulation import simulate, step_parts
 from parallelism.trace import split, totals_by_operation
-from parallelism.transforms import Adam, Overlap, Strategy, train_step
+from parallelism.transforms import SGD, Adam, Overlap, Strategy, train_step
 from parallelism.transforms.overlap import BUCKET_BYTES
 
 
@@ -77,7 +77,7 @@ def test_gathers_of_zero_3_are_hidden_but_for_the_first():
     "pp=1 1f1b:3 tp=2 sp overlap", "pp=2 1f1b:4 dp=2 tp=2 sp overlap=200B", "pp=2 1f1b:2 dp=2 zero=3 overlap"])
 def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
     strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(train_step(MODELS["gpt"](ir.symbol("B")), Adam(0.1)))
+    step = strategy(train_step(MODELS["gpt"](ir.symbol("B")), SGD(0.1)))
     parts = step_parts(step, "dgx-h100", mesh=mesh, batch=16)
     whole = simulate(step, "dgx-h100", mesh=mesh, batch=16, fold=True, op_by_op=True)
     assert parts.trace.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -21,8 +20,10 @@ NAMES = sorted({*SCHEDULES} - {*LOCAL, *FORWARD_ONLY})
 
 @cache
 def stages_of(count: int, recompute: bool, *, split: bool) -> Stages:
-    """A small GPT, cut."""
-    function = models.gpt(12, 8, 2, count, 3, ir.symbol("B"), dtype=np.float32)
+    """A small Transformer, cut."""
+    spec = models.TransformerSpec(layers=count, width=8, heads=2, vocabulary=12, sequence=3, dtype="float32",
+                                  biases=False, norm="rms", activation="relu")
+    function = spec.function(ir.symbol("B"))
     if split:
         layouts = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down": "[tp, None]"}
         function = annotate(function, {

@@ -32,6 +32,7 @@ def told(trace, rank=None):
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mesh", [Mesh(dp=1, tp=1), Mesh(dp=2, tp=3)], ids=repr)
 def test_a_program_is_simulated_as_it_is_recorded(shape, mesh):

@@ -134,6 +134,7 @@ y[..., m] = table[tokens[...], m], tokens (4, 6), table (9, 5) on Mesh(x=2, y=3)
         EMBEDDING.plan([(4, 6), (9, 5)], MESH)["logits"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_layers_keep_the_dtype(dtype):
     def both(device, operation, *shards):

@@ -59,7 +59,8 @@ def messages(ranks, type):
 
 
 HARDWARE = "dgx-h100"
-SPEC = TransformerSpec(layers=2, width=8, heads=2, vocabulary=13, sequence=4)
+SPEC = TransformerSpec(
+    layers=2, width=8, heads=2, vocabulary=13, sequence=4, biases=False, norm="rms", activation="relu")
 
 
 @pytest.mark.sampled(3, 2)

@@ -46,7 +46,7 @@ def figures_of(name: str) -> Figures:
     return figures(run_of(name), "dgx-a100")
 
 
-@pytest.mark.slow_for("overlap", "contexts", "all of it")
+@pytest.mark.slow_for("overlap", "contexts", "all of it", "one device")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_figures_are_those_of_the_simulation(name: str) -> None:
     run, found = run_of(name), figures_of(name)
@@ -74,7 +74,7 @@ def test_parts_add_up_to_the_step(name: str) -> None:
         assert seconds.bubble >= found.parts.get("bubble", 0.0)
 
 
-@pytest.mark.slow_for("overlap", "contexts")
+@pytest.mark.slow_for("overlap", "contexts", "interleaved", "one device")
 @pytest.mark.parametrize("name", RUNS)
 def test_parts_are_those_of_all_events_and_divide_the_coarser_ones(name: str) -> None:
     run = run_of(name)

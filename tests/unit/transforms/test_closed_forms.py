@@ -71,6 +71,7 @@ def test_data_parallelism_and_the_stages_of_zero_move_what_the_paper_says(n):
          ("reduce_scatter", "dp", "gradient"): ring})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "n"), [(2, 4), (3, 2)])
 def test_hybrid_sharding_gathers_inside_a_node_and_sums_parts_between_nodes(m, n):
     # Zhao et al. 2023, arXiv:2304.11277, section 3.2.2: parameters are gathered over the n devices of a node, gradients
@@ -90,6 +91,7 @@ def test_hybrid_sharding_gathers_inside_a_node_and_sums_parts_between_nodes(m, n
     assert received["all_reduce", "node", "gradient"] == pytest.approx(2 * whole // n * (m - 1) / m, abs=ITEM * tensors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [2, 4])
 def test_tensor_parallelism_is_that_of_megatron(n):
     # Shoeybi et al. 2019, section 3 and figure 4: a layer has 2 all_reduces of b s h forward, and 2 backward; the
@@ -104,6 +106,7 @@ def test_tensor_parallelism_is_that_of_megatron(n):
         ("all_reduce", "tp", "loss"): 2 * ITEM * 2 * BATCH * SEQUENCE * (n - 1) // n}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [2, 4])
 def test_sequence_parallelism_is_that_of_korthikanti(n):
     # Korthikanti et al. 2022, section 4.2.2: an all_gather and a reduce_scatter in place of each all_reduce, and an
@@ -129,7 +132,7 @@ def test_all_strategies_together_move_the_sum_of_what_each_moves():
     assert both["all_reduce", "dp", "gradient"] + both["all_reduce", "dp", "update"] == split
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(("stage", "weights", "gradients", "state"), [
     (0, 1, 1, 1), (1, 1, 1, None), (2, 1, None, None), (3, None, None, None)])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from localized_runs import run_everywhere
-from transformed import MODELS, assert_trained, interpreted, trained, transformer
+from transformed import assert_trained, interpreted, model_step, trained, transformer
 
 from parallelism import models
 from parallelism.layouts import localize
@@ -14,7 +14,7 @@ from parallelism.transforms import SGD, Adam, ContextParallel, ExpertParallel, S
 
 
 def check(model, rows, text):
-    alone = train_step(MODELS[model](rows), Adam(0.01), clip=1.0)
+    alone = model_step(model, rows, Adam(0.01), clip=1.0)
     strategy, mesh = Strategy.parse_on_mesh(text)
     assert Strategy.parse(str(strategy)) == strategy
     localized = localize(strategy(alone), mesh)
@@ -47,6 +47,7 @@ def moved(loss, text):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("heads", [4, 2])
 def test_attention_gathers_keys_and_values_and_scatters_their_gradients(heads):
     # Dubey et al. 2024, section 3.3.2: keys and values are gathered, so fewer heads of them move fewer bytes.
@@ -71,8 +72,8 @@ def test_tokens_go_to_their_experts_and_back():
     assert local["p.up"] == (2, 6, 8) and local["p.router"] == (6, 4) and local["x"] == (4, 5, 6)
 
 
-GPT = train_step(MODELS["gpt"](4), SGD(0.1))
-MIXTURE = train_step(MODELS["mixture"](4), SGD(0.1))
+GPT = model_step("gpt", 4, SGD(0.1))
+MIXTURE = model_step("mixture", 4, SGD(0.1))
 
 
 @pytest.mark.parametrize("order", [("cp", "dp", "tp"), ("tp", "cp", "dp", "sp"), ("tp", "sp", "dp", "cp")])
@@ -85,7 +86,7 @@ def test_the_order_of_context_parallelism_does_not_matter(order):
 
 @pytest.mark.parametrize(("build", "message"), [
     (lambda: ContextParallel()(ContextParallel()(GPT)), "cp: %tokens of @transformer.step is split over 'cp' already"),
-    (lambda: ContextParallel()(train_step(MODELS["mlp"](4), SGD(1))), "cp: the inputs of @mlp.step have no sequence"),
+    (lambda: ContextParallel()(model_step("mlp", 4, SGD(1))), "cp: the inputs of @mlp.step have no sequence"),
     (lambda: ExpertParallel()(GPT), "ep: no weight of @transformer.step is left to be split over 'ep'"),
     (lambda: ExpertParallel()(ExpertParallel()(MIXTURE)), "ep: no weight of @mixture.step is left"),
 ])

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from localized_runs import run_everywhere
-from transformed import MODELS, assert_trained, balanced, interpreted, trained, transformer
+from transformed import MODELS, assert_trained, balanced, interpreted, model_step, trained, transformer
 
 from parallelism import Mesh, ir
 from parallelism.execution import TrainedPipeline
@@ -137,7 +137,7 @@ def test_a_loss_that_balances_experts_is_one_of_their_region():
 
 
 def test_a_head_averages_over_dims_that_the_prediction_does_not_have():
-    step = LocalLayers("layer.*")(train_step(MODELS["convolutional"](4), Adam()))
+    step = LocalLayers("layer.*")(model_step("convolutional", 4, Adam()))
     types = {value.name: str(value.type) for value in step.inputs}
     assert types["p.local.layer.0"] == "tensor<4x5xf64>" and "p.local.layer.1" not in types
     assert types["mean.p.local.layer.0"] == types["square.p.local.layer.0"] == types["p.local.layer.0"]
@@ -168,7 +168,7 @@ def test_it_goes_with_the_other_transforms(model, text):
 
 def test_it_goes_with_mixed_precision():
     strategy, mesh = Strategy.parse_on_mesh("dp=2 precision=f32 local=layer.*")
-    step = train_step(MODELS["mlp"](4), SGD(0.1))
+    step = model_step("mlp", 4, SGD(0.1))
     localized = localize(strategy(step), mesh)
     expected = interpreted(MixedPrecision("float32")(LocalLayers("layer.*")(step)))
     assert_trained(trained(strategy(step), lambda inputs: run_everywhere(localized, inputs)), expected, 1e-5)
@@ -226,7 +226,7 @@ def two_predictions():
     (lambda: LocalLayers("block.*")(train_step(DEEP["gpt"][0](4), Adam(), clip=1.0)), "are not clipped together"),
     (lambda: LocalLayers("*")(two_predictions()), "from one prediction; it is from %0 and %1"),
     (lambda: LocalLayers("*o*")(two_results()), "region 'one' of .* must have one result .* it has %0, %1"),
-    (lambda: LocalLayers("*")(train_step(MODELS["convolutional"](4), SGD(1))), "has no dim that a head could take up"),
+    (lambda: LocalLayers("*")(model_step("convolutional", 4, SGD(1))), "has no dim that a head could take up"),
     (lambda: TrainedPipeline(Pipeline(schedule="local")(train_step(small(B), SGD(1))), Mesh(pp=2)),
      "schedule 'local' sends no gradients, but stage 0 of @.* needs those of"),
     (lambda: Strategy.parse("local"), "'local' must be followed by = and a value"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from transformed import MODELS, assert_trained, interpreted
+from transformed import MODELS, assert_trained, interpreted, model_step
 
 from parallelism import Mesh, ir, models
 from parallelism.execution import Executable, operation_on
@@ -72,7 +72,7 @@ def test_what_is_wrong_with_overlap_is_one_error(make, message):
 
 
 def test_the_program_stays_in_order_and_says_that_it_is_overlapped():
-    step = train_step(MODELS["mlp"](4), SGD(0.1))
+    step = model_step("mlp", 4, SGD(0.1))
     plain, told = DataParallel()(step), Strategy(DataParallel(), Overlap(3072, 2))(step)
     assert told.ops == plain.ops and told.attributes == (("overlap_ahead", 2), ("overlap_bucket_bytes", 3072))
     assert str(told).splitlines()[1:] == str(plain).splitlines()[1:]
@@ -145,7 +145,7 @@ def test_gathers_of_parameters_start_some_layers_ahead(ahead, expected):
 
 
 def test_a_layer_is_a_region_up_to_its_first_number():
-    step = train_step(MODELS["llama"](4), SGD(0.1))
+    step = model_step("llama", 4, SGD(0.1))
     calls = only_calls(steps("dp zero=3 overlap", step, Mesh(dp=2)))
     first = next(i for i, line in enumerate(calls) if line.startswith("wait"))
     gathered = [line.split()[-1] for line in calls[:first]]
@@ -154,7 +154,7 @@ def test_a_layer_is_a_region_up_to_its_first_number():
 
 
 def test_a_collective_of_activations_starts_behind_the_one_before():
-    step = train_step(MODELS["gpt"](4), SGD(0.1))
+    step = model_step("gpt", 4, SGD(0.1))
     lines = steps("tp sp overlap", step, Mesh(tp=2))
     calls = only_calls(lines)
     ahead = sum(one.startswith("start") and other.startswith("start") for one, other in pairwise(calls))
@@ -167,7 +167,7 @@ def test_a_collective_of_activations_starts_behind_the_one_before():
 
 def test_collectives_of_a_backward_run_beside_the_product_of_the_other_gradient():
     """The gather of what was multiplied starts before the product for its gradient, which the other one follows."""
-    step = Strategy.parse("tp sp")(train_step(MODELS["gpt"](4), SGD(0.1)))
+    step = Strategy.parse("tp sp")(model_step("gpt", 4, SGD(0.1)))
     program = operation_on(step, Mesh(tp=2), overlapping=True).of_class(0)
     found: dict[int, list[str]] = {}
     under_way: dict[int, str] = {}
@@ -202,7 +202,7 @@ def test_memory_of_what_is_under_way():
         assert sum(nbytes for _, nbytes in waits[sums[-1].number].freed) == freed, text
 
 
-@pytest.mark.sampled(8, 1)
+@pytest.mark.sampled(15, 9)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 tp=2", "dp=3 tp=2 sp", "pp=2 1f1b:3 dp=2", "dp=2 fused"])
 @pytest.mark.parametrize("rule", [Adam(0.1), SGD(0.1), SGD(0.1, 0.5)])
 def test_memory_is_of_the_categories_that_it_is_of_without_overlap(text, rule):
@@ -233,7 +233,7 @@ def test_an_op_waits_before_it_writes_over_what_is_being_sent():
 
 
 def test_the_order_is_one_for_all_devices_however_uneven_they_are():
-    step = train_step(MODELS["mlp"](7), Adam(0.01))
+    step = model_step("mlp", 7, Adam(0.01))
     executable = operation_on(Strategy.parse("dp tp zero=3 overlap=100B")(step), Mesh(dp=3, tp=2))
     assert isinstance(executable, Executable) and len(executable.programs.classes) == 6
     assert len({tuple((type(each), getattr(each, "number", None)) for each in executable.of_class(number).steps)

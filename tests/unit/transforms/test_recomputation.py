@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kept_bytes import kept_bytes
 from localized_runs import run_everywhere
-from transformed import MODELS, assert_trained, interpreted, trained, transformer
+from transformed import MODELS, assert_trained, interpreted, model_step, trained, transformer
 
 from parallelism import Mesh, ir, models
 from parallelism.layouts import localize
@@ -71,7 +71,7 @@ def test_a_block_keeps_what_korthikanti_says(name, text, wanted):
 @pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("model", ["gpt", "llama", "dropout", "mlp", "convolutional", "mixture"])
 def test_recomputation_on_many_devices_trains_as_the_step_alone(model):
-    alone = train_step(MODELS[model](6), Adam(0.01))
+    alone = model_step(model, 6, Adam(0.01))
     regions = {"mlp": "layer.*", "convolutional": "layer.*", "mixture": "experts,dispatch"}.get(model, "block.*")
     strategy, mesh = Strategy.parse_on_mesh(f"recompute={regions} dp=2 tp=2 sp zero=3")
     localized = localize(strategy(alone), mesh)
@@ -88,7 +88,7 @@ def test_full_recomputation_repeats_one_sum_of_a_block_and_selective_none():
     assert counts == [counts[0], counts[0] + 3, counts[0]]
 
 
-STEP = train_step(MODELS["gpt"](4), SGD(0.1))
+STEP = model_step("gpt", 4, SGD(0.1))
 
 
 @pytest.mark.parametrize(("build", "message"), [

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 from hypothesis import given, strategies as st
-from transformed import MODELS
+from transformed import MODELS, model_step
 
 from parallelism import Executable, Mesh, ir
 from parallelism.layouts import annotate
@@ -29,7 +29,7 @@ from parallelism.transforms import (
     train_step,
 )
 
-STEP = train_step(MODELS["gpt"](4), Adam())
+STEP = model_step("gpt", 4, Adam())
 TRANSFORMS = [
     DataParallel(), DataParallel("outer"), TensorParallel(), TensorParallel("x", ["block.*.attention", "head"]),
     TensorParallel(regions="block.?.feed_forward"), SequenceParallel(), SequenceParallel("x"), Zero(1),

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings, strategies as st
 from localized_runs import run_everywhere
-from transformed import MODELS, assert_trained, interpreted, trained
+from transformed import MODELS, assert_trained, interpreted, model_step, trained
 
 from parallelism import Mesh
 from parallelism.layouts import localize
-from parallelism.transforms import SGD, Adam, AdamW, Strategy, train_step
+from parallelism.transforms import SGD, Adam, AdamW, Strategy
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "300"))
 OPTIMIZERS = {"sgd": (SGD(0.1), None), "momentum": (SGD(0.1, 0.5), 1.0), "adam": (Adam(0.01), None),
@@ -22,7 +22,7 @@ OPTIMIZERS = {"sgd": (SGD(0.1), None), "momentum": (SGD(0.1, 0.5), 1.0), "adam":
 @cache
 def step_of(model, rows, optimizer):
     rule, clip = OPTIMIZERS[optimizer]
-    return train_step(MODELS[model](rows), rule, clip=clip)
+    return model_step(model, rows, rule, clip=clip)
 
 
 @cache
