@@ -10,7 +10,7 @@ import pytest
 
 from parallelism.operation import PACKAGES
 from vcluster.processes import start_fork_server
-from vcluster.runs import VirtualCluster
+from vcluster.runs import VirtualCluster, run_loop
 
 MOST_OPEN = 6
 """The clusters used longest ago are closed when there would be more."""
@@ -20,6 +20,15 @@ MOST_OPEN = 6
 def what_kernels_of_tests_use():
     """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
     start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deadlocks_are_looked_for_often():
+    """Hundreds of tests wait for it. Who joins a deadlock late has half as long as usual."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_loop, "LOOK_EVERY_SECONDS", 0.01)
+        patch.setattr(run_loop, "LOOKS_WHILE_OTHERS_RUN", 10)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
