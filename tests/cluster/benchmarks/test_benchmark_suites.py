@@ -253,6 +253,7 @@ def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypat
     monkeypatch.setattr(installed, "PEERS", {"mpich": "os", "jax": "no_jax", "gloo": "no_torch"})
     monkeypatch.setattr(installed, "mpiexec", lambda python: "mpiexec")
     monkeypatch.setattr(peers, "start_peer", queues)
+    monkeypatch.setattr(Plan, "rounds", lambda plan, nbytes: 2)
     results = Results()
     plan = Plan(devices=(2,), sizes=(8, MIB), operations=("all_gather", "barrier"), passes=1, quick=True)
     peers.measure(plan, results, lambda text: None)

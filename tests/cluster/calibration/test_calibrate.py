@@ -113,7 +113,8 @@ def test_one_case_of_a_kind_is_too_few(cases):
 
 def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
     monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 1)
-    cases = [case for case in cases if case.family not in (POLICIES, PIPELINES) or case.name in ("full float64", "1f1b")]
+    programs = "full float64", "1f1b"
+    cases = [case for case in cases if case.family not in (POLICIES, PIPELINES) or case.name in programs]
     once = cache(calibrated)
     monkeypatch.setattr("vcluster.calibration.calibrate.calibrated", lambda cases, *on: once(tuple(cases), *on))
     monkeypatch.setattr("vcluster.calibration.calibrate.measured", lambda devices, backend, told: cases)
