@@ -351,7 +351,7 @@ def test_a_peer_answers_case_after_case_in_order_until_one_is_wrong():
         assert peer.version == "version 1"
         assert peer.rounds(Case("all_reduce", 8), 3) == [[(8, 3)]]
         assert peer.rounds(Case("all_reduce", 12), 4) == [[(12, 4)]]
-        with pytest.raises(WrongAnswerError, match="^peer: element 3$"):
+        with pytest.raises(WrongAnswerError, match=r"^peer: element 3$"):
             peer.rounds(Case("barrier", 0), 5)
         assert not peer.folder.exists()
 
