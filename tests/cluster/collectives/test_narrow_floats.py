@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import reduce
 
 import ml_dtypes
@@ -85,13 +84,14 @@ def test_every_way_gives_the_same_bits(cluster_of, place, count, name):
 
 
 def test_arrays_travel_to_devices_and_back(cluster_of):
-    for options, name in itertools.product(PLACES.values(), DTYPES):
-        x = given(0, 5, name)
+    xs = [given(0, 5, name) for name in DTYPES]
+    for options in PLACES.values():
         mesh = Mesh(x=1) if options == PLACES["spawn"] else MESH    # each of these loads everything anew
-        for y in cluster_of(mesh, **options).run(lambda device, x: (x, x[0], {"x": x[::2]}), x).outputs:
-            assert y[0].dtype == x.dtype and y[1].dtype == x.dtype
-            assert_array_equal(y[0], x)
-            assert_array_equal(y[2]["x"], x[::2])
+        for ys in cluster_of(mesh, **options).run(lambda device, xs: [(x, x[0], {"x": x[::2]}) for x in xs], xs):
+            for x, y in zip(xs, ys, strict=True):
+                assert y[0].dtype == x.dtype and y[1].dtype == x.dtype
+                assert_array_equal(y[0], x)
+                assert_array_equal(y[2]["x"], x[::2])
 
 
 def test_other_dtypes_in_a_group_are_told(cluster_of):
