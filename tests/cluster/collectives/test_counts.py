@@ -503,7 +503,7 @@ def test_who_sleeps_is_woken_once_and_who_does_not_sleep_not_at_all(cluster_of):
 
 # -- many members ------------------------------------------------------------------------------------------------------
 
-MANY = 10
+MANY = 6
 
 
 def count_wake_ups(device, elements, times):
