@@ -14,7 +14,7 @@ from pipeline_parallelism import MLP, SGD, Adam, Checkpoint, MixedStepsError
 from vcluster import DeviceFailedError, faults
 
 SIZES = (5, 7, 6, 4, 8, 3)
-STEPS = 7
+STEPS = 5
 
 
 def mlp_of(stages, **options):

@@ -231,7 +231,7 @@ def test_the_gradients_are_the_central_differences_of_the_global_function(cluste
     check(cluster_of(Mesh(x=2, y=2), "thread"), SMALL.operation(*named(name)), SMALL)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("name", ["megatron", "sequence", "zigzag", "ulysses"])
 def test_processes_do_what_the_recorder_counts(cluster_of, name):
     mesh, case = Mesh(x=4), MULTI_HEAD
