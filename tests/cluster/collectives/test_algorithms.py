@@ -66,7 +66,7 @@ def perform(device, calls):
 
 
 def events_of(trace, rank):
-    return [event for event in trace if event.rank == rank and event.kind == "collective"]
+    return [*trace.filter(rank=rank, kind="collective")]
 
 
 def over(*sizes):

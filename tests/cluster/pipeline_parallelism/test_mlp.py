@@ -114,7 +114,7 @@ def test_the_trace_has_the_actions_of_the_schedule_in_its_order(cluster_of, sche
     mlp = mlp_of(3, 4, schedule)
     trace = cluster_of(Mesh(pp=3)).run(mlp.train_step(), *batch()).trace
     for rank in range(3):
-        done = [e for e in trace if e.rank == rank and e.kind == "compute" and e.phase]
+        done = [e for e in trace.filter(rank=rank, kind="compute") if e.phase]
         assert [e.name for e in done] == [str(action) for action in mlp.pipeline.actions(rank)]
         assert [(e.stage, e.phase, e.microbatch) for e in done] == list(mlp.pipeline.actions(rank))
     products = sum(2 * ROWS * a * b for a, b in pairwise(SIZES))
@@ -139,7 +139,7 @@ def test_only_gpipe_keeps_the_activations_of_every_microbatch(cluster_of):
         mlp = mlp_of(3, 8, schedule)
         trace = cluster_of(Mesh(pp=3)).run(mlp.train_step(), *batch()).trace
         peaks[schedule] = [trace.filter(name="activations").peak_bytes(rank) for rank in range(3)]
-        assert [sum(e.nbytes for e in trace if e.rank == rank and e.kind == "memory") for rank in range(3)] == [0] * 3
+        assert [sum(e.nbytes for e in trace.filter(rank=rank, kind="memory")) for rank in range(3)] == [0] * 3
     each = [peak // 8 for peak in peaks["gpipe"]]
     assert peaks["1f1b"] == [live * size for live, size in zip((3, 2, 1), each, strict=True)]
 

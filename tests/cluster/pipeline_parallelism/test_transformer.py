@@ -188,7 +188,7 @@ def test_the_record_has_the_actions_in_order_and_the_bytes_of_the_closed_forms(c
     trace = cluster_of(mesh).run(model.train_step(), *batch(0)).trace
     for rank, index in enumerate(mesh):
         names = [str(action) for action in model.pipeline.actions(index["pp"])]
-        done = [event.name for event in trace if event.rank == rank and event.phase]
+        done = [event.name for event in trace.filter(rank=rank) if event.phase]
         assert list(dict.fromkeys(done)) == names
     x = ROWS * SEQUENCE * WIDTH * 8
     assert trace.filter(kind="send").bytes_sent() == 2 * 2 * x                          # both ways, on both of tp
