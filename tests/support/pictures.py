@@ -12,7 +12,7 @@ from parallelism.hardware import Hardware
 from parallelism.layouts import annotate
 from parallelism.planning import find_plan
 from parallelism.trace import Event, Trace
-from parallelism.transforms import Adam, DataParallel, Strategy, TensorParallel, Zero, train_step
+from parallelism.transforms import SGD, Adam, DataParallel, Strategy, TensorParallel, Zero, train_step
 from tensor_parallelism import FeedForward, FeedForwardSharding, MatMul, MatMulSharding
 from vcluster import VirtualCluster, report
 
@@ -82,7 +82,7 @@ def pictures(*, backend: str = "thread") -> dict[str, Any]:
         "CollectiveCost": Costs(Hardware.preset("dgx-a100")).collective("all_reduce", 2**26, range(8)),
         "Strategy": Strategy(DataParallel("dp"), TensorParallel("tp"), Zero(1, "dp")),
         "Plans": find_plan(tiny, hardware="dgx-a100", devices=2, batch=4, tp=1, pp=1, zero=[0, 1], recompute="none",
-                           simulations=1),
+                           optimizer=SGD(0.1), simulations=1),
         "Function": program(), "Function of a model": train_step(small.function(2), Adam(1e-3)),
         "Hardware": Hardware.preset("dgx-h100:4"),
     }
