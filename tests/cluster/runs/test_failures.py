@@ -607,7 +607,7 @@ def test_a_device_that_is_only_stopped_is_waited_for():
         run = threading.Thread(target=lambda: found.extend(cluster.run(kernel)))
         run.start()
         assert eventually(lambda: first.status() == psutil.STATUS_STOPPED)
-        run.join(0.3)  # far longer than the look for deadlocks takes
+        run.join(0.15)  # far longer than the look for deadlocks takes
         assert run.is_alive()
         first.resume()
         run.join()
@@ -663,14 +663,14 @@ def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
             peer(device)
         return device.rank if device.rank == 0 else device.recv(1)
 
-    with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.3) as cluster:
+    with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.2) as cluster:
         def in_time(check):
             with suppress(ClusterTimeoutError):  # on a crowded machine any run may take as long
                 check(cluster)
                 return True
 
         assert eventually(lambda: in_time(marked))
-        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.3") as caught:
+        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.2") as caught:
             cluster.run(kernel)
         assert "rank 1" in str(caught.value)
         assert "rank 2" in str(caught.value)
