@@ -125,7 +125,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
         assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
 
 
-@pytest.mark.slow_for("private-2", "shared-4")
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_a_large_repeated_collective_calls_a_few_functions_a_member(cluster_of, devices, memory):
@@ -209,6 +209,7 @@ def new_shapes(device):
     return counted
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 def test_a_new_shape_costs_one_slow_call(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))

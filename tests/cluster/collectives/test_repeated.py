@@ -46,7 +46,7 @@ def again_and_again(device, kind, options, form):
     return found
 
 
-@pytest.mark.sampled(5, 2)
+@pytest.mark.sampled(9, 2)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
                                                     ("process", "queue")])

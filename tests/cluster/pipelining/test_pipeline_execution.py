@@ -165,7 +165,7 @@ def test_messages_that_a_schedule_lists_are_sent_where_it_says(cluster_of):
     listed = Pipeline(4, 3, "zero_bubble_v").schedule.with_messages()
     mlp = MLP(layer_sizes=SIZES, pipeline=Pipeline(4, 3, listed))
     x, targets = batch()
-    run = cluster_of(Mesh(pp=2), "process").run(mlp.train_step(), x, targets)
+    run = cluster_of(Mesh(pp=2), "thread").run(mlp.train_step(), x, targets)
     assert_same(run.result.gradients, mlp.reference_step(x, targets, microbatches=3).gradients, rtol=0)
     for rank, row in enumerate(listed.works):
         told = [e.kind if e.kind == "send" else e.name for e in run.trace.filter(rank=rank)

@@ -463,7 +463,9 @@ print(multiprocessing.get_start_method(), multiprocessing.active_children(), flu
 
 def test_processes_ignore_the_interrupt_of_the_whole_group_and_end_with_their_host_that_is_killed(tmp_path):
     """And nothing is left in the file system, and the start method of the user's own processes is left alone."""
-    script = MULTIPROCESSING + HOST.format(methods=EACH_AND_AGAIN, work="pass", end="signal.pause()")
+    # The last ones are busy, so that they take no time from those that start before.
+    work = "signal.pause() if multiprocessing.current_process().name != 'fork' else None"
+    script = MULTIPROCESSING + HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-c", f"{script}    sys.stdout.flush()\n    signal.pause()"], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,

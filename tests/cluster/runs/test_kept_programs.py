@@ -210,6 +210,7 @@ def test_a_program_of_a_changed_module_is_unpickled_again(tmp_path, monkeypatch)
         del sys.modules["kept_answer"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "mesh"), [
     Strategy.parse_on_mesh("pp=2 1f1b:2 tp=2"),
     (Strategy(Strategy.parse("dp tp"), Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(tp=2)])), Mesh(devices=4)),
