@@ -159,10 +159,16 @@ ALONE = ("-p", "vcluster", "-p", "no:cacheprovider")
 """With no other plugin, if none is loaded by itself."""
 
 
+def in_short(reporter, excinfo):
+    """What ended a session early. pytest describes it with all frames of its own, and prints one line of that."""
+    reporter._keyboardinterrupt_memo = excinfo.getrepr(style="native")
+
+
 @pytest.fixture
 def session(pytester, monkeypatch):
     """Runs a test file with the plugin in this process: returns what pytest printed, as a list of lines, and counts."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(pytest.TerminalReporter, "pytest_keyboard_interrupt", in_short)
 
     def run(text, *options, conftest=None):
         if conftest is not None:
