@@ -177,7 +177,7 @@ def test_weights_that_are_stashed_have_the_ages_of_the_schedule_whatever_is_insi
 
 
 def test_a_reset_begins_anew(cluster_of):
-    cluster, model = cluster_of(Mesh(pp=2, tp=2)), gpt(Pipeline(2, 3))
+    cluster, model = cluster_of(Mesh(pp=2)), gpt(Pipeline(2, 3))
     first = trained(cluster, model, steps=1)
     cluster.run(model.reset_step())
     assert_array_equal(trained(cluster, model, steps=1).loss, first.loss)

@@ -19,7 +19,7 @@ import pytest
 from paths import ROOT
 
 from vcluster import DeviceFailedError, VirtualCluster
-from vcluster.processes import default_start_method, device_process as processes, forkserver
+from vcluster.processes import crew, default_start_method, device_process as processes, forkserver
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
 from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
@@ -265,6 +265,8 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
 
 def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
     monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(crew, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.05)
     with VirtualCluster(2) as cluster:
         cluster.run(lambda device: device.state.update(mark=device.rank))
         server = processes.SERVER.pid

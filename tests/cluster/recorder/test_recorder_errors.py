@@ -204,6 +204,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ARGUMENTS)
 def test_wrong_arguments(cluster, what):
     on_cluster, recorded = both(cluster, ARGUMENTS[what])
