@@ -318,9 +318,11 @@ def printed_at_once(result):
     assert "Captured" not in result.stdout.str()
 
 
-def test_under_s_lines_come_at_once_with_their_rank_and_pdb_on_a_process_says_where_there_is_one(session):
-    result = session(FAILING, "-s", "--pdb")
-    printed_at_once(result)
+@pytest.mark.parametrize("options", [["-s"], pytest.param([], marks=pytest.mark.slow)], ids=str)
+def test_under_s_lines_come_at_once_with_their_rank_and_pdb_on_a_process_says_where_there_is_one(session, options):
+    result = session(FAILING, "--pdb", *options)
+    if options:
+        printed_at_once(result)
     result.stdout.fnmatch_lines(
         ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
     )
