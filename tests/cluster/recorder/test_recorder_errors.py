@@ -109,6 +109,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_a_mismatch(cluster, what):
     def kernel(device):
