@@ -76,16 +76,17 @@ def call_all(device, calls, places, private):
 
 
 @pytest.mark.slow_for("thread")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("places", [PLACES[::2], PLACES[1::2]], ids=["half", "other half"])
 @pytest.mark.parametrize(("backend", "devices", "private"), [
     ("process", 2, True), ("process", 3, True), ("process", 3, False), ("thread", 3, True),
 ])
-def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private):
+def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private, places):
     """``private``: read there whatever its size; else copied first, as where the system forbids it."""
     before = thresholds.PRIVATE_BYTES
     cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
     try:
-        run = cluster.run(call_all, CALLS, PLACES, private)
+        run = cluster.run(call_all, CALLS, places, private)
     finally:
         thresholds.PRIVATE_BYTES = before  # of threads
         cluster.restart()
@@ -94,7 +95,7 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
     for kind, variants in CALLS.items():
         for number, options in enumerate(variants):
             expected = results(kind, xs, [devices], **options)
-            for place in PLACES:
+            for place in places:
                 for rank in range(devices):
                     if (kind, number, place) not in run[rank]:
                         continue
@@ -105,7 +106,7 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
                         wanted = expected[rank]
                     np.testing.assert_array_equal(found, wanted, err_msg=f"{kind} {options} {place} on rank {rank}")
                     checked += 1
-    assert checked > 80 * devices
+    assert checked > 40 * devices
 
 
 def behind_ones(device):

@@ -99,7 +99,7 @@ def leftovers():
 
 
 def test_right_programs_run(clusters):
-    right_programs(clusters, 2)
+    right_programs(clusters, 1)
 
 
 def test_a_planted_mistake_is_found(clusters):

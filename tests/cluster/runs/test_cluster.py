@@ -433,6 +433,7 @@ def test_state_persists_between_runs(cluster):
     assert cluster.run(lambda device: device.state).outputs == [{"runs": 2}, {"runs": 12}, {"runs": 22}]
 
 
+@pytest.mark.slow_for("process")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_random_numbers_are_seeded_by_seed_rank_and_run(backend):
     def draw(device):

@@ -561,6 +561,7 @@ def test_if_the_dead_cannot_be_replaced_the_error_says_that_the_cluster_is_close
         assert cluster.run(lambda device: device.rank).outputs == [0, 1]
 
 
+@pytest.mark.slow_for("queue")
 def test_several_deaths_at_once_are_told_together(processes):
     def kernel(device):
         device.barrier()
@@ -574,6 +575,7 @@ def test_several_deaths_at_once_are_told_together(processes):
     check_works(processes, tuple(processes.run(lambda device: device.state.get("mark"))))
 
 
+@pytest.mark.slow_for("queue")
 def test_a_device_that_dies_between_runs_is_told_by_the_next_and_replaced(processes):
     os.kill(processes.pids()[2], signal.SIGKILL)
     with pytest.raises(DeviceFailedError, match=r"rank 2 .* SIGKILL") as caught:
