@@ -8,10 +8,19 @@ import sys
 
 import pytest
 
-from vcluster.runs import VirtualCluster
+from vcluster.runs import VirtualCluster, run_loop
 
 MOST_OPEN = 6
 """The clusters used longest ago are closed when there would be more."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deadlocks_are_looked_for_often():
+    """Hundreds of tests wait for it. A device that joins a deadlock late has half as long as usual."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_loop, "LOOK_EVERY_SECONDS", 0.01)
+        patch.setattr(run_loop, "LOOKS_WHILE_OTHERS_RUN", 10)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

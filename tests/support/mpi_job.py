@@ -59,12 +59,12 @@ def long_descriptions(device):
     right, left = (device.rank + 1) % device.size, (device.rank - 1) % device.size
     found = []
     for n in (10, 40_000):
-        parts = {f"a part whose name is long, number {i}": np.arange(2) * device.rank for i in range(800)}
+        parts = {f"a part whose name is long, number {i}": np.arange(2) * device.rank for i in range(400)}
         device.isend([parts, "x" * n, numbers(device, n)], right)
         parts, text, array = device.recv(left)
         found += [len(text), array, *parts.values()]
     pairs = [(0, 2), (2, 1)]
-    return [*found, device.all_reduce({f"{'long' * 20} {i}": np.full(2, i) for i in range(800)})[f"{'long' * 20} 7"],
+    return [*found, device.all_reduce({f"{'long' * 20} {i}": np.full(2, i) for i in range(400)})[f"{'long' * 20} 7"],
             device.permute(numbers(device, 5), pairs)]
 
 

@@ -12,7 +12,7 @@ from parallelism.hardware import Hardware
 from parallelism.layouts import annotate
 from parallelism.planning import find_plan
 from parallelism.trace import Event, Trace
-from parallelism.transforms import Adam, DataParallel, Strategy, TensorParallel, Zero, train_step
+from parallelism.transforms import SGD, Adam, DataParallel, Strategy, TensorParallel, Zero, train_step
 from tensor_parallelism import FeedForward, FeedForwardSharding, MatMul, MatMulSharding
 from vcluster import VirtualCluster, report
 
@@ -53,7 +53,7 @@ def pictures(*, backend: str = "thread") -> dict[str, Any]:
     pipeline = Pipeline(4, 6, "1f1b")
     costs = {"F": 1, "B": 2.5, "message": 0.25}
     small = models.TransformerSpec(layers=4, width=32, heads=2, vocabulary=64, sequence=16)
-    tiny = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=8, sequence=4)
+    tiny = models.TransformerSpec(layers=1, width=8, heads=2, vocabulary=8, sequence=4)
     product = MatMul(MatMulSharding(TensorSharding(None, "x"), TensorSharding("x", None), TensorSharding(None, "y")))
     inputs = [np.arange(16) + rank for rank in range(8)]
     with VirtualCluster(Mesh(dp=2, tp=3), backend=backend, hardware="dgx-a100") as cluster:  # type: ignore[arg-type]
@@ -81,8 +81,8 @@ def pictures(*, backend: str = "thread") -> dict[str, Any]:
         "Comparison": report.compare(trace(), trace(1.5)),
         "CollectiveCost": Costs(Hardware.preset("dgx-a100")).collective("all_reduce", 2**26, range(8)),
         "Strategy": Strategy(DataParallel("dp"), TensorParallel("tp"), Zero(1, "dp")),
-        "Plans": find_plan(tiny, hardware="dgx-a100", devices=2, batch=4, tp=1, pp=[1, 2], zero=0, recompute="none",
-                           simulations=1),
+        "Plans": find_plan(tiny, hardware="dgx-a100", devices=2, batch=4, tp=1, pp=1, zero=[0, 1], recompute="none",
+                           optimizer=SGD(0.1), simulations=1),
         "Function": program(), "Function of a model": train_step(small.function(2), Adam(1e-3)),
         "Hardware": Hardware.preset("dgx-h100:4"),
     }

@@ -287,6 +287,8 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     _preload((*PRELOAD, *preload))
     device_process = importlib.import_module("vcluster.processes.device_process")
     run: Callable[[int, int, list[int]], int] = device_process.run_received
+    watch_modules: Callable[[], object] = importlib.import_module("vcluster.code.environment").refresh_modules
+    watch_modules()  # a device that looks at all modules itself would copy the pages that they share
     gc.freeze()  # otherwise a child's collector would write to the shared pages and so copy them
     gc.enable()
 
@@ -312,6 +314,7 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
                 _preload([later.pop(0)])
                 if not later:
                     is_loading = False
+                    watch_modules()
                     gc.collect()
                     gc.freeze()
             if wake_r in ready:

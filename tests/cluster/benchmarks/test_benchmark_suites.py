@@ -253,6 +253,7 @@ def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypat
     monkeypatch.setattr(installed, "PEERS", {"mpich": "os", "jax": "no_jax", "gloo": "no_torch"})
     monkeypatch.setattr(installed, "mpiexec", lambda python: "mpiexec")
     monkeypatch.setattr(peers, "start_peer", queues)
+    monkeypatch.setattr(Plan, "rounds", lambda plan, nbytes: 2)
     results = Results()
     plan = Plan(devices=(2,), sizes=(8, MIB), operations=("all_gather", "barrier"), passes=1, quick=True)
     peers.measure(plan, results, lambda text: None)
@@ -326,7 +327,6 @@ def worker(body: str) -> RemoteSystem:
     [
         ("1 / 0", SystemFailedError, "ZeroDivisionError: division by zero"),
         ("os._exit(7)", SystemFailedError, "a rank ended: a word"),
-        ("raise WrongAnswerError('element 3')", WrongAnswerError, "^peer: element 3$"),
     ],
 )
 def test_a_peer_that_fails_says_why_and_leaves_nothing(body, error, said):
@@ -338,11 +338,22 @@ def test_a_peer_that_fails_says_why_and_leaves_nothing(body, error, said):
         assert not peer.folder.exists()
 
 
-def test_a_peer_answers_case_after_case_in_order():
-    with closing(worker("return [(case.nbytes, count)]")) as peer:
+WRONG_AT_LAST = """
+    if count == 5:
+        raise WrongAnswerError("element 3")
+    return [(case.nbytes, count)]
+"""
+
+
+def test_a_peer_answers_case_after_case_in_order_until_one_is_wrong():
+    with closing(worker(WRONG_AT_LAST)) as peer:
         peer.connect()
+        assert peer.version == "version 1"
         assert peer.rounds(Case("all_reduce", 8), 3) == [[(8, 3)]]
         assert peer.rounds(Case("all_reduce", 12), 4) == [[(12, 4)]]
+        with pytest.raises(WrongAnswerError, match=r"^peer: element 3$"):
+            peer.rounds(Case("barrier", 0), 5)
+        assert not peer.folder.exists()
 
 
 def test_a_peer_that_ends_while_it_starts_says_its_last_words():

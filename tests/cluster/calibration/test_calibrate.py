@@ -13,7 +13,7 @@ from parallelism.cost import Costs
 from parallelism.hardware import VARIABLE, Hardware, HostLink, Link, Piece
 from vcluster import VirtualCluster, __main__ as top
 from vcluster.calibration.calibrate import TURNS, Calibration, Spread, calibrated
-from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured, rounds_apart
+from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, POLICIES, Sizes, measured, rounds_apart
 from vcluster.calibration.fitting import fitted
 from vcluster.demo.command_line import serve
 
@@ -74,7 +74,7 @@ def test_a_case_knows_how_far_two_rounds_of_it_are_apart(cases):
     trace = cases[0].trace
     assert rounds_apart([whole(trace, 1.0), whole(trace, 4.0), whole(trace, 2.0)]) == (3 + 1 + 2) / 3 / 2
     assert rounds_apart([whole(trace, 1.0)]) == 0
-    assert "machine is not quiet" in " ".join(str(calibration_of(cases)).split())
+    assert "machine is not quiet" in " ".join(str(calibration_of(cases[::10])).split())
 
 
 def whole(trace, seconds):
@@ -113,6 +113,8 @@ def test_one_case_of_a_kind_is_too_few(cases):
 
 def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
     monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 1)
+    programs = "full float64", "1f1b"
+    cases = [case for case in cases if case.family not in (POLICIES, PIPELINES) or case.name in programs]
     once = cache(calibrated)
     monkeypatch.setattr("vcluster.calibration.calibrate.calibrated", lambda cases, *on: once(tuple(cases), *on))
     monkeypatch.setattr("vcluster.calibration.calibrate.measured", lambda devices, backend, told: cases)

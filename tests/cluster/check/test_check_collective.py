@@ -541,7 +541,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":
-        monkeypatch.setattr("vcluster.check.watched.DEADLINE_SECONDS", 0.3)
+        monkeypatch.setattr("vcluster.check.watched.DEADLINE_SECONDS", 0.15)
     kind, mine, words = MISTAKES[name]
     answer = check_collective(kind, mine)
     assert not answer
@@ -553,7 +553,8 @@ def test_at_least_25_mistakes_have_a_sentence_of_their_own():
     assert len({words for _, _, words in MISTAKES.values()}) >= 40
 
 
-def test_the_answer_says_which_rank_and_element_and_what_it_should_hold():
+def test_the_answer_says_which_rank_and_element_and_what_it_should_hold(monkeypatch):
+    monkeypatch.setattr("vcluster.check.collective._SIZES", (4, 2))
     answer = check_collective("all_reduce", forgets_own)
     assert "Likely mistake: the own array is forgotten" in str(answer)
     assert answer.sentence == "on 4 ranks with shape (8,): ranks 0-3 of 4 return a wrong result"

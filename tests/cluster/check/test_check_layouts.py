@@ -62,10 +62,10 @@ def test_a_right_change_of_layout_passes_beside_the_cheapest_plan():
     assert answer, str(answer)
     rows = {row[0]: row[1:] for row in answer.figures}
     assert rows["yours"][0] == rows["the cheapest known"][0] == str(4 * 8 * 8 * 3 // 4)
-    dear = check_resharding(by_gathering, "[x, None]", "[None, x]")
+    dear = check_resharding(by_gathering, "[x, None]", "[None, x]", meshes=[{"x": 4}])
     assert dear
     assert "4 times the least known" in dear.sentence
-    assert check_resharding(by_gathering, "[x, None]", "[None, x]", cheapest=True).likely == \
+    assert check_resharding(by_gathering, "[x, None]", "[None, x]", meshes=[{"x": 4}], cheapest=True).likely == \
         "more is sent than the ranks lack: they throw a part of it away"
 
 

@@ -12,7 +12,6 @@ from vcluster import HOST, VirtualCluster
 from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeviceFailedError, PerDevice
 
 everywhere = pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
-both = pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 
 
 # Collectives
@@ -56,7 +55,7 @@ def moving_meanwhile(device, elements):
     return coming.wait()[-1] if coming else sending.wait()
 
 
-@everywhere
+@mainly
 def test_a_large_message_moves_while_its_ends_call_collectives(cluster_of, backend, transport):
     run = cluster_of(Mesh(dp=2), backend, transport).run(moving_meanwhile, 300_001)
     assert run.outputs == [300_000, None]
@@ -359,9 +358,9 @@ def by_position(device):
     return device.recv((below - 2) % 3, axes="tp"), device.recv(1 - device.position("dp"), axes="dp", tag=1)
 
 
-@both
-def test_places_are_positions_along_axes(cluster_of, transport):
-    run = cluster_of(Mesh(dp=2, tp=3), "process", transport).run(by_position)
+@mainly
+def test_places_are_positions_along_axes(cluster_of, backend, transport):
+    run = cluster_of(Mesh(dp=2, tp=3), backend, transport).run(by_position)
     assert run.outputs == [(2, 3), (0, 4), (1, 5), (5, 0), (3, 1), (4, 2)]
 
 
@@ -379,9 +378,9 @@ def wrong_places(device):
     return told
 
 
-@both
-def test_wrong_places_and_tags_are_refused(cluster_of, transport):
-    for told in cluster_of(Mesh(devices=2), "process", transport).run(wrong_places):
+@mainly
+def test_wrong_places_and_tags_are_refused(cluster_of, backend, transport):
+    for told in cluster_of(Mesh(devices=2), backend, transport).run(wrong_places):
         assert told == [
             "dst must be one of 0 to 1 in Mesh(devices=2), or HOST (-1); got 2; the device after the last is "
             "(device.rank + 1) % 2",
@@ -406,10 +405,10 @@ def in_narrow_integers(device):
     return got
 
 
-@both
-def test_a_rank_may_be_any_integer_of_numpy_and_nothing_else(cluster_of, transport):
-    cluster = VirtualCluster(np.uint8(2), transport=transport, channel_capacity=np.uint8(3), seed=np.int64(4))
-    with cluster:
+@mainly
+def test_a_rank_may_be_any_integer_of_numpy_and_nothing_else(cluster_of, backend, transport):
+    options = {"channel_capacity": np.uint8(3), "seed": np.int64(4)}
+    with VirtualCluster(np.uint8(2), backend=backend, transport=transport, **options) as cluster:
         run = cluster.run(in_narrow_integers)
         for rank, got in enumerate(run):
             peer = 1 - rank
@@ -451,7 +450,7 @@ def test_what_was_sent_before_a_channel_was_closed_is_received(cluster_of, backe
         run = cluster.run(close_after_sending, count)
         assert run[0] == (text.format(0, 1), True)
         assert run[1] == [*range(count), text.format(1, 0)]
-        cluster.restart()
+        cluster.forget()
 
 
 def statistics(device):
@@ -482,7 +481,7 @@ def statistics(device):
 @mainly
 def test_statistics_count_this_ends_messages(cluster_of, backend, transport):
     cluster = cluster_of(Mesh(devices=2), backend, transport, channel_capacity=5)
-    cluster.restart()
+    cluster.forget()
     run = cluster.run(statistics)
     names = ("messages_sent", "bytes_sent", "messages_received", "bytes_received", "messages_waiting", "capacity")
     zero, one = ([tuple(getattr(s, name) for name in names) for s in run[rank][:3]] for rank in (0, 1))

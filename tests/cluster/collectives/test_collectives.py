@@ -542,7 +542,7 @@ def bits(device):
     return found
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("size", [3, 8])
 def test_every_rank_has_the_same_bits_after_an_all_reduce(cluster_of, backend, transport, size):

@@ -125,7 +125,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
         assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
 
 
-@pytest.mark.slow_for("private-2", "shared-4")
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_a_large_repeated_collective_calls_a_few_functions_a_member(cluster_of, devices, memory):
@@ -154,7 +154,7 @@ def just_above_inline(device):
     return functions, len(waits)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_one_element_more_than_a_slot_takes_needs_one_rendezvous_too(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))
@@ -209,6 +209,7 @@ def new_shapes(device):
     return counted
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 def test_a_new_shape_costs_one_slow_call(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))
@@ -503,7 +504,7 @@ def test_who_sleeps_is_woken_once_and_who_does_not_sleep_not_at_all(cluster_of):
 
 # -- many members ------------------------------------------------------------------------------------------------------
 
-MANY = 10
+MANY = 6
 
 
 def count_wake_ups(device, elements, times):

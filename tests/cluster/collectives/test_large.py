@@ -76,16 +76,17 @@ def call_all(device, calls, places, private):
 
 
 @pytest.mark.slow_for("thread")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("places", [PLACES[::2], PLACES[1::2]], ids=["half", "other half"])
 @pytest.mark.parametrize(("backend", "devices", "private"), [
     ("process", 2, True), ("process", 3, True), ("process", 3, False), ("thread", 3, True),
 ])
-def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private):
+def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private, places):
     """``private``: read there whatever its size; else copied first, as where the system forbids it."""
     before = thresholds.PRIVATE_BYTES
     cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
     try:
-        run = cluster.run(call_all, CALLS, PLACES, private)
+        run = cluster.run(call_all, CALLS, places, private)
     finally:
         thresholds.PRIVATE_BYTES = before  # of threads
         cluster.restart()
@@ -94,7 +95,7 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
     for kind, variants in CALLS.items():
         for number, options in enumerate(variants):
             expected = results(kind, xs, [devices], **options)
-            for place in PLACES:
+            for place in places:
                 for rank in range(devices):
                     if (kind, number, place) not in run[rank]:
                         continue
@@ -105,7 +106,7 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
                         wanted = expected[rank]
                     np.testing.assert_array_equal(found, wanted, err_msg=f"{kind} {options} {place} on rank {rank}")
                     checked += 1
-    assert checked > 80 * devices
+    assert checked > 40 * devices
 
 
 def behind_ones(device):
@@ -200,13 +201,12 @@ def until_killed(device, victim):
 
 
 @pytest.mark.not_on_mpi("a rank that dies ends the job")
-def test_a_death_among_large_collectives_is_told(cluster_of):
-    cluster = cluster_of(Mesh(devices=3), "process", "shared_memory")
-    for victim in (1, 2):
-        with pytest.raises(DeviceFailedError) as caught:
-            cluster.run(until_killed, victim)
-        assert caught.value.ranks == (victim,)
-        assert caught.value.signal == "SIGKILL"
+@pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_death_among_large_collectives_is_told(cluster_of, victim):
+    with pytest.raises(DeviceFailedError) as caught:
+        cluster_of(Mesh(devices=3), "process", "shared_memory").run(until_killed, victim)
+    assert caught.value.ranks == (victim,)
+    assert caught.value.signal == "SIGKILL"
 
 
 def async_private(device):
@@ -247,4 +247,4 @@ def changing(device, counts, times):
 @pytest.mark.parametrize(("devices", "backend"), [(2, "process"), (3, "process"), (4, "thread")])
 def test_arrays_may_change_as_soon_as_a_call_returns(cluster_of, devices, backend):
     counts = [16_385, 70_001, 40_003]   # one rendezvous, and the larger ones two in a group of four
-    assert cluster_of(Mesh(devices=devices), backend).run(changing, counts, 8).outputs == [[]] * devices
+    assert cluster_of(Mesh(devices=devices), backend).run(changing, counts, 5).outputs == [[]] * devices

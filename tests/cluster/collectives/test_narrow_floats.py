@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import reduce
 
 import ml_dtypes
@@ -84,11 +83,13 @@ def test_every_way_gives_the_same_bits(cluster_of, place, count, name):
     assert (event.dtype, event.payload_bytes) == (name, count * x[0].itemsize)
 
 
-def test_arrays_travel_to_devices_and_back(cluster_of):
-    for options, name in itertools.product(PLACES.values(), DTYPES):
-        x = given(0, 5, name)
-        mesh = Mesh(x=1) if options == PLACES["spawn"] else MESH    # each of these loads everything anew
-        for y in cluster_of(mesh, **options).run(lambda device, x: (x, x[0], {"x": x[::2]}), x).outputs:
+@pytest.mark.slow_for("spawn")
+@pytest.mark.parametrize("place", PLACES)
+def test_arrays_travel_to_devices_and_back(cluster_of, place):
+    xs = [given(0, 5, name) for name in DTYPES]
+    mesh = Mesh(x=1) if place == "spawn" else MESH      # each of these loads everything anew
+    for ys in cluster_of(mesh, **PLACES[place]).run(lambda device, xs: [(x, x[0], {"x": x[::2]}) for x in xs], xs):
+        for x, y in zip(xs, ys, strict=True):
             assert y[0].dtype == x.dtype and y[1].dtype == x.dtype
             assert_array_equal(y[0], x)
             assert_array_equal(y[2]["x"], x[::2])

@@ -47,7 +47,7 @@ def shards_of(x, ways, mesh):
 
 
 def events(run, rank):
-    return [event for event in run.trace if event.rank == rank and event.name == "reshard"]
+    return [*run.trace.filter(rank=rank, name="reshard")]
 
 
 @pytest.mark.slow_for("queue", "None")
@@ -56,17 +56,16 @@ def events(run, rank):
 def test_every_shard_is_that_of_the_target_and_the_bytes_are_those_planned(cluster_of, backend, transport, shape):
     x = np.arange(77.0).reshape(SHAPE) + 1
     run = cluster_of(MESH, backend, transport).run(through, shards_of(x, PAIRS, MESH), PAIRS, shape)
-    for i, (source, target) in enumerate(PAIRS):
-        plan = plan_resharding(source, target, SHAPE, x.dtype, MESH)
+    lanes = [events(run, rank) for rank in range(MESH.size)]
+    plans = [plan_resharding(source, target, SHAPE, x.dtype, MESH) for source, target in PAIRS]
+    for i, ((source, target), plan) in enumerate(zip(PAIRS, plans, strict=True)):
         for rank, expected in enumerate(target.shard(x, MESH)):
             assert_array_equal(run[rank][i], expected, err_msg=f"{source} -> {target} on rank {rank}")
-            event = events(run, rank)[i]
+            event = lanes[rank][i]
             assert event.bytes_received == plan.bytes_received[rank]
             assert event.axes == plan.axes
             assert event.group == MESH.group(rank, plan.axes)
-    assert run.trace.bytes_received() == sum(
-        sum(plan_resharding(*pair, SHAPE, x.dtype, MESH).bytes_received) for pair in PAIRS
-    )
+    assert run.trace.bytes_received() == sum(sum(plan.bytes_received) for plan in plans)
     assert run.trace.bytes_sent() == run.trace.communication_matrix().sum() == run.trace.bytes_received()
 
 

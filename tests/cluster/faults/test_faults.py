@@ -41,7 +41,7 @@ def pair(request, cluster_of):
     ({"signal": signal.SIGSEGV}, {"signal": "SIGSEGV", "exitcode": None}),
 ])
 def test_rank_2_is_killed_at_its_5th_operation(cluster_of, how, fields):
-    cluster = cluster_of(Mesh(x=4))
+    cluster = cluster_of(Mesh(x=3))
     seen = []
 
     with faults.plant(cluster, faults.Kill(rank=2, operation=5, **how)) as planted:
@@ -51,11 +51,11 @@ def test_rank_2_is_killed_at_its_5th_operation(cluster_of, how, fields):
     assert caught.value.ranks == (2,)
     assert {name: getattr(caught.value, name) for name in fields} == fields
     assert planted.happened == set(planted.faults)
-    assert seen == [[[0, 4, 8, 12, 16, 20]] * 4]
+    assert seen == [[[0, 3, 6, 9, 12, 15]] * 3]
 
 
 def test_an_exit_has_its_code(cluster_of):
-    cluster = cluster_of(Mesh(x=4))
+    cluster = cluster_of(Mesh(x=3))
     with (
         faults.plant(cluster, faults.Exit(rank=1, operation=2, code=7)),
         pytest.raises(DeviceFailedError, match="rank 1") as caught,

@@ -21,7 +21,7 @@ HALVES = [
 ]
 
 
-cluster_of = emptied("process")
+cluster_of = emptied("thread")
 
 
 def mlp_of(stages, microbatches, schedule="1f1b", chunks=1, **options):
@@ -59,7 +59,7 @@ def train(cluster, mlp, optimizer, steps, **order):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("stages", range(1, 7))
-@pytest.mark.parametrize("numbers", [(1, 2, 5, 9), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("numbers", [(1, 4, 9), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=len)
 def test_training_equals_the_full_batch_for_every_number_of_microbatches(cluster_of, stages, backend, numbers):
     cluster = cluster_of(Mesh(pp=stages), backend)
     for microbatches in numbers:  # of 8 rows, so that the ninth is empty
@@ -78,7 +78,7 @@ def test_where_the_order_of_the_sums_is_the_same_the_bits_are(cluster_of, optimi
     assert_same_training(result, reference, rtol=0)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6, 2)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize(("mesh", "stages"), [(Mesh(dp=2, pp=3), 3), (Mesh(pp=2, dp=3), 2), (Mesh(dp=3), 1)])
 def test_replicas_add_up_to_the_batch(cluster_of, mesh, stages, backend):
@@ -114,7 +114,7 @@ def test_the_trace_has_the_actions_of_the_schedule_in_its_order(cluster_of, sche
     mlp = mlp_of(3, 4, schedule)
     trace = cluster_of(Mesh(pp=3)).run(mlp.train_step(), *batch()).trace
     for rank in range(3):
-        done = [e for e in trace if e.rank == rank and e.kind == "compute" and e.phase]
+        done = [e for e in trace.filter(rank=rank, kind="compute") if e.phase]
         assert [e.name for e in done] == [str(action) for action in mlp.pipeline.actions(rank)]
         assert [(e.stage, e.phase, e.microbatch) for e in done] == list(mlp.pipeline.actions(rank))
     products = sum(2 * ROWS * a * b for a, b in pairwise(SIZES))
@@ -139,13 +139,13 @@ def test_only_gpipe_keeps_the_activations_of_every_microbatch(cluster_of):
         mlp = mlp_of(3, 8, schedule)
         trace = cluster_of(Mesh(pp=3)).run(mlp.train_step(), *batch()).trace
         peaks[schedule] = [trace.filter(name="activations").peak_bytes(rank) for rank in range(3)]
-        assert [sum(e.nbytes for e in trace if e.rank == rank and e.kind == "memory") for rank in range(3)] == [0] * 3
+        assert [sum(e.nbytes for e in trace.filter(rank=rank, kind="memory")) for rank in range(3)] == [0] * 3
     each = [peak // 8 for peak in peaks["gpipe"]]
     assert peaks["1f1b"] == [live * size for live, size in zip((3, 2, 1), each, strict=True)]
 
 
 def test_two_models_on_one_cluster_do_not_meet_and_equal_ones_go_on(cluster_of):
-    cluster = cluster_of(Mesh(pp=2))
+    cluster = cluster_of(Mesh(pp=2), "process")
     x, targets = batch()
     one, other = mlp_of(2, 3, seed=9), mlp_of(2, 3, seed=10)
     references = [mlp.reference_step(x, targets, microbatches=3) for mlp in (one, other)]

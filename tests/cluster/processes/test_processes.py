@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from multiprocessing import Pipe, process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from paths import ROOT
 
 from vcluster import DeviceFailedError, VirtualCluster
-from vcluster.processes import default_start_method, device_process as processes, forkserver
+from vcluster.processes import crew, default_start_method, device_process as processes, forkserver
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
 from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
@@ -29,12 +28,11 @@ from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_servers_load_nothing_for_kernels():
-    """Many are started here. What other modules need is loaded by the one that they start."""
-    preload, processes.SERVER._preload = processes.SERVER._preload, ()
-    stop_fork_server()
-    yield
-    processes.SERVER._preload = preload
-    stop_fork_server()
+    """Many are started here. The one of the other modules has loaded what kernels need, and goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "SERVER", ForkServer())
+        yield
+        stop_fork_server()
 
 
 @pytest.fixture(params=START_METHODS)
@@ -143,6 +141,7 @@ def test_a_process_cannot_start_processes_of_its_own(seen):
     assert "cannot start processes of its own" in seen["a start"]
 
 
+@pytest.mark.slow_for("spawn")
 def test_descriptors_connections_and_sockets_are_handed_over(start_method):
     read, write = os.pipe()
     left, right = socket.socketpair()
@@ -284,6 +283,8 @@ def test_once_a_process_has_ended_the_next_has_loaded_what_the_host_has(tmp_path
 
 def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
     monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(crew, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.05)
     with VirtualCluster(2) as cluster:
         cluster.run(lambda device: device.state.update(mark=device.rank))
         server = processes.SERVER.pid
@@ -424,17 +425,6 @@ def test_a_script_needs_no_main_guard(way, tmp_path):
         "the script runs", *(f"{method} {[0] if method == 'spawn' else [0, 7]}" for method in START_METHODS)]
 
 
-def test_the_users_own_start_method_is_left_alone():
-    done = run_python("-c", textwrap.dedent("""
-        import multiprocessing
-        from vcluster.processes.device_process import start_process
-        start_process(int, name="x").join()
-        multiprocessing.set_start_method("spawn")   # refused once anybody has asked for the default
-        print(multiprocessing.get_start_method(), multiprocessing.active_children())
-    """))  # fmt: skip
-    assert (done.stdout, done.stderr) == ("spawn []\n", "")
-
-
 HOST = """
 import os, signal, sys, time
 from multiprocessing import Pipe
@@ -482,7 +472,37 @@ def _gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.sampled(2, 1)
+MULTIPROCESSING = """
+import multiprocessing
+from vcluster.processes.device_process import start_process
+start_process(int, name="x").join()
+multiprocessing.set_start_method("spawn")   # refused once anybody has asked for the default
+print(multiprocessing.get_start_method(), multiprocessing.active_children(), flush=True)
+"""
+
+
+def test_processes_ignore_the_interrupt_of_the_whole_group_and_end_with_their_host_that_is_killed(tmp_path):
+    """And nothing is left in the file system, and the start method of the user's own processes is left alone."""
+    # The last ones are busy, so that they take no time from those that start before.
+    work = "signal.pause() if multiprocessing.current_process().name != 'fork' else None"
+    script = MULTIPROCESSING + HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{script}    sys.stdout.flush()\n    signal.pause()"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    ) as host:
+        assert host.stdout.readline() == "spawn []\n"
+        pids = [int(word) for word in host.stdout.readline().split()]
+        assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
+        os.killpg(host.pid, signal.SIGINT)
+        assert host.stdout.readline().split() == ["True"] * len(EACH_AND_AGAIN)
+        host.kill()
+        assert host.communicate() == ("", "")
+    assert all(_gone(pid) for pid in pids)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["signal.pause()", "pass"])
 def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(work, tmp_path):
     script = HOST.format(methods=EACH_AND_AGAIN, work=work, end="signal.pause()")
@@ -507,6 +527,7 @@ def test_the_end_of_the_host_leaves_no_process(end):
     assert all(_gone(int(pid)) for pid in pids)
 
 
+@pytest.mark.slow
 def test_interrupting_the_whole_group_ends_the_host_alone_and_its_end_leaves_no_process():
     script = HOST.format(methods=EACH_AND_AGAIN, work="signal.pause()", end="signal.pause()")
     with subprocess.Popen(

@@ -9,7 +9,6 @@ from parallelism import Mesh
 from parallelism.recorder import record
 from vcluster import CollectiveMismatchError, DeadlockError, UndeliveredMessageError, VirtualCluster
 from vcluster.code import ClusterError, DeviceFailedError
-from vcluster.runs import run_loop
 
 SIZE = 4
 ARRAY = np.ones((4, 4))
@@ -19,9 +18,7 @@ READ_ONLY.flags.writeable = False
 
 @pytest.fixture(scope="module")
 def cluster():
-    """The host looks for deadlocks more often than usual."""
-    with pytest.MonkeyPatch.context() as patch, VirtualCluster(Mesh(x=2, y=2), backend="thread") as cluster:
-        patch.setattr(run_loop, "LOOK_EVERY_SECONDS", 0.01)
+    with VirtualCluster(Mesh(x=2, y=2), backend="thread") as cluster:
         yield cluster
 
 
@@ -112,6 +109,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_a_mismatch(cluster, what):
     def kernel(device):
@@ -207,6 +205,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ARGUMENTS)
 def test_wrong_arguments(cluster, what):
     on_cluster, recorded = both(cluster, ARGUMENTS[what])

@@ -99,15 +99,15 @@ def leftovers():
 
 
 def test_right_programs_run(clusters):
-    right_programs(clusters, 4)
+    right_programs(clusters, 1)
 
 
 def test_a_planted_mistake_is_found(clusters):
-    planted_mistakes(clusters, 2, 2)
+    planted_mistakes(clusters, 3, 2)
 
 
 def test_a_kill_is_told(clusters):
-    kills(clusters, 3, 4)
+    kills(clusters, 3, 2)
 
 
 @pytest.mark.slow

@@ -210,19 +210,25 @@ def test_the_devices_start_by_fork():
     _starts_with("fork")
 
 
-def test_the_devices_start_by_spawn():
-    _starts_with("spawn")
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_devices_start_by_spawn(dies):
+    _starts_with("spawn", dies=dies)
 
 
-def _starts_with(start_method):
+def _starts_with(start_method, *, dies=True):
     with VirtualCluster(2, start_method=start_method) as cluster:
         pids = cluster.pids()
         assert cluster.run(lambda device, x: device.all_reduce(x), TABLE)[1].tolist() == (2 * TABLE).tolist()
-        with pytest.raises(DeviceFailedError):
-            cluster.run(lambda device: os._exit(3) if device.rank else device.barrier())
-        assert cluster.run(lambda device: device.all_reduce(1)).outputs == [2, 2]
+        if dies:
+            _one_dies(cluster)
         pids += cluster.pids()
     assert gone(pids)
+
+
+def _one_dies(cluster):
+    with pytest.raises(DeviceFailedError):
+        cluster.run(lambda device: os._exit(3) if device.rank else device.barrier())
+    assert cluster.run(lambda device: device.all_reduce(1)).outputs == [2, 2]
 
 
 def test_blas_has_one_thread_in_each_device():
@@ -427,6 +433,7 @@ def test_state_persists_between_runs(cluster):
     assert cluster.run(lambda device: device.state).outputs == [{"runs": 2}, {"runs": 12}, {"runs": 22}]
 
 
+@pytest.mark.slow_for("process")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_random_numbers_are_seeded_by_seed_rank_and_run(backend):
     def draw(device):
@@ -745,11 +752,13 @@ def check_script(done):
     return done
 
 
-def test_a_script_needs_no_main_guard_and_no_close(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+def test_a_script_needs_no_main_guard_and_no_close_of_processes_or_threads(tmp_path):
+    (tmp_path / "script.py").write_text(
+        SCRIPT + "threads = VirtualCluster(2, backend='thread')\nprint(threads.run(lambda device: 1)[0])")
     done = check_script(python("script.py", cwd=tmp_path))
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 2  # the script ran once
+    assert len(done.stdout.splitlines()) == 3  # the script ran once
+    assert done.stdout.endswith("\n1\n")
 
 
 @pytest.mark.slow
@@ -768,6 +777,7 @@ def test_a_program_is_typed_into_an_interpreter(tmp_path):
     check_script(python("-i", "-q", input=typed, cwd=tmp_path))
 
 
+@pytest.mark.slow
 def test_threads_of_a_cluster_that_was_not_closed_do_not_hold_up_the_end(tmp_path):
     script = "from vcluster import VirtualCluster as C\nc = C(2, backend='thread')\nprint(c.run(lambda d: 1)[0])"
     assert python("-c", script, cwd=tmp_path).stdout == "1\n"

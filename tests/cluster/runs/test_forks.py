@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from paths import ROOT
 
 from parallelism.mesh import Mesh
 from vcluster.code import ClusterError, DeviceFailedError
+from vcluster.processes import running_processes
 from vcluster.processes.device_process import START_METHODS
 from vcluster.processes.forkserver import SERVER
 from vcluster.runs import VirtualCluster
@@ -200,30 +198,28 @@ def test_no_descriptor_of_a_device_is_inherited_by_the_programs_that_it_starts(s
         assert cluster.run(inheritable).outputs == [[], []]
 
 
-INTERRUPTED = """
-import os, signal
-armed = []
+def interrupted_as_it_forks():
+    """What became of the interrupts that came before and after the fork of a device."""
+    armed, told = [], []
 
-def interrupt(when):
-    if armed == [when]:
-        armed.clear()
-        signal.raise_signal(signal.SIGINT)
+    def interrupt(when):
+        if armed == [when]:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
 
-os.register_at_fork(before=lambda: interrupt("before"), after_in_parent=lambda: interrupt("after_in_parent"))
-from vcluster import VirtualCluster
-from vcluster.processes import running_processes
-for when in ("before", "after_in_parent"):
-    armed[:] = [when]
-    try:
-        VirtualCluster(2, start_method="fork")
-        print(when, "lost")
-    except KeyboardInterrupt:
-        print(when, "told", running_processes())
-"""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.register_at_fork(before=lambda: interrupt("before"), after_in_parent=lambda: interrupt("after_in_parent"))
+    before = running_processes()
+    for when in ("before", "after_in_parent"):
+        armed[:] = [when]
+        try:
+            VirtualCluster(2, start_method="fork")
+            told.append((when, "lost"))
+        except KeyboardInterrupt:
+            told.append((when, running_processes() == before))
+    return told
 
 
-def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT)}, timeout=50)
-    assert (done.stdout, done.stderr, done.returncode) == ("before told {}\nafter_in_parent told {}\n", "", 0)
+def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback(capfd):
+    assert in_a_fork(interrupted_as_it_forks) == "[('before', True), ('after_in_parent', True)]"
+    assert capfd.readouterr() == ("", "")

@@ -46,7 +46,7 @@ def test_groups_are_made_anew_when_there_are_many(monkeypatch):
     tops = []
     with VirtualCluster(4) as cluster:
         cluster.channel(0).send(7.0)    # a message that lies there is not lost
-        for ranks in itertools.permutations(range(4), 3):
+        for ranks in [*itertools.permutations(range(4), 3)][::2]:
             outputs = cluster.run(one_group, list(ranks)).outputs
             total = sum(ranks)
             assert [found for found, _ in outputs] == [

@@ -210,6 +210,7 @@ def test_a_program_of_a_changed_module_is_unpickled_again(tmp_path, monkeypatch)
         del sys.modules["kept_answer"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "mesh"), [
     Strategy.parse_on_mesh("pp=2 1f1b:2 tp=2"),
     (Strategy(Strategy.parse("dp tp"), Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(tp=2)])), Mesh(devices=4)),
@@ -225,9 +226,9 @@ def test_the_programs_of_stages_are_derived_in_the_first_run_alone(cluster_of, m
         counts.append(len(made))
         return result
 
-    trained(step.function, run, like=train_step(MODELS["mlp"](4), SGD(0.1)), steps=3)
+    trained(step.function, run, like=train_step(MODELS["mlp"](4), SGD(0.1)), steps=2)
     assert counts[0] > mesh.size
-    assert counts[1:] == counts[:1] * 2
+    assert counts[1:] == counts[:1]
 
 
 def test_an_executable_is_kept():

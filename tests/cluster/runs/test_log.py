@@ -8,6 +8,7 @@ import pytest
 
 from parallelism import models
 from parallelism.planning import find_plan
+from parallelism.transforms import SGD
 from vcluster import DeviceFailedError, VirtualCluster
 
 
@@ -31,7 +32,8 @@ def test_devices_that_start_are_replaced_and_end(caplog):
 def test_a_search_says_what_it_timed_and_how_far_it_is(caplog):
     caplog.set_level(logging.DEBUG, "parallelism")
     model = models.TransformerSpec(layers=1, width=4, heads=1, vocabulary=4, sequence=2)
-    plans = find_plan(model, hardware="dgx-h100", devices=2, batch=2, tp=1, recompute="none", zero=0)
+    plans = find_plan(
+        model, hardware="dgx-h100", devices=2, batch=2, tp=1, pp=1, recompute="none", zero=0, optimizer=SGD(0.1))
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "parallelism"]
     assert said[-1][0] == "INFO"
     full = sum(plan.is_simulated for plan in plans)

@@ -22,7 +22,7 @@ for cell in {mistakes!r}:
     print("=====")
     shell.run_cell(cell, store_history=True)
 print("=====")
-for _ in range(10):
+for _ in range(4):
     shell.run_cell({cell!r}, store_history=True)
 gc.collect()
 alive = [c for c in gc.get_objects() if type(c).__name__ == "VirtualCluster" and not c.closed]
@@ -47,7 +47,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def in_a_shell(tmp_path_factory):
-    """What the mistakes, and then ten runs of a cell, show in a shell in a process of its own."""
+    """What the mistakes, and then four runs of a cell, show in a shell in a process of its own."""
     pytest.importorskip("IPython")
     folder = tmp_path_factory.mktemp("shell")
 

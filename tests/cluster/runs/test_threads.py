@@ -40,24 +40,24 @@ def sums(device, axis, count):
 
 def test_threads_call_collectives_on_groups_of_their_own(cluster_of, backend):
     run = cluster_of(GRID, backend).run(
-        lambda device: in_threads(lambda: sums(device, "a", 40), lambda: sums(device, "b", 40),
-                                  lambda: sums(device, ("a", "b"), 40)))
+        lambda device: in_threads(lambda: sums(device, "a", 15), lambda: sums(device, "b", 15),
+                                  lambda: sums(device, ("a", "b"), 15)))
     for rank, found in enumerate(run):
         row, column = divmod(rank, 2)
-        assert found[0] == [200 * i + column + column + 2 for i in range(40)]
-        assert found[1] == [200 * i + 4 * row + 1 for i in range(40)]
-        assert found[2] == [400 * i + 6 for i in range(40)]
-    assert len([event for event in run.trace.events if event.kind == "collective"]) == 4 * 3 * 40
+        assert found[0] == [200 * i + column + column + 2 for i in range(15)]
+        assert found[1] == [200 * i + 4 * row + 1 for i in range(15)]
+        assert found[2] == [400 * i + 6 for i in range(15)]
+    assert len([event for event in run.trace.events if event.kind == "collective"]) == 4 * 3 * 15
     assert run.outputs == run.outputs
 
 
 def test_threads_on_one_group_take_turns(cluster_of, backend):
     def kernel(device):
-        one, other = in_threads(lambda: sums(device, None, 30), lambda: sums(device, None, 30))
+        one, other = in_threads(lambda: sums(device, None, 12), lambda: sums(device, None, 12))
         return sorted(one + other)
 
     pairs = cluster_of(GRID, backend).run(kernel).outputs
-    assert all(sum(found) == sum(pairs[0]) == 2 * sum(400 * i + 6 for i in range(30)) for found in pairs)
+    assert all(sum(found) == sum(pairs[0]) == 2 * sum(400 * i + 6 for i in range(12)) for found in pairs)
 
 
 def test_large_arrays_and_messages_of_several_threads(cluster_of, backend):
@@ -91,7 +91,7 @@ def test_a_helper_serves_what_the_kernel_itself_waits_for(cluster_of, backend):
 
         thread = threading.Thread(target=help_out)
         thread.start()
-        threading.Timer(0.3, started.set).start()    # the host looks several times meanwhile
+        threading.Timer(0.15, started.set).start()    # the host looks several times meanwhile
         x = device.recv(1 - device.rank, tag=5)
         thread.join()
         return x.tolist()
@@ -171,7 +171,7 @@ def test_a_thread_of_the_host_that_will_send_is_no_deadlock_however_it_is_named(
         _thread.start_new_thread(later, (event, cluster.channel(0)))
     else:
         threading.Thread(target=later, args=(event, cluster.channel(0)), name=name).start()
-    threading.Timer(0.3, event.set).start()     # the host looks several times meanwhile
+    threading.Timer(0.15, event.set).start()     # the host looks several times meanwhile
     assert cluster.run(from_host).outputs == [5.0, None]
 
 

@@ -108,7 +108,7 @@ def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of,
         assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, 3)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_layouts_do(cluster_of, seed):
     rng = random.Random(seed)

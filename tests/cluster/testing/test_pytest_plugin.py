@@ -159,18 +159,23 @@ ALONE = ("-p", "vcluster", "-p", "no:cacheprovider")
 """With no other plugin, if none is loaded by itself."""
 
 
+def in_short(reporter, excinfo):
+    """What ended a session early. pytest describes it with all frames of its own, and prints one line of that."""
+    reporter._keyboardinterrupt_memo = excinfo.getrepr(style="native")
+
+
 @pytest.fixture
 def session(pytester, monkeypatch):
     """Runs a test file with the plugin in this process: returns what pytest printed, as a list of lines, and counts."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(pytest.TerminalReporter, "pytest_keyboard_interrupt", in_short)
 
-    def run(text, *options, conftest=None, subprocess=False):
+    def run(text, *options, conftest=None):
         if conftest is not None:
             pytester.makeconftest(conftest)
         pytester.makepyfile("import numpy as np\nimport pytest\n" + inspect.cleandoc(text))
-        run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
         # Without --rootdir a setup.py in a folder above would be the root, and names of tests would have its path.
-        return run(*ALONE, f"--rootdir={pytester.path}", *options)
+        return pytester.runpytest_inprocess(*ALONE, f"--rootdir={pytester.path}", *options)
 
     return run
 
@@ -262,8 +267,10 @@ def test_it(device):
 """
 
 
-def test_a_failing_assert_tells_the_values_the_rank_and_the_others(session, backend):
+def test_a_failing_assert_tells_the_values_the_rank_and_the_others_and_leaves_no_process_or_thread(session, backend):
+    before = set(leaks.running_processes()), threading.active_count()
     result = session(FAILING, backend)
+    assert (set(leaks.running_processes()), threading.active_count()) == before
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -303,12 +310,22 @@ def test_a_failing_run_is_told_at_the_line_of_the_test(session):
     assert "cluster.py:" not in result.stdout.str()
 
 
-def test_under_s_lines_come_at_once_with_their_rank(session, backend):
-    result = session(FAILING, backend, "-s")
+def printed_at_once(result):
+    """Each device's line came with its rank, and not once more at the end."""
     assert sorted(re.findall(r"\[rank \d\] from \d", result.stdout.str())) == [
         f"[rank {rank}] from {rank}" for rank in range(3)
     ]
     assert "Captured" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("options", [["-s"], pytest.param([], marks=pytest.mark.slow)], ids=str)
+def test_under_s_lines_come_at_once_with_their_rank_and_pdb_on_a_process_says_where_there_is_one(session, options):
+    result = session(FAILING, "--pdb", *options)
+    if options:
+        printed_at_once(result)
+    result.stdout.fnmatch_lines(
+        ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
+    )
 
 
 def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
@@ -422,7 +439,7 @@ def test_after_a_failure_or_a_death_the_devices_are_new(session):
     )
 
 
-def test_what_cannot_travel_is_named(session):
+def test_what_cannot_travel_or_stop_in_a_process_is_named(session):
     session(
         """
         import threading, unittest
@@ -446,6 +463,9 @@ def test_what_cannot_travel_is_named(session):
         def test_no_mark(device): ...
 
         def test_no_mesh(virtual_cluster): ...
+
+        @pytest.mark.spmd(2)
+        def test_breakpoint(device): breakpoint()
         """
     ).stdout.fnmatch_lines(
         [
@@ -455,6 +475,7 @@ def test_what_cannot_travel_is_named(session):
             "the fixture 'capsys' belongs to the process that runs pytest*",
             "the body of an spmd test must be a plain function; this one is async",
             "the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
+            "E*breakpoint() in a device's process has no terminal; run again with*",
         ]
     )
 
@@ -486,15 +507,18 @@ def test_a_wrong_mark_is_an_error_of_collection(session):
 LEAKING = """
 import subprocess, sys, threading
 from vcluster import HOST, VirtualCluster
+from vcluster.testing import leaks
 
 kept = []
 
 @pytest.mark.spmd(2)
 def test_thread(device):
+    leaks.PATIENCE_SECONDS = 0.05
     threading.Thread(target=threading.Event().wait, name=f"lost-{device.rank}", daemon=True).start()
 
 @pytest.mark.spmd(2)
 def test_process(device):
+    leaks.PATIENCE_SECONDS = 0.05
     if device.rank == 1:
         device.state["p"] = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
@@ -518,7 +542,8 @@ def test_nothing(virtual_cluster):
 """
 
 
-def test_what_a_test_leaves_behind_is_its_failure(session):
+def test_what_a_test_leaves_behind_is_its_failure(session, monkeypatch):
+    monkeypatch.setattr(leaks, "PATIENCE_SECONDS", 0.05)
     result = session(LEAKING + "\n\ndef test_close(): kept.pop().close()")
     result.assert_outcomes(failed=4, passed=2)
     result.stdout.fnmatch_lines(
@@ -534,12 +559,6 @@ def test_what_a_test_leaves_behind_is_its_failure(session):
     )
 
 
-def test_a_session_leaves_no_process_or_thread(session):
-    before = set(leaks.running_processes()), threading.active_count()
-    session(FAILING)
-    assert (set(leaks.running_processes()), threading.active_count()) == before
-
-
 def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
     pytester.makepyfile(
         """
@@ -547,7 +566,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
         from hypothesis import given, settings, strategies as st
 
         @pytest.mark.spmd(tp=2)
-        @settings(max_examples=10, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=4, deadline=None, derandomize=True, database=None)
         @given(n=st.integers(0, 1000))
         def test_sum(device, n):
             assert not device.state
@@ -555,7 +574,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
             assert device.all_reduce(n) == 2 * n
 
         @pytest.mark.spmd(tp=2)
-        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=10, deadline=None, derandomize=True, database=None)
         @given(n=st.integers(0, 1000))
         def test_fails(device, n):
             assert device.all_reduce(n) < 20
@@ -570,7 +589,7 @@ def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
     leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")
     options = "-p", "xdist", "-n", "1", "--vcluster-backend=thread"
-    result = session(FAILING + leaking, *options, subprocess=True)
+    result = session(FAILING + leaking, *options)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines_random(
         [
@@ -580,26 +599,11 @@ def test_under_xdist_reports_are_the_same(session):
     )
 
 
-def test_pdb_on_a_process_says_where_there_is_one(session):
-    result = session(FAILING, "--pdb")
-    result.stdout.fnmatch_lines(
-        ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
-    )
-
-
 def test_pdb_on_threads_sees_the_variables_of_the_rank(session):
     typed = 'import io, sys\n\ndef pytest_configure():\n    sys.stdin = io.StringIO("p got\\nq\\n")'
     result = session(FAILING, "--pdb", "-s", "--vcluster-backend=thread", conftest=typed)
     result.stdout.fnmatch_lines(["*{'rank': 0, 'same': 1}"])
-
-
-def test_breakpoint_in_a_process_says_so(session):
-    session(
-        """
-        @pytest.mark.spmd(1)
-        def test_it(device): breakpoint()
-        """
-    ).stdout.fnmatch_lines(["E*breakpoint() in a device's process has no terminal; run again with*"])
+    printed_at_once(result)
 
 
 def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
@@ -611,7 +615,8 @@ def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
             assert "numpy" not in sys.modules and "vcluster.runs.cluster" not in sys.modules
         """
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+    others = ("cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail", "pytest_cov", "timeout", "platformdirs")
+    pytester.runpytest_subprocess(*(f"-pno:{name}" for name in others)).assert_outcomes(passed=1)
 
 
 def test_wanted_clusters_are_values():

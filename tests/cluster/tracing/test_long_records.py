@@ -67,7 +67,7 @@ def test_the_memory_of_long_records_is_used_again(cluster_of):
         layout = cluster._body.layout
         return sum(cluster._body.arena.words(layout.word(rank, TOP))[0] for rank in range(2))
 
-    events, rounds = records.LONG // ENTRIES, 12
+    events, rounds = records.LONG // ENTRIES, 8
     cluster.run(local, events)
     before = top()
     for _ in range(rounds):

@@ -46,7 +46,7 @@ def execute(block, names):
     exec(compile(block.text, f"<{block.kind}>", "exec"), names)
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(8, 5)
 @pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.name)
 def test_a_solved_lesson_passes_and_each_wrong_answer_gets_its_sentence(source, capsys):
     names = {"__name__": "__main__"}
@@ -94,46 +94,38 @@ import os, sys
 sys.modules["fcntl"] = None
 if hasattr(os, "memfd_create"):
     del os.memfd_create
-import make
-names = {"__name__": "__main__"}
-for block in make.lesson(4).blocks:
-    if block.kind in ("python", "solution", "check"):
-        exec(block.text, names)
-assert names["lesson"].backend == "thread"
 """
-
-
-def test_lessons_run_on_threads_where_python_has_neither_fcntl_nor_memfd_create():
-    """As on native Windows, which is untested."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=WORKSHOP, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "3 of 3 exercises" in done.stdout
-
-
 ALONE = """
 import json, sys
 for cell in json.load(open(sys.argv[1]))["cells"]:
     if cell["cell_type"] == "code":
         exec("".join(cell["source"]))
 print("passes" if lesson.last else "does not pass")
+print("on", lesson.backend)
 lesson.reset()
 """
 
 
-def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(tmp_path):
-    """In a folder with these two files alone: a lesson runs, its score is kept there, and it is reset."""
-    source = make.lesson(6)
+@pytest.mark.parametrize(("number", "exercises", "without"), [
+    pytest.param(4, 3, WITHOUT, id="on threads"), pytest.param(6, 4, "", marks=pytest.mark.slow, id="as it is")])
+def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(number, exercises, without, tmp_path):
+    """In a folder with these two files alone: a lesson runs, its score is kept there, and it is reset.
+
+    On threads, too, where Python has neither fcntl nor memfd_create, as on native Windows, which is untested.
+    """
+    source = make.lesson(number)
     notebook = tmp_path / f"{source.name}.ipynb"
     mine = json.loads(make.notebook(source))
     mine["cells"] = json.loads(make.notebook(source, solved=True))["cells"]
     notebook.write_text(json.dumps(mine), encoding="utf-8")
     (tmp_path / "lesson.py").write_text((WORKSHOP / "lesson.py").read_text(encoding="utf-8"), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "VCLUSTER_WORKSHOP_SCORES"}
-    done = subprocess.run([sys.executable, "-c", ALONE, notebook.name], cwd=tmp_path, capture_output=True, text=True,
-                          check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", without + ALONE, notebook.name], cwd=tmp_path, capture_output=True,
+                          text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "4 of 4 exercises (each by its last check)" in done.stdout
+    assert f"{exercises} of {exercises} exercises (each by its last check)" in done.stdout
     assert "passes" in done.stdout.splitlines()
+    assert "on thread" in done.stdout.splitlines() or not without
     assert notebook.read_text(encoding="utf-8") == make.notebook(source)
     assert json.loads(notebook.with_suffix(".old.ipynb").read_text(encoding="utf-8")) == mine
     assert not list(tmp_path.glob(".score*"))
