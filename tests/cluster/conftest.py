@@ -10,7 +10,7 @@ import pytest
 
 from vcluster.runs import VirtualCluster, run_loop
 
-MOST_OPEN = 6
+MOST_OPEN = 8
 """The clusters used longest ago are closed when there would be more."""
 
 
@@ -42,7 +42,7 @@ def hogs():
         hog.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster_of(request):
     """A cluster by mesh, backend, transport and other options; a closed one is replaced.
 
