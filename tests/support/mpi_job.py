@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from parallelism import Mesh
+from parallelism import Mesh, models
 from parallelism.trace import UndeclaredComputeWarning
+from parallelism.transforms import SGD, Strategy, first_state, train_step
 from vcluster import ClusterError, VirtualCluster
 from vcluster.mpi import places_of_devices
 
@@ -127,19 +128,34 @@ def text_of(cluster, kernel):
     return "no error"
 
 
+def trained(strategy):
+    """A step of training by a strategy, and what it takes."""
+    step = strategy(train_step(models.mlp((6, 8, 3), batch=10), SGD(0.5)))
+    shapes = {"p.w0": (6, 8), "p.b0": (8,), "p.w1": (8, 3), "p.b1": (3,), "x": (10, 6), "targets": (10, 3)}
+    arrays = {name: np.random.default_rng(len(name)).standard_normal(shape) for name, shape in shapes.items()}
+    batch = {name: arrays.pop(name) for name in ("x", "targets")}
+    return step, first_state(step, arrays) | batch
+
+
+def events_of(run):
+    """What the events of a run say, but for what depends on the machine."""
+    with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
+        events = run.trace.events
+    return sorted((e.rank, e.kind, e.name, e.axes or (), e.bytes_received, e.bytes_sent, e.peer or 0, e.tag or 0,
+                   e.start_seconds, e.duration_seconds) for e in events)
+
+
 def everything(**options):
     """What runs give and say, and the events and the modelled time of their traces."""
     with VirtualCluster(Mesh(dp=2, tp=2), hardware=HARDWARE, compute="modelled", **options) as cluster:
         found = {}
         for kernel in (collectives, repeated, long_descriptions, messages):
             run = cluster.run(kernel)
-            with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
-                events = run.trace.events
+            found[f"events of {kernel.__name__}"] = events_of(run)
             found[kernel.__name__] = run.outputs
             found[f"time of {kernel.__name__}"] = run.trace.makespan_seconds
-            found[f"events of {kernel.__name__}"] = sorted(
-                (e.rank, e.kind, e.name, e.axes or (), e.bytes_received, e.bytes_sent, e.peer or 0, e.tag or 0,
-                 e.start_seconds, e.duration_seconds) for e in events)
+        run = cluster.run(*trained(Strategy.parse_on_mesh("dp=2 tp=2 zero=2")[0]))
+        found |= {"a program": run.result, "events of a program": events_of(run)}
         for kernel in (raises, mismatch, surprise, deadlock, endless):
             found[f"error of {kernel.__name__}"] = text_of(cluster, kernel)
         cluster.channel(3).send(np.arange(4))

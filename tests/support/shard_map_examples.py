@@ -1,18 +1,9 @@
-"""Functions with ``shard_map`` on a mesh of 8 devices: JAX's results and its modules, as a script and as a list.
-
-    python shard_map_examples.py out.npz        runs them on 8 host devices of JAX and writes the modules and results
-"""
+"""Functions with ``shard_map`` on a mesh of 8 devices, and what JAX makes of them on 8 of its host devices."""
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import contextmanager
 from functools import partial
-
-if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +11,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxlib import xla_client
+
+jax.config.update("jax_num_cpu_devices", 8)     # before JAX looks for devices, so before the first test runs
 
 AXES = {"a": 2, "b": 4}
 OTHERS = ("psum", "two bodies", "all_to_all", "all_to_all in one dim", "a data-parallel step", "constraints",
@@ -148,8 +141,8 @@ def abstract_mesh():
         jax.sharding.AxisType.Auto,) * len(AXES))
 
 
-def main(path, *names):
-    """Write what JAX makes of the examples of these names; behind ``gspmd:`` in the words of GSPMD, too, and behind
+def made_by_jax(names):
+    """What JAX makes of the examples of these names; behind ``gspmd:`` in the words of GSPMD, too, and behind
     ``compiled:`` compiled, too."""
     mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
     kept = {}
@@ -166,7 +159,7 @@ def main(path, *names):
         if "gspmd:" in ways:
             with gspmd():
                 kept[f"{name}/gspmd"] = np.array(jitted.lower(*arguments).as_text())
-    np.savez(path, **kept)
+    return kept
 
 
 @contextmanager
@@ -192,6 +185,3 @@ def compiled(jitted, arguments, mesh):
             found |= {f"{side}/{i}/{rank}": parts[device] for rank, device in enumerate(mesh.devices.flat)}
     return found
 
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

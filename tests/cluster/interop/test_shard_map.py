@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ EXAMPLES = shard_map_examples.examples(shard_map_examples.abstract_mesh())
 
 
 @pytest.fixture(scope="module")
-def by_jax(request, tmp_path_factory):
+def by_jax(request):
     """What JAX makes of the examples that are asked for, in the ways in which they are asked for."""
     ways = {test_what_jax_runs_on_8_devices_runs_on_8_processes.__name__: "",
             test_a_module_in_the_words_of_gspmd_is_the_same_program.__name__: "gspmd:",
@@ -34,10 +31,7 @@ def by_jax(request, tmp_path_factory):
     tests = {(item.callspec.params["name"], item.originalname) for item in request.session.items
              if item.path == request.path and "by_jax" in item.fixturenames}
     asked = {ways[test] + name for name, test in tests}
-    path = tmp_path_factory.mktemp("jax") / "results.npz"
-    subprocess.run([sys.executable, Path(shard_map_examples.__file__), path, *asked], check=True, timeout=300)
-    with np.load(path) as arrays:
-        return dict(arrays)
+    return shard_map_examples.made_by_jax(asked)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ def passes(mpi, ranks, tests, *options, part="", per_node=""):
     return int(passed[1])
 
 
+@pytest.mark.slow       # by day a program runs in the job of test_mpi
 @pytest.mark.timeout(240)
 @needs_mpi
 def test_some_programs_are_one_program_five_ways():
