@@ -25,7 +25,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector
-from parallelism.ir.core import broadcast
+from parallelism.ir.core import Expression, bounds_in, broadcast
 
 
 def axes_of(reader: Reader, node: GraphNode, x: list[Any], at: int = 1, name: str = "axes") -> list[int] | None:
@@ -149,11 +149,8 @@ def _slice(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         if result.dtype == object:
             result = result[slice(int(start), int(end), step)]
             continue
-        if not isinstance(extent, int):
-            if (start, step) == (0, 1) and (not isinstance(end, int) or end >= 2**31 - 1):
-                continue
-            first, last = (extent + n if isinstance(n, int) and n < 0 else n for n in (start, end))
-            result = part(result, axis, first, extent if isinstance(last, int) and last >= 2**31 - 1 else last, step)
+        if any(isinstance(n, Expression) for n in (extent, start, end)):
+            result = part(result, axis, *bounds_in(extent, start, end), step)
             continue
         begin, last, step = slice(start, end, step).indices(extent)
         if step < 0:

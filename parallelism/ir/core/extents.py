@@ -24,6 +24,8 @@ SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = re.compile(r"true|false|inf|nan|max|ceil|tensor|(ui|i|f)[0-9]+")
 """Names that have another meaning where an expression is read."""
 MOST_TERMS, MOST_POWER, MOST_NUMBER = 256, 16, 2**127
+BEYOND = 2**31 - 1
+"""A bound of a slice as large as this lies past the end of any dim."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,40 @@ def largest(*extents: Extent) -> Extent:
 def is_negative(extent: Extent) -> bool:
     """Whether it is a number below 0; symbols are not negative."""
     return isinstance(extent, int) and extent < 0
+
+
+def from_start(place: Extent, extent: Extent) -> Extent:
+    """A place in a dim of ``extent``, counted from its start; a place below 0 counts from the end, as in Python.
+
+    A place with symbols is below 0 if all of its terms are.  ``ValueError`` if its sign is open, as that of ``1 - B``.
+    """
+    if isinstance(place, int):
+        return extent + place if place < 0 else place
+    degree = _order(place.terms[0][0])[0]
+    if any(coefficient > 0 for monomial, coefficient in place.terms if _order(monomial)[0] == degree):
+        return place
+    if not _at_least(0, place):
+        raise ValueError(f"the place {place} may be below 0 or not: the sign of a place must not depend on numbers for "
+                         "its symbols")
+    return extent + place
+
+
+def bounds_in(extent: Extent, start: Extent | None, stop: Extent | None) -> tuple[Extent, Extent]:
+    """The places ``begin, end`` that ``start:stop`` selects in a dim of ``extent``, with a step of 1 or more.
+
+    Bounds that lie outside for all values of the symbols are moved inside, as in Python.
+    """
+    begin, end = (_inside(extent, bound, default) for bound, default in ((start, 0), (stop, extent)))
+    return (0, 0) if _at_least(begin, end) else (begin, end)
+
+
+def _inside(extent: Extent, bound: Extent | None, default: Extent) -> Extent:
+    if bound is None:
+        return default
+    if isinstance(bound, int) and abs(bound) >= BEYOND:
+        return extent if bound > 0 else 0
+    place = from_start(bound, extent)
+    return 0 if _at_least(0, place) else extent if _at_least(place, extent) else place
 
 
 def names_in(extent: Extent) -> frozenset[str]:

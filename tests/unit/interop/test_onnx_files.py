@@ -140,6 +140,31 @@ def test_arithmetic_of_extents_keeps_symbols_as_exporters_write_it():
     assert_array_equal(ir.interpret(program, [x]).outputs[0], x / 4)
 
 
+def of_rows(*nodes, **numbers):
+    """The program of nodes on ``x``, B rows of 3; ``n`` is the shape [B]."""
+    tensors = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in numbers.items()]
+    return from_onnx(model([node("Shape", ["x"], ["n"], end=1), *nodes], (("x", ("B", 3)),), tensors=tensors))[0]
+
+
+ROWS = np.arange(18, dtype=np.float32).reshape(6, 3)
+
+
+@pytest.mark.parametrize(("bound", "expected"), [
+    (node("Sub", ["n", "a"], ["m"]), slice(5)), (node("Div", ["n", "b"], ["m"]), slice(3)),
+    (node("Sub", ["zero", "n"], ["m"]), slice(0)), (node("Identity", ["n"], ["m"]), slice(6)),
+    (node("Add", ["n", "a"], ["m"]), slice(7)),
+])
+def test_a_slice_may_end_at_a_number_of_rows_that_is_a_symbol(bound, expected):
+    program = of_rows(bound, node("Slice", ["x", "zero", "m"], ["y"]), zero=[0], a=[1], b=[2])
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], ROWS[expected])
+
+
+def test_a_slice_of_joined_rows_may_end_at_the_number_of_rows():
+    program = of_rows(node("Concat", ["x", "x"], ["xx"], axis=0), node("Slice", ["xx", "zero", "n"], ["y"]), zero=[0])
+    assert str(program.outputs[0].type) == "tensor<Bx3xf32>"
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], ROWS)
+
+
 def test_inputs_that_fix_a_shape_can_be_given():
     graph = helper.make_graph(
         [node("Reshape", ["x", "shape"], ["y"])], "g",
