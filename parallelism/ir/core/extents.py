@@ -145,7 +145,13 @@ def rounded_up(extent: Extent) -> Extent:
     """The next whole number.  ``extent`` may be a fraction."""
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
-    return extent if isinstance(extent, int) else _atom(Call("ceil", (extent,)))
+    return extent if _is_whole(extent) else _atom(Call("ceil", (extent,)))
+
+
+def _is_whole(extent: Extent) -> bool:
+    """Whether nothing in it is divided."""
+    return all(isinstance(coefficient, int) and all(power > 0 for _, power in monomial)
+               for monomial, coefficient in _terms(extent))
 
 
 def divided(extent: Extent, parts: Extent) -> Extent:

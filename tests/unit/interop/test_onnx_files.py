@@ -165,6 +165,28 @@ def test_a_slice_of_joined_rows_may_end_at_the_number_of_rows():
     assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], ROWS)
 
 
+@pytest.mark.parametrize(("start", "limit", "delta", "extent", "expected"), [
+    ("a", "m", "a", "B-1", range(1, 6)), ("b", "plus", "a", "B", range(2, 8)),
+    ("zero", "m", "b", "ceil(B/2)", range(0, 6, 2)), ("a", "m", "b", "ceil(B/2-1/2)", range(1, 6, 2)),
+    ("m", "zero", "minus", "B", range(6, 0, -1)), ("m", "plus", "a", "2", range(6, 8)),
+    ("zero", "m", "a", "B", range(6)),
+])
+def test_a_range_may_have_a_number_of_rows_that_is_a_symbol(start, limit, delta, extent, expected):
+    program = of_rows(
+        node("Squeeze", ["n"], ["m"]), node("Add", ["m", "b"], ["plus"]), node("Range", [start, limit, delta], ["i"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Unsqueeze", ["f", "axis"], ["y"]),
+        zero=0, a=1, b=2, minus=-1, axis=[0])
+    assert str(program.outputs[0].type.shape[1]) == extent
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], np.array([expected], np.float32))
+
+
+def test_a_range_with_a_step_that_is_a_symbol_is_refused():
+    with pytest.raises(UnsupportedError, match="Range.*delta must be a number without symbols, got B"):
+        of_rows(node("Squeeze", ["n"], ["m"]), node("Range", ["zero", "m", "m"], ["i"]),
+                node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Unsqueeze", ["f", "axis"], ["y"]),
+                zero=0, axis=[0])
+
+
 def test_inputs_that_fix_a_shape_can_be_given():
     graph = helper.make_graph(
         [node("Reshape", ["x", "shape"], ["y"])], "g",
