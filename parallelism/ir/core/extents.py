@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from operator import index
 from typing import Any, NoReturn, Union
 
 Extent = Union[int, "Expression"]
@@ -178,15 +179,16 @@ def from_start(place: Extent, extent: Extent) -> Extent:
 
     A place with symbols is below 0 if all of its terms are.  ``ValueError`` if its sign is open, as that of ``1 - B``.
     """
-    if isinstance(place, int):
+    if not isinstance(place, Expression):
         return extent + place if place < 0 else place
     degree = _order(place.terms[0][0])[0]
     if any(coefficient > 0 for monomial, coefficient in place.terms if _order(monomial)[0] == degree):
         return place
     if not _at_least(0, place):
-        raise ValueError(f"the place {place} may be below 0 or not: the sign of a place must not depend on numbers for "
-                         "its symbols")
-    return extent + place
+        raise ValueError(f"{place} may be below 0 or not, so it is open whether it counts from the start "
+                         "or from the end")
+    counted: Extent = extent + place
+    return counted
 
 
 def bounds_in(extent: Extent, start: Extent | None, stop: Extent | None) -> tuple[Extent, Extent]:
@@ -201,6 +203,7 @@ def bounds_in(extent: Extent, start: Extent | None, stop: Extent | None) -> tupl
 def _inside(extent: Extent, bound: Extent | None, default: Extent) -> Extent:
     if bound is None:
         return default
+    bound = bound if isinstance(bound, Expression) else index(bound)
     if isinstance(bound, int) and abs(bound) >= BEYOND:
         return extent if bound > 0 else 0
     place = from_start(bound, extent)

@@ -181,7 +181,7 @@ def test_a_range_may_have_a_number_of_rows_that_is_a_symbol(start, limit, delta,
 
 
 def test_a_range_with_a_step_that_is_a_symbol_is_refused():
-    with pytest.raises(UnsupportedError, match="Range.*delta must be a number without symbols, got B"):
+    with pytest.raises(UnsupportedError, match=r"Range.*delta must be a number without symbols, got B"):
         of_rows(node("Squeeze", ["n"], ["m"]), node("Range", ["zero", "m", "m"], ["i"]),
                 node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Unsqueeze", ["f", "axis"], ["y"]),
                 zero=0, axis=[0])
