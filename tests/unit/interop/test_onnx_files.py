@@ -12,6 +12,7 @@ onnx = pytest.importorskip("onnx")
 import onnx_networks  # noqa: E402
 from numpy.testing import assert_array_equal  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from parallelism import ir  # noqa: E402
 from parallelism.interop import InteropError, UnsupportedError, from_onnx  # noqa: E402
@@ -178,6 +179,44 @@ def test_a_range_may_have_a_number_of_rows_that_is_a_symbol(start, limit, delta,
         zero=0, a=1, b=2, minus=-1, axis=[0])
     assert str(program.outputs[0].type.shape[1]) == extent
     assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], np.array([expected], np.float32))
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [
+    ([node("Gather", ["x", "last"], ["y"])], ROWS[[-1]]),
+    ([node("Gather", ["x", "two"], ["y"])], ROWS[-2:]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Gather", ["x", "i"], ["y"])], ROWS[[5]]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Concat", ["zero", "i"], ["j"], axis=0), node("Gather", ["x", "j"], ["y"])],
+     ROWS[[0, 5]]),
+    ([node("Unsqueeze", ["two", "a"], ["i"]), node("GatherND", ["x", "i"], ["y"])], ROWS[-2:]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Unsqueeze", ["i", "a"], ["j"]), node("Slice", ["x", "zero", "a"], ["new"]),
+      node("ScatterND", ["x", "j", "new"], ["y"])], ROWS[[0, 1, 2, 3, 4, 0]]),
+    ([node("ConstantOfShape", ["n33"], ["table"]), node("Slice", ["table", "zero", "n"], ["t"]),
+      node("Add", ["x", "t"], ["y"])], ROWS),
+])
+def test_indices_may_count_rows_whose_number_is_a_symbol(nodes, expected):
+    program = of_rows(*nodes, zero=[0], a=[1], last=[-1], two=[-2, -1], n33=[33, 3])
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], expected)
+
+
+@pytest.mark.parametrize("made", [
+    node("ConvTranspose", ["x", "k"], ["y"], strides=[2, 2], pads=[1, 0, 0, 1], output_padding=[1, 0]),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2]),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], ceil_mode=1),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], pads=[1, 0, 1, 1], ceil_mode=1),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], pads=[0, 1, 1, 0], count_include_pad=1),
+    node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], ceil_mode=1),
+])
+def test_windows_may_lie_along_a_dim_without_a_number(made):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (
+        ("x", ("N", 3, "H", 5)), ("y", list("abcd")))]
+    kernel = numpy_helper.from_array(np.arange(36, dtype=np.float32).reshape(3, 2, 3, 2), "k")
+    graph = helper.make_graph([made], "g", values[:1], values[1:], [kernel])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = np.arange(12 * 2 * 15, dtype=np.float32).reshape(4, 3, 6, 5) * 36
+    program, weights = from_onnx(whole)
+    assert program.symbols == {"N", "H"}
+    assert_array_equal(ir.interpret(program, {**weights, "x": x}).outputs[0],
+                       ReferenceEvaluator(whole).run(None, {"x": x})[0])
 
 
 def test_a_range_with_a_step_that_is_a_symbol_is_refused():
