@@ -4,6 +4,7 @@ from .errors import (
     ParseError as ParseError,
     PromotionWarning as PromotionWarning,
     RecordError as RecordError,
+    SymbolError as SymbolError,
     VerifyError as VerifyError,
 )
 from .extents import (

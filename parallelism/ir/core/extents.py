@@ -18,6 +18,8 @@ from functools import lru_cache
 from operator import index
 from typing import Any, NoReturn, Union
 
+from parallelism.ir.core.unknown_numbers import no_extent, no_number, refusing_numbers
+
 Extent = Union[int, "Expression"]
 Number = int | Fraction
 
@@ -49,6 +51,7 @@ Monomial = tuple[tuple[Atom, int], ...]
 Terms = tuple[tuple[Monomial, Number], ...]
 
 
+@refusing_numbers
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A sum of terms ``coefficient * atom**power * ...``.  Build one with `symbols` and arithmetic."""
@@ -56,7 +59,9 @@ class Expression:
     terms: Terms
 
     def __add__(self, other: Any) -> Any:
-        return _sum(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
+        if not isinstance(other, int | Expression):
+            return no_extent("{} + {}", self, other)
+        return _sum(self.terms, _terms(other))
 
     __radd__ = __add__
 
@@ -64,27 +69,33 @@ class Expression:
         return self * -1
 
     def __sub__(self, other: Any) -> Any:
-        return self + other * -1 if isinstance(other, int | Expression) else NotImplemented
+        return self + other * -1 if isinstance(other, int | Expression) else no_extent("{} - {}", self, other)
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
 
     def __mul__(self, other: Any) -> Any:
-        return _product_of(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
+        if not isinstance(other, int | Expression):
+            return no_extent("{} * {}", self, other)
+        return _product_of(self.terms, _terms(other))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        return _quotient(self, other) if isinstance(other, int | Expression) else NotImplemented
+        return _quotient(self, other) if isinstance(other, int | Expression) else no_extent("{} / {}", self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _quotient(other, self) if isinstance(other, int) else NotImplemented
+        return _quotient(other, self) if isinstance(other, int) else no_extent("{1} / {0}", self, other)
 
     __truediv__, __rtruediv__ = __floordiv__, __rfloordiv__
 
+    def __pow__(self, exponent: Any) -> Any:
+        if isinstance(exponent, int) and 0 <= exponent <= MOST_POWER:
+            return math.prod((self,) * exponent)
+        return no_extent("{}**{}", self, exponent, kinds=int | float | Expression)
+
     def __index__(self) -> NoReturn:
-        example = ", ".join(f"{name}=..." for name in sorted(self.symbols))
-        raise TypeError(f"{self} has symbols and is not a number: give them values with specialize({example})")
+        no_number(self)
 
     __int__ = __float__ = __index__
 
