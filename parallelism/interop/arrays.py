@@ -6,6 +6,7 @@ They take and return arrays of a program that is being read (`parallelism.intero
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from parallelism.interop.folding import (
     spread,
     whole,
 )
-from parallelism.ir.core import Expression, Extent
+from parallelism.ir.core import Expression, Extent, from_start
+from parallelism.ir.operators.shapes import count
 from parallelism.ir.tracing import lift
 
 INDEX = np.dtype(np.int64)
@@ -97,8 +99,7 @@ def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[i
         if (begin, step) == (0, 1) and end == extent:
             continue
         if isinstance(x, Spread) and x.array.shape[axis] == 1:
-            count = len(range(begin, end, step))
-            x = spread(x.array, (*x.shape[:axis], count, *x.shape[axis + 1:]))
+            x = spread(x.array, (*x.shape[:axis], count(begin, end, step), *x.shape[axis + 1:]))
         elif isinstance(x, Spread):
             part = emit("slice", x.array, axis=axis, begin=begin, end=end, step=step)
             x = spread(part, (*x.shape[:axis], part.shape[axis], *x.shape[axis + 1:]))
@@ -146,7 +147,7 @@ def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior
         return x
     for axis in range(x.ndim):
         n, gap = x.shape[axis], interior[axis]
-        if gap and n > 1:
+        if gap and n not in (0, 1):
             x = _placed(x, value, axis, 0, gap + 1, (n - 1) * (gap + 1) + 1)
     for axis in range(x.ndim):
         n = x.shape[axis]
@@ -180,15 +181,16 @@ def _like(x: Any, value: Any, axis: int, extent: int) -> Any:
 
 
 def taken(x: Any, indices: Any, axis: int) -> Any:
-    """The elements at indices, which lie inside, along a dim; by a slice where the indices are known to be in a row."""
+    """The elements at indices, which lie inside, along a dim; by a slice where the indices are known to be in a row.
+
+    An index below 0 counts from the end.
+    """
     numbers = known(indices)
     if numbers is not None and numbers.ndim <= 1 and numbers.size:
-        flat = numbers.reshape(-1).astype(int)
-        steps = set(np.diff(flat).tolist())
-        if len(steps) <= 1 and (step := min(steps, default=1)) > 0:
-            cut = sliced(x, [int(flat[0]) if d == axis else 0 for d in range(x.ndim)],
-                         [int(flat[-1]) + 1 if d == axis else n for d, n in enumerate(x.shape)],
-                         [step if d == axis else 1 for d in range(x.ndim)])
+        flat = [from_start(n, x.shape[axis]) for n in numbers.reshape(-1).tolist()]
+        step, *others = {b - a for a, b in pairwise(flat)} or {1}
+        if not others and isinstance(step, int) and step > 0:
+            cut = part(x, axis, flat[0], flat[-1] + 1, step)
             return cut if numbers.ndim else reshaped(cut, (*x.shape[:axis], *x.shape[axis + 1:]))
     return emit("take", whole(x), whole(indices), axis=axis)
 

@@ -58,6 +58,7 @@ def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
     builder = current()
     assert builder is not None
     given = frozen_attributes(attributes)
+    operands = tuple(recorded(x) if x.dtype == object else x for x in operands)
     if not any(isinstance(x, Traced) for x in operands):
         types = tuple(TensorType(x.dtype, x.shape) for x in operands)
         outputs = meaning(kind, types, given).outputs
@@ -71,12 +72,15 @@ def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
 
 
 def recorded(x: Plain) -> Traced:
-    """``x`` as a value of the program; numbers become a constant."""
+    """``x`` as a value of the program; numbers become a constant, and objects (extents with symbols) int64."""
     if isinstance(x, Traced):
         return x
     builder = current()
     assert builder is not None
     array = np.asarray(x)
+    if array.dtype == object:
+        each = [recorded_op("constant", value=n, shape=(1,), dtype=np.dtype(np.int64)) for n in array.flat]
+        return recorded_op("reshape", recorded_op("concatenate", *each, axis=0), shape=array.shape)
     if is_floating(array.dtype) and np.isnan(array).any():     # no attribute may be nan
         words = np.dtype(f"uint{8 * array.dtype.itemsize}")
         return recorded_op("bitcast", recorded(np.array(array, order="C").reshape(-1).view(words).reshape(array.shape)),
@@ -148,4 +152,5 @@ def same_everywhere(x: Any) -> Any:
 
 def convert(x: Any, dtype: np.dtype[Any]) -> Any:
     """The array in another dtype; itself if it has it already."""
-    return x if x.dtype == dtype else elementwise("convert", x, dtype=dtype)
+    own = np.dtype(np.int64) if x.dtype == object else x.dtype
+    return x if own == dtype else elementwise("convert", x, dtype=dtype)

@@ -20,7 +20,10 @@ from parallelism.ir.core import broadcast
 def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
     """An elementwise operator; operands are broadcast as in NumPy.  What is broadcast later stays so."""
     if any(x.dtype == object for x in operands):
-        return _objects(kind, *operands)
+        if kind in _ON_EXTENTS and all(known(x) is not None for x in operands):
+            return _ON_EXTENTS[kind](*map(known, operands))
+        if any(x.dtype != object and is_floating(x.dtype) for x in operands):
+            raise ValueError(f"{kind} of extents with symbols and floats is not supported")
     shape = broadcast([tuple(x.shape) for x in operands])
     result = emit(kind, *(x.array if isinstance(x, Spread) else x for x in operands), **attributes)
     if tuple(result.shape) == tuple(shape):
@@ -30,18 +33,12 @@ def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
 
 
 _ON_EXTENTS: dict[str, Any] = {
-    "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
-    "floor_divide": lambda a, b: a // b, "where": np.where,
+    "add": lambda a, b: plainest(a + b), "subtract": lambda a, b: plainest(a - b),
+    "multiply": lambda a, b: plainest(a * b), "floor_divide": lambda a, b: plainest(a // b),
+    "negative": lambda a: plainest(-a), "where": lambda *given: plainest(np.where(*given)),
     "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
 }
-
-
-def _objects(kind: str, *operands: Any) -> Any:
-    """Arithmetic of extents with symbols."""
-    given = [known(x) for x in operands]
-    if kind not in _ON_EXTENTS or any(x is None for x in given):
-        raise ValueError(f"{kind} of extents with symbols is not supported")
-    return plainest(_ON_EXTENTS[kind](*given)) if kind != "equal" else np.asarray(_ON_EXTENTS[kind](*given))
+"""Arithmetic of extents with symbols, whose result is known, too.  That of other operators is left to the program."""
 
 
 _SAME = {

@@ -18,7 +18,8 @@ from parallelism.interop.onnx_models.shapes import axis_of
 def from_zero(indices: Any, extent: Any) -> Any:
     """Indices from 0 on: a negative one counts from the end."""
     wide = convert(indices, np.dtype(np.int64))
-    if (found := known(wide)) is not None and isinstance(extent, int) and found.size <= MOST_FOLDED:
+    if (found := known(wide)) is not None and isinstance(extent, int) and found.dtype != object \
+            and found.size <= MOST_FOLDED:
         return np.where(found < 0, found + extent, found)
     return wide     # the operators of the IR count negative ones from the end, too
 

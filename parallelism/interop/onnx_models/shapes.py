@@ -25,7 +25,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector
-from parallelism.ir.core import broadcast
+from parallelism.ir.core import Expression, bounds_in, broadcast, ceil_div
 
 
 def axes_of(reader: Reader, node: GraphNode, x: list[Any], at: int = 1, name: str = "axes") -> list[int] | None:
@@ -149,11 +149,8 @@ def _slice(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         if result.dtype == object:
             result = result[slice(int(start), int(end), step)]
             continue
-        if not isinstance(extent, int):
-            if (start, step) == (0, 1) and (not isinstance(end, int) or end >= 2**31 - 1):
-                continue
-            first, last = (extent + n if isinstance(n, int) and n < 0 else n for n in (start, end))
-            result = part(result, axis, first, extent if isinstance(last, int) and last >= 2**31 - 1 else last, step)
+        if any(isinstance(n, Expression) for n in (extent, start, end)):
+            result = part(result, axis, *bounds_in(extent, start, end), step)
             continue
         begin, last, step = slice(start, end, step).indices(extent)
         if step < 0:
@@ -194,13 +191,16 @@ def _constant_of_shape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("Range")
 def _range(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     names = ("start", "limit", "delta")
-    start, end, step = (reader.numbers(node, each, name) for each, name in zip(x, names, strict=True))
-    if object in (start.dtype, end.dtype, step.dtype):
-        extent = end.item() if not int(start.reshape(-1)[0]) else end.item() - start.item()
-        return iota(extent, np.dtype(np.int64))
-    count = max(0, int(np.ceil((end.item() - start.item()) / step.item())))
-    places = iota(count, np.dtype(np.int64))
-    return ew("add", ew("multiply", convert(places, start.dtype), step.reshape(())), start.reshape(()))
+    numbers = [reader.numbers(node, each, name) for each, name in zip(x, names, strict=True)]
+    start, end, step = (each.item() for each in numbers)
+    if isinstance(step, Expression):
+        raise node.unsupported(f"delta must be a number without symbols, got {step}")
+    symbolic = isinstance(end - start, Expression)
+    extent = ceil_div(end - start, step) if symbolic else max(0, int(np.ceil((end - start) / step)))
+    dtype = next((n.dtype for n in numbers if n.dtype != object), np.dtype(np.int64))
+    places = convert(iota(extent, np.dtype(np.int64)), dtype)
+    places = places if step == 1 else ew("multiply", places, number(step, places))
+    return places if isinstance(start, int) and start == 0 else ew("add", places, number(start, places))
 
 
 @meaning("EyeLike")

@@ -9,7 +9,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import number, padded, reshaped, transposed
-from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.folding import convert, emit, filled, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
@@ -107,7 +107,7 @@ def _pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         for i, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
             space = n + low[i] + high[i] - (k - 1) * d - 1
             out = -(-space // s) + 1
-            if (out - 1) * s >= n + low[i]:         # a window must begin before the end
+            if (out - 1) * s - n - low[i] >= 0:     # a window must begin before the end
                 out -= 1
             extra[i] = max(0, (out - 1) * s + (k - 1) * d + 1 - n - low[i] - high[i])
     axes = list(range(2, ndim))
@@ -125,16 +125,23 @@ def _pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         powers = ew("power", ew("absolute", a), number(p, a))
         return ew("power", emit("sum", windows(powers, 0, extra), axes=(ndim,), keepdims=False), number(1 / p, a))
     total = emit("sum", windows(a, 0, extra), axes=(ndim,), keepdims=False)
-    if node.get("count_include_pad", 0):
-        ones = np.ones(tuple(n + p + q for n, p, q in zip(sizes, low, high, strict=True)), a.dtype)
-        inside = np.pad(ones, [(0, e) for e in extra])
-    else:
-        inside = np.pad(np.ones(tuple(sizes), a.dtype), [(p, q + e) for p, q, e in zip(low, high, extra, strict=True)])
-    each = inside
-    for axis, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
-        view = np.lib.stride_tricks.sliding_window_view(each, (k - 1) * d + 1, axis)[..., ::d].sum(-1)
-        each = view[(slice(None),) * axis + (slice(None, None, s),)]
-    return ew("divide", total, each.astype(a.dtype).reshape((1, 1, *each.shape)))
+    each: Any = np.ones((1,) * ndim, a.dtype)
+    for i, n in enumerate(sizes):
+        held = _along(_held(n, a.dtype, bool(node.get("count_include_pad", 0)), low[i], high[i], extra[i], kernel[i],
+                            strides[i], dilations[i]), ndim, 2 + i)
+        each = each * held if isinstance(held, np.ndarray) and isinstance(each, np.ndarray) else \
+            ew("multiply", each, held)
+    return ew("divide", total, each)
+
+
+def _held(n: Any, dtype: Any, padding: bool, low: int, high: int, extra: int, size: int, stride: int,
+          dilation: int) -> Any:
+    """How many elements each window along one dim holds.  ``padding`` says whether ``low`` and ``high`` count."""
+    if not (extra or (not padding and (low or high))):
+        return np.full(1, size, dtype)
+    inside = padded(filled(1, (n,), dtype), np.asarray(padding, dtype), [low], [high], [0])
+    inside = padded(inside, np.zeros((), dtype), [0], [extra], [0])
+    return emit("sum", grid(inside, [0], [size], [stride], [dilation]), axes=(1,), keepdims=False)
 
 
 @meaning("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")

@@ -4,14 +4,17 @@ from .errors import (
     ParseError as ParseError,
     PromotionWarning as PromotionWarning,
     RecordError as RecordError,
+    SymbolError as SymbolError,
     VerifyError as VerifyError,
 )
 from .extents import (
     RESERVED as RESERVED,
     Expression as Expression,
     Extent as Extent,
+    bounds_in as bounds_in,
     ceil_div as ceil_div,
     divided as divided,
+    from_start as from_start,
     is_negative as is_negative,
     largest as largest,
     names_in as names_in,

@@ -24,5 +24,9 @@ class RecordError(IRError):
     """A call cannot be recorded.  The message names the call and its line."""
 
 
+class SymbolError(TypeError):
+    """A number is needed, and an extent has symbols."""
+
+
 class PromotionWarning(UserWarning):
     """A recorded array of 16 or 8 bits becomes larger because of a NumPy number; the warning is at the user's line."""

@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from operator import index
 from typing import Any, NoReturn, Union
+
+from parallelism.ir.core.unknown_numbers import no_extent, no_number, refusing_numbers
 
 Extent = Union[int, "Expression"]
 Number = int | Fraction
@@ -24,6 +27,8 @@ SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = re.compile(r"true|false|inf|nan|max|ceil|tensor|(ui|i|f)[0-9]+")
 """Names that have another meaning where an expression is read."""
 MOST_TERMS, MOST_POWER, MOST_NUMBER = 256, 16, 2**127
+BEYOND = 2**31 - 1
+"""A bound of a slice as large as this lies past the end of any dim."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ Monomial = tuple[tuple[Atom, int], ...]
 Terms = tuple[tuple[Monomial, Number], ...]
 
 
+@refusing_numbers
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A sum of terms ``coefficient * atom**power * ...``.  Build one with `symbols` and arithmetic."""
@@ -53,7 +59,9 @@ class Expression:
     terms: Terms
 
     def __add__(self, other: Any) -> Any:
-        return _sum(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
+        if not isinstance(other, int | Expression):
+            return no_extent("{} + {}", self, other)
+        return _sum(self.terms, _terms(other))
 
     __radd__ = __add__
 
@@ -61,27 +69,33 @@ class Expression:
         return self * -1
 
     def __sub__(self, other: Any) -> Any:
-        return self + other * -1 if isinstance(other, int | Expression) else NotImplemented
+        return self + other * -1 if isinstance(other, int | Expression) else no_extent("{} - {}", self, other)
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
 
     def __mul__(self, other: Any) -> Any:
-        return _product_of(self.terms, _terms(other)) if isinstance(other, int | Expression) else NotImplemented
+        if not isinstance(other, int | Expression):
+            return no_extent("{} * {}", self, other)
+        return _product_of(self.terms, _terms(other))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        return _quotient(self, other) if isinstance(other, int | Expression) else NotImplemented
+        return _quotient(self, other) if isinstance(other, int | Expression) else no_extent("{} / {}", self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _quotient(other, self) if isinstance(other, int) else NotImplemented
+        return _quotient(other, self) if isinstance(other, int) else no_extent("{1} / {0}", self, other)
 
     __truediv__, __rtruediv__ = __floordiv__, __rfloordiv__
 
+    def __pow__(self, exponent: Any) -> Any:
+        if isinstance(exponent, int) and 0 <= exponent <= MOST_POWER:
+            return math.prod((self,) * exponent)
+        return no_extent("{}**{}", self, exponent, kinds=int | float | Expression)
+
     def __index__(self) -> NoReturn:
-        example = ", ".join(f"{name}=..." for name in sorted(self.symbols))
-        raise TypeError(f"{self} has symbols and is not a number: give them values with specialize({example})")
+        no_number(self)
 
     __int__ = __float__ = __index__
 
@@ -143,7 +157,13 @@ def rounded_up(extent: Extent) -> Extent:
     """The next whole number.  ``extent`` may be a fraction."""
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
-    return extent if isinstance(extent, int) else _atom(Call("ceil", (extent,)))
+    return extent if _is_whole(extent) else _atom(Call("ceil", (extent,)))
+
+
+def _is_whole(extent: Extent) -> bool:
+    """Whether nothing in it is divided."""
+    return all(isinstance(coefficient, int) and all(power > 0 for _, power in monomial)
+               for monomial, coefficient in _terms(extent))
 
 
 def divided(extent: Extent, parts: Extent) -> Extent:
@@ -163,6 +183,42 @@ def largest(*extents: Extent) -> Extent:
 def is_negative(extent: Extent) -> bool:
     """Whether it is a number below 0; symbols are not negative."""
     return isinstance(extent, int) and extent < 0
+
+
+def from_start(place: Extent, extent: Extent) -> Extent:
+    """A place in a dim of ``extent``, counted from its start; a place below 0 counts from the end, as in Python.
+
+    A place with symbols is below 0 if all of its terms are.  ``ValueError`` if its sign is open, as that of ``1 - B``.
+    """
+    if not isinstance(place, Expression):
+        return extent + place if place < 0 else place
+    degree = _order(place.terms[0][0])[0]
+    if any(coefficient > 0 for monomial, coefficient in place.terms if _order(monomial)[0] == degree):
+        return place
+    if not _at_least(0, place):
+        raise ValueError(f"{place} may be below 0 or not, so it is open whether it counts from the start "
+                         "or from the end")
+    counted: Extent = extent + place
+    return counted
+
+
+def bounds_in(extent: Extent, start: Extent | None, stop: Extent | None) -> tuple[Extent, Extent]:
+    """The places ``begin, end`` that ``start:stop`` selects in a dim of ``extent``, with a step of 1 or more.
+
+    Bounds that lie outside for all values of the symbols are moved inside, as in Python.
+    """
+    begin, end = (_inside(extent, bound, default) for bound, default in ((start, 0), (stop, extent)))
+    return (0, 0) if _at_least(begin, end) else (begin, end)
+
+
+def _inside(extent: Extent, bound: Extent | None, default: Extent) -> Extent:
+    if bound is None:
+        return default
+    bound = bound if isinstance(bound, Expression) else index(bound)
+    if isinstance(bound, int) and abs(bound) >= BEYOND:
+        return extent if bound > 0 else 0
+    place = from_start(bound, extent)
+    return 0 if _at_least(0, place) else extent if _at_least(place, extent) else place
 
 
 def names_in(extent: Extent) -> frozenset[str]:

@@ -41,6 +41,8 @@ def _reduced(
         refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
     x = lift(x) if dtype is None else lift(x).astype(dtype)
     if where is not None:
+        if initial is None and kind not in _IDENTITY:
+            refuse(f"numpy.{kind} with where= and without initial=")
         x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
     reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
     return reduced if initial is None else _COMBINE[kind](reduced, initial)

@@ -1,11 +1,11 @@
 """Recording of ``x[...]``, read and written, and of NumPy's functions that pick elements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Expression, Extent, broadcast as common_shape, product
+from parallelism.ir.core import Expression, Extent, bounds_in, broadcast as common_shape, from_start, product
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
 from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
@@ -54,7 +54,7 @@ def _span(extent: Extent, key: Any) -> Span:
     if not isinstance(key, slice):
         if isinstance(key, bool) or not isinstance(key, int | np.integer | Expression):
             refuse(f"indexing by {key!r}")
-        place = key if isinstance(key, Expression) else int(key) if key >= 0 else extent + int(key)
+        place = _located(key, from_start, key if isinstance(key, Expression) else int(key), extent)
         if isinstance(place, int) and isinstance(extent, int) and not 0 <= place < extent:
             # Python ends a `for` loop over an array at an IndexError.
             raise IndexError(f"index {key} is out of bounds for a dim of {extent}")
@@ -70,11 +70,15 @@ def _span(extent: Extent, key: Any) -> Span:
         if not places:
             return 0, 0, 1
         return min(places[0], places[-1]), max(places[0], places[-1]) + 1, step
-    begin, end = (
-        at_all if k is None else extent + k if isinstance(k, int) and k < 0 else k
-        for k, at_all in ((key.start, 0), (key.stop, extent))
-    )
-    return begin, end, step
+    return *_located(key, bounds_in, extent, key.start, key.stop), step
+
+
+def _located(key: Any, places: Callable[..., Any], *given: Extent | None) -> Any:
+    """The places, or `RecordError` with the line if they are no places."""
+    try:
+        return places(*given)
+    except (TypeError, ValueError) as error:
+        refuse(f"indexing by {key!r}", str(error))
 
 
 def _cut(x: Any, axis: int, span: Span) -> Any:

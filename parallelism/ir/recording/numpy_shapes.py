@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, quotient, rules
-from parallelism.ir.tracing import CALLS, VIEWS, apply, lift
+from parallelism.ir.tracing import CALLS, VIEWS, apply, lift, refuse
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -39,7 +39,9 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 @stands_for(np.reshape, view=True)
-def reshaped(x: Any, shape: Any) -> Any:
+def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
+    if order != "C":
+        refuse(f"numpy.reshape in order {order!r}", "it is by rows: order='C'")
     extents = list(shape) if isinstance(shape, tuple | list) else [shape]
     unknown = [d for d, extent in enumerate(extents) if isinstance(extent, int) and extent == -1]
     if len(unknown) > 1:
@@ -50,6 +52,11 @@ def reshaped(x: Any, shape: Any) -> Any:
             raise ValueError(f"an array of shape {x.shape} cannot be reshaped to {tuple(extents)}")
         extents[d] = rest
     return x if tuple(extents) == x.shape else apply("reshape", x, shape=tuple(extents))
+
+
+@stands_for(np.ravel, view=True)
+def _ravel(x: Any, order: str = "C") -> Any:
+    return reshaped(x, -1, order)
 
 
 @stands_for(np.transpose, np.permute_dims, view=True)
@@ -142,7 +149,6 @@ def part(x: Any, axis: int, begin: Extent, end: Extent, step: int = 1) -> Any:
 
 
 for _function, _call in {
-    np.ravel: lambda x: reshaped(x, -1),
     np.matrix_transpose: lambda x: _swapaxes(x, -1, -2),
     np.flipud: lambda m: _flip(m, 0),
     np.fliplr: lambda m: _flip(m, 1),

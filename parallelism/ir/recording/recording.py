@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parallelism.ir.core import Builder, Function, RecordError, TensorType
-from parallelism.ir.tracing import Traced, lift, recording
+from parallelism.ir.core import Builder, Function, RecordError, SymbolError, TensorType
+from parallelism.ir.tracing import Traced, lift, recording, refuse_symbols
 
 
 def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:
@@ -19,13 +19,17 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
 
     The function runs once.  NumPy's calls are recorded; Python's ``for`` and ``if`` have run and are not in the
     program.  `RecordError` names the call and the line of anything that cannot be recorded: code that needs values
-    (``if x > 0``, ``float(x)``), or functions without an operator.
+    (``if x > 0``, ``float(x)``) or the number of a symbol (``if x.shape[0] > 2``), or functions without an operator.
     """
     builder = Builder()
     names = _parameters(function, len(types))
     with recording(builder):
         arguments = [_traced(builder, parameter, type) for parameter, type in zip(names, types, strict=True)]
-        outputs = [lift(leaf, builder=builder).value for leaf in _leaves(function(*arguments))]
+        try:
+            returned = function(*arguments)
+        except SymbolError as error:
+            refuse_symbols(error)
+        outputs = [lift(leaf, builder=builder).value for leaf in _leaves(returned)]
     title = name or re.sub(r"[^A-Za-z0-9_.]+", "_", getattr(function, "__name__", "recorded")).strip("_") or "recorded"
     return builder.function(title, outputs)
 

@@ -1,5 +1,5 @@
 from .current import recording as recording, region as region
-from .refusing import refuse as refuse
+from .refusing import refuse as refuse, refuse_symbols as refuse_symbols
 from .tracing import (
     CALLS as CALLS,
     VIEWS as VIEWS,

@@ -5,11 +5,13 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from parallelism.ir.core import PromotionWarning, RecordError
+from parallelism.ir.core import PromotionWarning, RecordError, SymbolError
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
@@ -36,6 +38,15 @@ def refuse(what: str, why: str = "") -> NoReturn:
     raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
 
 
+def refuse_symbols(error: SymbolError) -> NoReturn:
+    """Raise `RecordError` for code that needs a number of a symbolic extent, with the line of the user's code."""
+    frames = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
+    frame, number = next((each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)),
+                         frames[-1])
+    line = _line(frame, number)
+    raise RecordError(f"{error}\n  {line.file}:{line.number}: {line.text}") from None
+
+
 def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:
     """Give `PromotionWarning` for an array of 16 or 8 bits that a NumPy number makes larger, at the user's line."""
     line = _recorded_line()
@@ -56,5 +67,9 @@ def _recorded_line() -> _Line:
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    name, number = frame.f_code.co_filename, frame.f_lineno
+    return _line(frame, frame.f_lineno)
+
+
+def _line(frame: FrameType, number: int) -> _Line:
+    name = frame.f_code.co_filename
     return _Line(name, number, linecache.getline(name, number).strip())

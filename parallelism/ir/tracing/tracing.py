@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import signature
 from typing import Any, NoReturn
 
 import numpy as np
@@ -138,7 +139,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         except IRError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            refuse(name, str(error))
+            refuse(name, _unfit(CALLS[function], args, options) or str(error))
         if out is not None:
             return _target(name, out).become(result)
         if function not in VIEWS:
@@ -184,8 +185,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def copy(self) -> Traced:
         return Traced(self.builder, self.value)
 
-    def flatten(self) -> Any:
-        return np.ravel(self).copy()
+    def flatten(self, order: Any = "C") -> Any:
+        return np.ravel(self, order).copy()
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -193,8 +194,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def sort(self, axis: int = -1, **options: Any) -> None:
         self.become(np.sort(self, axis, **options))
 
-    def reshape(self, *shape: Any) -> Any:
-        return np.reshape(self, shape[0] if len(shape) == 1 else shape)
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, **options)
 
     def transpose(self, *axes: Any) -> Any:
         return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
@@ -245,6 +246,15 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], An
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     setattr(Traced, f"__i{_name}__", _in_place(getattr(Traced, f"__{_name}__")))
+
+
+def _unfit(call: Callable[..., Any], args: Any, options: Any) -> str:
+    """Why a call does not take these arguments; an empty text if it takes them."""
+    try:
+        signature(call).bind(*args, **options)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _target(name: str, out: Any) -> Traced:

@@ -12,6 +12,7 @@ onnx = pytest.importorskip("onnx")
 import onnx_networks  # noqa: E402
 from numpy.testing import assert_array_equal  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from parallelism import ir  # noqa: E402
 from parallelism.interop import InteropError, UnsupportedError, from_onnx  # noqa: E402
@@ -138,6 +139,91 @@ def test_arithmetic_of_extents_keeps_symbols_as_exporters_write_it():
     assert {str(symbol) for symbol in program.symbols} == {"rows"}
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert_array_equal(ir.interpret(program, [x]).outputs[0], x / 4)
+
+
+def of_rows(*nodes, **numbers):
+    """The program of nodes on ``x``, B rows of 3; ``n`` is the shape [B]."""
+    tensors = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in numbers.items()]
+    return from_onnx(model([node("Shape", ["x"], ["n"], end=1), *nodes], (("x", ("B", 3)),), tensors=tensors))[0]
+
+
+ROWS = np.arange(18, dtype=np.float32).reshape(6, 3)
+
+
+@pytest.mark.parametrize(("bound", "expected"), [
+    (node("Sub", ["n", "a"], ["m"]), slice(5)), (node("Div", ["n", "b"], ["m"]), slice(3)),
+    (node("Sub", ["zero", "n"], ["m"]), slice(0)), (node("Identity", ["n"], ["m"]), slice(6)),
+    (node("Add", ["n", "a"], ["m"]), slice(7)),
+])
+def test_a_slice_may_end_at_a_number_of_rows_that_is_a_symbol(bound, expected):
+    program = of_rows(bound, node("Slice", ["x", "zero", "m"], ["y"]), zero=[0], a=[1], b=[2])
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], ROWS[expected])
+
+
+def test_a_slice_of_joined_rows_may_end_at_the_number_of_rows():
+    program = of_rows(node("Concat", ["x", "x"], ["xx"], axis=0), node("Slice", ["xx", "zero", "n"], ["y"]), zero=[0])
+    assert str(program.outputs[0].type) == "tensor<Bx3xf32>"
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], ROWS)
+
+
+@pytest.mark.parametrize(("start", "limit", "delta", "extent", "expected"), [
+    ("a", "m", "a", "B-1", range(1, 6)), ("b", "plus", "a", "B", range(2, 8)),
+    ("zero", "m", "b", "ceil(B/2)", range(0, 6, 2)), ("a", "m", "b", "ceil(B/2-1/2)", range(1, 6, 2)),
+    ("m", "zero", "minus", "B", range(6, 0, -1)), ("m", "plus", "a", "2", range(6, 8)),
+    ("zero", "m", "a", "B", range(6)),
+])
+def test_a_range_may_have_a_number_of_rows_that_is_a_symbol(start, limit, delta, extent, expected):
+    program = of_rows(
+        node("Squeeze", ["n"], ["m"]), node("Add", ["m", "b"], ["plus"]), node("Range", [start, limit, delta], ["i"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Unsqueeze", ["f", "axis"], ["y"]),
+        zero=0, a=1, b=2, minus=-1, axis=[0])
+    assert str(program.outputs[0].type.shape[1]) == extent
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], np.array([expected], np.float32))
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [
+    ([node("Gather", ["x", "last"], ["y"])], ROWS[[-1]]),
+    ([node("Gather", ["x", "two"], ["y"])], ROWS[-2:]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Gather", ["x", "i"], ["y"])], ROWS[[5]]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Concat", ["zero", "i"], ["j"], axis=0), node("Gather", ["x", "j"], ["y"])],
+     ROWS[[0, 5]]),
+    ([node("Unsqueeze", ["two", "a"], ["i"]), node("GatherND", ["x", "i"], ["y"])], ROWS[-2:]),
+    ([node("Sub", ["n", "a"], ["i"]), node("Unsqueeze", ["i", "a"], ["j"]), node("Slice", ["x", "zero", "a"], ["new"]),
+      node("ScatterND", ["x", "j", "new"], ["y"])], ROWS[[0, 1, 2, 3, 4, 0]]),
+    ([node("ConstantOfShape", ["n33"], ["table"]), node("Slice", ["table", "zero", "n"], ["t"]),
+      node("Add", ["x", "t"], ["y"])], ROWS),
+])
+def test_indices_may_count_rows_whose_number_is_a_symbol(nodes, expected):
+    program = of_rows(*nodes, zero=[0], a=[1], last=[-1], two=[-2, -1], n33=[33, 3])
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], expected)
+
+
+@pytest.mark.parametrize("made", [
+    node("ConvTranspose", ["x", "k"], ["y"], strides=[2, 2], pads=[1, 0, 0, 1], output_padding=[1, 0]),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2]),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], ceil_mode=1),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], pads=[1, 0, 1, 1], ceil_mode=1),
+    node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], pads=[0, 1, 1, 0], count_include_pad=1),
+    node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 3], ceil_mode=1),
+])
+def test_windows_may_lie_along_a_dim_without_a_number(made):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (
+        ("x", ("N", 3, "H", 5)), ("y", list("abcd")))]
+    kernel = numpy_helper.from_array(np.arange(36, dtype=np.float32).reshape(3, 2, 3, 2), "k")
+    graph = helper.make_graph([made], "g", values[:1], values[1:], [kernel])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = np.arange(12 * 2 * 15, dtype=np.float32).reshape(4, 3, 6, 5) * 36
+    program, weights = from_onnx(whole)
+    assert program.symbols == {"N", "H"}
+    assert_array_equal(ir.interpret(program, {**weights, "x": x}).outputs[0],
+                       ReferenceEvaluator(whole).run(None, {"x": x})[0])
+
+
+def test_a_range_with_a_step_that_is_a_symbol_is_refused():
+    with pytest.raises(UnsupportedError, match=r"Range.*delta must be a number without symbols, got B"):
+        of_rows(node("Squeeze", ["n"], ["m"]), node("Range", ["zero", "m", "m"], ["i"]),
+                node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Unsqueeze", ["f", "axis"], ["y"]),
+                zero=0, axis=[0])
 
 
 def test_inputs_that_fix_a_shape_can_be_given():

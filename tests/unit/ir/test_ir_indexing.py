@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, strategies as st
 from numpy.testing import assert_array_equal
 
@@ -106,3 +107,25 @@ def test_a_view_of_a_view_written(first, second):
         expected = of_numpy(lambda x, i=i: change(x)[i])
         if expected is not None:
             assert_array_equal(recorded(lambda x, i=i: change(x)[i]), expected)
+
+
+ROWS = np.arange(18.0).reshape(6, 3)
+
+
+@pytest.mark.parametrize(("pick", "rows"), [
+    (lambda x, n: x[-(n // 2):], "B/2"), (lambda x, n: x[:-(n // 2)], "B/2"), (lambda x, n: x[-n:], "B"),
+    (lambda x, n: x[:-n], "0"), (lambda x, n: x[-n - 2:], "B"), (lambda x, n: x[:2 * n], "B"),
+    (lambda x, n: x[n:n], "0"), (lambda x, n: x[n - 2:], "2"), (lambda x, n: x[None, -(n // 3)], "1"),
+    (lambda x, n: x[np.int64(-2):], "2"), (lambda x, n: x[-10**12:10**12], "B"),
+])
+def test_places_with_symbols_count_from_the_end_as_in_numpy(pick, rows):
+    program = ir.record(lambda x: pick(x, x.shape[0]), T("f64", (ir.symbol("B"), 3)))
+    assert str(program.outputs[0].type.shape[0]) == rows
+    assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], pick(ROWS, 6))
+
+
+@pytest.mark.parametrize("pick", [lambda x: x[1 - x.shape[0]:], lambda x: x[1 - x.shape[0]]])
+def test_a_place_whose_sign_is_open_is_refused(pick):
+    with pytest.raises(ir.RecordError, match=r"indexing by .*: -B\+1 may be below 0 or not") as caught:
+        ir.record(pick, T("f64", (ir.symbol("B"), 3)))
+    assert f"{__file__}:{pick.__code__.co_firstlineno}: " in str(caught.value)
