@@ -63,6 +63,12 @@ def test_memory_by_category(plans: Plans) -> None:
     assert sum(first.values()) >= plan.peak_bytes or sum(last.values()) >= plan.peak_bytes
 
 
+def test_hardware_without_float64_trains_under_adam() -> None:
+    narrow = replace(SPEC, dtype="bfloat16")
+    plan = find_plan(narrow, hardware="tpu-v4", devices=1, batch=2, microbatch=2, recompute="none", zero=0).best
+    assert {event.dtype for event in plan.simulate() if event.name == "power"} == {"float64"}
+
+
 def test_the_front_has_no_plan_that_another_beats(plans: Plans) -> None:
     assert plans.front[0].seconds == min(plan.seconds for plan in plans)
     for one, other in zip(plans.front, plans.front[1:], strict=False):
