@@ -101,6 +101,16 @@ def test_why_not_what_was_not_searched(plans: Plans) -> None:
         "the best plan with schedule=gpipe pp=2 zero=0 (pp=2 gpipe mb=2) takes ")
 
 
+def test_why_not_what_the_program_refuses() -> None:
+    vector = ir.TensorType("f4", (8,))
+    program = ir.record(lambda p, x: np.mean((x * p["a"] + p["b"]) ** 2), {"a": vector, "b": vector},
+                        ir.TensorType("f4", (ir.symbol("B"), 8)))
+    best = find_plan(program, hardware="dgx-h100", devices=2, batch=2, pp=1, zero=0, microbatch=1, simulations=1).best
+    assert best.why_not(tp=2).startswith(
+        "no plan has tp=2: tp: no weight of @lambda.step is left to be split over 'tp': ")
+    assert best.why_not(tp=2).endswith(" (1)")
+
+
 def test_why_the_first_and_why_not_another(plans: Plans) -> None:
     first, second, *_ = plans
     less = second.figures.seconds - first.seconds
