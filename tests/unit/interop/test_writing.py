@@ -66,6 +66,21 @@ def test_an_operator_is_computed_by_xla_as_here_and_comes_back(example):
         assert_allclose(back, ours, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("mesh", [None, Mesh(tp=2)])
+def test_inputs_keep_their_names(mesh):
+    function = network()
+    laid = function if mesh is None else Strategy(TensorParallel("tp"))(function)
+    again = from_stablehlo(to_stablehlo(laid, mesh))
+    assert [value.name for value in again.inputs] == [value.name for value in function.inputs]
+
+
+def test_a_module_of_jax_has_the_names_that_it_was_written_with():
+    low = jax.jit(lambda p, x: x @ p["w"] + p["b"][0]).lower(
+        {"w": np.ones((3, 4)), "b": [np.ones(4)]}, np.ones((2, 3)))
+    assert [value.name for value in from_stablehlo(low.as_text(debug_info=True)).inputs] == ["p.b.0", "p.w", "x"]
+    assert [value.name for value in from_stablehlo(low.as_text()).inputs] == ["arg0", "arg1", "arg2"]
+
+
 def test_a_step_goes_out_and_in_again():
     function = ir.gradient(network(), keep_outputs=True)
     again = from_stablehlo(to_stablehlo(function))
