@@ -30,6 +30,7 @@ from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
 from parallelism.layouts import partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
+from vcluster.demo import WrongWords  # noqa: E402
 
 WRITTEN = [example for example in EXAMPLES
            if example.kind in CALLS and "group" not in example.attributes and not example.attributes.get("rate")]
@@ -165,3 +166,12 @@ def test_nothing_of_it_is_imported_with_the_package():
     code = "import parallelism, vcluster, sys; print([m for m in ('jax', 'onnx') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_program_with_a_symbol_is_converted_with_its_size(tmp_path):
+    source, target = tmp_path / "doubled.mlir", tmp_path / "doubled.stablehlo"
+    source.write_text(str(ir.record(lambda x: x + x, ir.TensorType("f32", (ir.symbol("B"), 3)))))
+    with pytest.raises(WrongWords, match="--size must give a value for B, as B=64"):
+        main(["convert", str(source), str(target)])
+    assert main(["convert", str(source), str(target), "--size", "B=4"]) == 0
+    assert [value.type for value in from_stablehlo(target).inputs] == [ir.TensorType("f32", (4, 3))]
