@@ -40,11 +40,13 @@ from parallelism.cost.phase_costs import channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
-from parallelism.hardware import Hardware, LinkPath
+from parallelism.hardware import Hardware, LinkPath, rate_name
 from parallelism.hardware.fields import changed
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
 
+FEW_BYTES = 64
+"""Work on a few numbers reads and writes at most so many: eight float64 scalars."""
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
 
@@ -115,14 +117,20 @@ class Costs:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
         ``shape`` is that of products of matrices, (count, m, n, k), if it is known that they are such.  ``rank`` counts
-        where it is a straggler.  ``ValueError`` for flops in a dtype that the hardware has no rate for.
+        where it is a straggler.
+
+        ``ValueError`` for flops in a dtype that the hardware has no rate for; but the flops of work on a few numbers,
+        of at most `FEW_BYTES` and of no more flops than bytes, then take no time of their own.  Such is the bias
+        correction of Adam, in float64: a chip without float64 emulates it, or leaves it to the host.
         """
         if flops < 0 or nbytes < 0:
             raise ValueError(f"flops and bytes must be at least 0; got {flops} flops and {nbytes} bytes")
         if not flops and not nbytes:
             return 0.0
         hardware = self.hardware
-        computing = flops / hardware.peak(dtype) if flops else 0.0
+        free = flops <= nbytes <= FEW_BYTES and dtype is not None and (
+            rate_name(str(dtype)) not in hardware.flops_per_second)
+        computing = flops / hardware.peak(dtype) if flops and not free else 0.0
         if hardware.products is not None and shape is not None:
             computing /= hardware.efficiency(dtype) * hardware.products.reached(shape)
         elif computing:

@@ -301,8 +301,8 @@ class Hardware:
         name = rate_name(str(dtype))
         if name not in self.flops_per_second:
             raise ValueError(
-                f"{self.name} has no rate for {name}; it has {', '.join(self.flops_per_second)} (priced_dtype= prices "
-                "any float array as one of them)")
+                f"{self.name} has no rate for {name}; it has {', '.join(self.flops_per_second)}: compute in one of "
+                "these, or price floats as one of these, where there is a priced_dtype")
         return self.flops_per_second[name]
 
     def efficiency(self, dtype: object = None) -> float:

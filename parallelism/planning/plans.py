@@ -157,13 +157,16 @@ class Plans(Sequence[Plan]):
         asked = settings_text(fixed)
         both = {**self.fixed, **fixed}
         possible = choices(self.task.model, self.task.devices, self.task.batch, both)
-        if not len(possible):
-            reasons = ", ".join(f"{reason} ({each.count})" for reason, each in possible.refused.items())
-            return None, f"no plan has {asked}: {reasons}"
-        found = self.again(simulations=1, **both)
-        if len(found):
-            return found[0], ""
-        return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
+        refused = possible.refused
+        if len(possible):
+            found = self.again(simulations=1, **both)
+            if len(found):
+                return found[0], ""
+            if found.tightest is not None:
+                return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
+            refused = found.refused         # also what the program does not allow
+        reasons = ", ".join(f"{reason} ({each.count})" for reason, each in refused.items())
+        return None, f"no plan has {asked}: {reasons}"
 
     def why(self, plan: Plan) -> str:
         """Why the first plan is before the second, or why ``plan`` is after the first, in a sentence.

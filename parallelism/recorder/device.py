@@ -37,6 +37,7 @@ from parallelism.collectives.call import Traffic, traffics
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
+from parallelism.operation.declared_work import declared_work
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.operation.trees import leaves
 from parallelism.recorder.calls import CountedCall, blank, result, zeros
@@ -95,12 +96,11 @@ class RecordingDevice:
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
         other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
     ) -> Iterator[None]:
+        flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         self._add(
-            "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
-            microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
-            dtype=None if dtype is None else as_dtype(dtype).name, other_bytes=other_bytes,
-            shape=shape,
-        )
+            "compute", name, flops=flops, nbytes=nbytes, cpu_seconds=seconds or 0.0, stage=stage,
+            microbatch=microbatch, phase=phase, seconds=seconds, dtype=None if dtype is None else as_dtype(dtype).name,
+            other_bytes=other_bytes, shape=shape)
         yield
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:

@@ -24,6 +24,7 @@ from parallelism.ir import Op
 from parallelism.layouts import step_of
 from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
 from parallelism.operation import Device, ReduceOp
+from parallelism.operation.declared_work import declared_work
 from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, MeshAxes, StepCall
 
 _BLOCK: AbstractContextManager[None] = nullcontext()
@@ -107,8 +108,9 @@ class TypedDevice:
         """Records a compute event with its declared cost."""
         if dtype is not None and not isinstance(dtype, str):
             dtype = as_dtype(dtype).name
+        flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         self._append((
-            "compute", name, float(nbytes), float(flops), dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
+            "compute", name, nbytes, flops, dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
             microbatch, phase, None, other_bytes, shape))
         return _BLOCK
 

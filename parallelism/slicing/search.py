@@ -58,8 +58,9 @@ def find_slicing(
     blocks ``begin`` at the start and at these regions or values; None: at the regions of the model with numbers, such
     as ``block.1``, of which several are one block if there are more than ``most_blocks``.  A ``batch`` of rows is cut
     into as many equal ``microbatches``, which 1F1B orders.  Inside a stage the ``strategy`` splits the work, over one
-    axis or two; over two, every shape of a mesh is tried, and ``tp``, or else the last axis, stays inside a node.  A
-    stage has a part of a node, or whole nodes (`parallelism.slicing.submeshes`).
+    axis or two; over two, every shape of a mesh is tried, and ``tp``, or else the last axis, stays inside a node; an
+    axis over which nothing can be split is left out.  A stage has a part of a node, or whole nodes
+    (`parallelism.slicing.submeshes`).
 
     Of the slicings that use all devices, in at most ``most_stages`` stages, the best ``candidates`` are those of
     `best_slicings`.  They are timed by the timeline of their schedule, without shared links, and simulated in the order
@@ -85,7 +86,7 @@ def find_slicing(
         trained.step, inside, tuple(begin), BATCH, batch, microbatches, machine, count, priced_dtype)
     limit = memory_of(memory, machine)
     told = progress or logged
-    costs, refused = _priced(task, told)
+    task, costs, refused = _priced(task, told)
     slicings = best_slicings(
         _slices(costs), devices=count, microbatches=microbatches, memory_bytes=limit, most_stages=most_stages,
         count=candidates)
@@ -128,8 +129,11 @@ def _axes_of(strategy: Strategy) -> tuple[str, ...]:
     return tuple(sorted(axes, key=lambda axis: axis == "tp"))
 
 
-def _priced(task: SlicingTask, told: Progress = logged) -> tuple[list[BlockCosts], dict[Mesh, str]]:
-    """The costs of all blocks on each mesh that a stage may have; the meshes that cannot be, with the reasons."""
+def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
+    """The costs of all blocks on each mesh that a stage may have; the meshes that cannot be, with the reasons.
+
+    If none can be, one axis of two is left out of the task: the strategy finds nothing to split over it.
+    """
     axes, node = _axes_of(task.strategy), node_of(task.hardware, task.devices)
     rows_over = [each.axis for each in task.strategy.transforms if isinstance(each, DataParallel)]
     costs: list[BlockCosts] = []
@@ -146,9 +150,16 @@ def _priced(task: SlicingTask, told: Progress = logged) -> tuple[list[BlockCosts
                 microbatches=task.microbatches, priced_dtype=task.priced_dtype))
         except ValueError as error:
             refused[mesh] = str(error)
-    if not costs:
-        raise NoSlicingFits(f"no mesh can have a stage: {next(iter(refused.values()))}")
-    return costs, refused
+    if costs:
+        return task, costs, refused
+    for axis in reversed(axes) if len(axes) > 1 else ():
+        others = [each for each in task.strategy.transforms if getattr(each, "axis", None) != axis]
+        try:
+            fewer, costs, more = _priced(replace(task, strategy=Strategy(*others)), told)
+        except NoSlicingFits:
+            continue
+        return fewer, costs, {mesh: reason for mesh, reason in refused.items() if mesh.shape[axis] > 1} | more
+    raise NoSlicingFits(f"no mesh can have a stage: {next(iter(refused.values()))}")
 
 
 def _slices(costs: Sequence[BlockCosts]) -> Slices:

@@ -26,6 +26,7 @@ from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named, without_attributes
+from parallelism.transforms.pipelines import Step
 
 T = TypeVar("T")
 
@@ -74,12 +75,13 @@ def train_step(
     return step
 
 
-def first_state(step: Function, parameters: Mapping[str, Any]) -> dict[str, Array]:
+def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[str, Array]:
     """The parameters and the state of the optimizer before the first step, by the names of inputs.
 
     ``parameters`` has the arrays of the parameters by name; they are rounded to the dtypes of the program.  The state
     is zero, but main copies of parameters (`MixedPrecision`) are the given arrays.
     """
+    step = _whole(step)
     parts = Parts.of(step)
     names = {value.name for value in parts.parameters}
     if names != parameters.keys():
@@ -96,30 +98,40 @@ def first_state(step: Function, parameters: Mapping[str, Any]) -> dict[str, Arra
     return first
 
 
-def following(step: Function, outputs: Sequence[Any]) -> dict[str, Any]:
+def following(step: Function | Step, outputs: Sequence[Any]) -> dict[str, Any]:
     """The parameters and the state for the next step, by the names of inputs, from the outputs of a step."""
+    step = _whole(step)
+    if len(step.outputs) != len(outputs):
+        raise ValueError(f"@{step.name} returns {len(step.outputs)} values, got {len(outputs)}")
     return {value.name.removeprefix(NEXT): output for value, output in zip(step.outputs, outputs, strict=True)
             if value.name.startswith(NEXT)}
 
 
-def carried(step: Function) -> tuple[str, ...]:
+def carried(step: Function | Step) -> tuple[str, ...]:
     """The names of the parameters and the state, which a step replaces: what is donated to `parallelism.Executable`.
 
     The new arrays then lie in the memory of the old ones, as in any training that updates in place.
     """
-    return tuple(value.name.removeprefix(NEXT) for value in step.outputs if value.name.startswith(NEXT))
+    return tuple(value.name.removeprefix(NEXT) for value in _whole(step).outputs if value.name.startswith(NEXT))
 
 
-def categories(step: Function) -> dict[str, str]:
+def categories(step: Function | Step) -> dict[str, str]:
     """The category of memory of each input and each gradient, by name, as `parallelism.Executable` takes them.
 
     They are ``weights``, ``gradients``, ``optimizer`` and ``inputs``.
     """
-    parts = Parts.of(step)
+    parts = Parts.of(_whole(step))
     found = {value.name: "inputs" for value in parts.forward.inputs}
     for values, category in ((parts.parameters, "weights"), (parts.gradients, "gradients"), (parts.state, "optimizer")):
         found |= {value.name: category for value in values}
     return found
+
+
+def _whole(step: Function | Step) -> Function:
+    """The program of a step; of one that is cut into a pipeline, that of the whole."""
+    if not isinstance(step, Function | Step):
+        raise TypeError(f"a training step must be a Function or a Step, got {type(step).__name__}")
+    return step.function if isinstance(step, Step) else step
 
 
 def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from parallelism.interop import Partitioned, from_onnx, from_stablehlo, mesh_of, to_onnx, to_stablehlo
 from parallelism.ir import Function
-from vcluster.cli.placed import ONNX, Found, found_in, right
+from vcluster.cli.placed import ONNX, Found, found_in, right, size
 from vcluster.demo import Parser, WrongWords
 from vcluster.demo.command_line import accessing, writable
 
@@ -31,6 +31,8 @@ def convert(program: str, words: Sequence[str]) -> int:
     arguments = Parser({
         "a": {"type": Path, "metavar": "A", "help": "a program: our text, StableHLO or ONNX, told apart by content"},
         "b": {"type": Path, "metavar": "B", "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text"},
+        "--size": {"action": "append", "default": [], "metavar": "B=64",
+                   "help": "the value of a symbol in the shapes; may be repeated; .onnx and .stablehlo need all"},
     }, prog=f"{program} convert", description="Writes a program in another format.").parse(words)
     given = found_in(arguments.a)
     found = given.program
@@ -38,6 +40,10 @@ def convert(program: str, words: Sequence[str]) -> int:
         what = "the program of one device already" if isinstance(found, Partitioned) else "a step in stages"
         raise WrongWords(f"{arguments.a} is {what}, which has no other format")
     target: Path = writable(arguments.b)
+    found = right(found.specialize, **dict(map(size, arguments.size)))
+    if found.symbols and target.suffix in (".onnx", ".stablehlo"):
+        missing = sorted(found.symbols)
+        raise WrongWords(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
     made: Any
     if target.suffix == ".onnx":
         made = _made(to_onnx, found, given.weights).SerializeToString()

@@ -19,6 +19,9 @@ from vcluster.demo.command_line import Arguments, choice, nearest, whole
 PLAIN = "gpt"
 """The model whose figures are all given by flags."""
 
+PRECISIONS = {"float32": "--fp32", "float16": "--fp16", "bfloat16": "--bf16"}
+"""The flag for each dtype that a model by its name can have."""
+
 DEVICES = dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--world-size", "--num-devices"), "--devices")
 """Flags elsewhere for the number of devices."""
 
@@ -114,3 +117,10 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
         raise WrongWords(f"--hardware: {error}") from None
     assert hardware is not None     # `hardware_of` refuses an uncalibrated host
     return hardware, hardware.ranks if devices is None else devices
+
+
+def check_rate(hardware: Hardware, dtype: str) -> None:
+    """``ValueError`` if the hardware has no rate for the dtype that the flags give a model."""
+    rated = [flag for name, flag in PRECISIONS.items() if name in hardware.flops_per_second]
+    if rated and PRECISIONS[dtype] not in rated:
+        raise ValueError(f"{hardware.name} has no rate for {dtype}; give {' or '.join(rated)}")

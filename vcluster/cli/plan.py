@@ -14,6 +14,7 @@ from typing import Any
 from parallelism import ir
 from parallelism.auto_sharding import dual
 from parallelism.display import progress
+from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
 from parallelism.planning.space import SWITCHES
@@ -21,7 +22,14 @@ from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import flags_of, is_model, named_model, tell_unchanging, training_parser
+from vcluster.cli.megatron_words import (
+    check_rate,
+    flags_of,
+    is_model,
+    named_model,
+    tell_unchanging,
+    training_parser,
+)
 from vcluster.cli.placed import loss_of_rows, program_in, size
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
@@ -142,7 +150,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
                              f"leave out {given[0]}")
         if arguments.slices:
             if isinstance(model, TransformerSpec):
-                model = _in_precision(model, flags)
+                model = _in_precision(model, flags, arguments)
             return tell_slicings(model, batch, arguments)
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
@@ -176,7 +184,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             asked = replace(asked, rows=_rows(arguments)[0], sizes=dict(map(size, arguments.size)))
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
-            model = _in_precision(model, flags)
+            model = _in_precision(model, flags, arguments)
         else:
             fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
@@ -217,8 +225,10 @@ def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tup
     return loss_of_rows(program, _rows(arguments)[0], dict(map(size, arguments.size))), _rows(arguments)[1]
 
 
-def _in_precision(model: TransformerSpec, flags: MegatronFlags) -> TransformerSpec:
-    return replace(model, dtype="float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16")
+def _in_precision(model: TransformerSpec, flags: MegatronFlags, arguments: argparse.Namespace) -> TransformerSpec:
+    dtype = "float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"
+    check_rate(sized_hardware(arguments.hardware, arguments.devices), dtype)
+    return replace(model, dtype=dtype)
 
 
 def _rows(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -22,8 +22,8 @@ def shardings(program: str, words: Sequence[str]) -> int:
     """Print all shardings of an operator on a mesh."""
     arguments = Parser(
         {"operator": {"help": "an operator of the table, such as matmul"},
-         "shapes": {"nargs": "*", "metavar": "SHAPE", "help": "of each input, such as 8,16,32 (default: of as many "
-                                                              "matrices as the operator takes)"},
+         "shapes": {"nargs": "*", "type": wholes, "default": [], "metavar": "SHAPE",
+                    "help": "of each input, such as 8,16,32 (default: of as many matrices as the operator takes)"},
          "--mesh": {"required": True, "metavar": "x=2,y=4", "help": "the axes and their numbers of devices"},
          "--dtype": {"default": "f4", "metavar": "NAME", "help": "of all inputs (default: f4)"},
          "--attribute": {"action": "append", "default": [], "metavar": "NAME=VALUE",
@@ -40,7 +40,7 @@ first device computes. A part of a sum that is left pending is "partial".""",
     try:
         operator(arguments.operator)
         attributes = dict(map(_attribute, arguments.attribute))
-        op = _op(arguments.operator, [wholes(text) for text in arguments.shapes], arguments.dtype, attributes, mesh)
+        op = _op(arguments.operator, arguments.shapes, arguments.dtype, attributes, mesh)
         found = op_shardings(op, mesh)
     except (ValueError, TypeError) as error:
         raise WrongWords(str(error)) from None

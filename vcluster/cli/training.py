@@ -18,6 +18,7 @@ from parallelism.training.run_figures import CATEGORIES
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.kept import CHAKRA, keep_for_chakra
 from vcluster.cli.megatron_words import (
+    check_rate,
     flags_of,
     hardware_and_devices,
     named_model,
@@ -58,6 +59,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     hardware, devices = hardware_and_devices(arguments)
     try:
         run = training_run(arguments, flags, devices)
+        if arguments.strategy is None:
+            check_rate(hardware, run.dtype)
         with progress("simulating", alone=True):
             found = figures(run, hardware)
     except ValueError as error:

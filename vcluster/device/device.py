@@ -17,6 +17,7 @@ from parallelism.collectives.results import integer
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ArrayCalls, ReduceOp, typed_as
+from parallelism.operation.declared_work import declared_work
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
@@ -130,8 +131,9 @@ class VirtualDevice:
         that it is ``count`` matrix products of m x k by k x n.  ``seconds`` replaces the measured CPU time.
         ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark it as an action of a pipeline.
         """
+        flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         values: dict[str, Any] = {
-            "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
+            "flops": flops, "nbytes": nbytes, "stage": stage, "microbatch": microbatch, "phase": phase}
         if dtype is not None:
             values["dtype"] = dtype_name(cast(Hashable, dtype))
         if other_bytes:

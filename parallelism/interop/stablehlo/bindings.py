@@ -156,7 +156,8 @@ class _Reading:
     def block(self, block: Any) -> Block:
         arguments = list(block.arguments)
         return Block(tuple(map(self.number, arguments)), tuple(self.type(value.type) for value in arguments),
-                     tuple(self.node(operation.operation) for operation in block.operations))
+                     tuple(self.node(operation.operation) for operation in block.operations),
+                     tuple(_name(str(value.location)) for value in arguments))
 
     def number(self, value: Any) -> int:
         return self.numbers.setdefault(value, len(self.numbers))
@@ -230,6 +231,22 @@ def _place(location: str) -> str:
         line = re.search(r'\("([^"]*)":(\d+):', location)
         return f"{found[1]} ({line[1]}, line {line[2]})" if line else found[1]
     return ""
+
+
+def _name(location: str) -> str:
+    """The name that a location is, such as ``p.w`` for that of ``p['w']`` in JAX; empty if it is a place in a text."""
+    found = re.match(r'loc\("([^"]*)"(?!:)', location)
+    return re.sub(r"""\[['"]?([^]'"]*)['"]?\]""", r".\1", found[1]) if found else ""
+
+
+def named_arguments(text: str, names: Sequence[str]) -> str:
+    """The text of a module with the names of the arguments of ``@main`` as their locations: ``loc("p.w")``."""
+    found = re.search(r"(?<= @main\()%arg0: .*?(?=\) -> )", text)
+    if found is None:
+        return text
+    arguments = re.split(r", (?=%arg\d+: )", found[0])
+    named = [f'{argument} loc("{name}")' for argument, name in zip(arguments, names, strict=True)]
+    return f"{text[:found.start()]}{', '.join(named)}{text[found.end():]}"
 
 
 # -- writing and JAX ---------------------------------------------------------------------------------------------------

@@ -138,10 +138,10 @@ CALLS: dict[str, Call] = {
 def to_stablehlo(function: Function | Executable, mesh: Mesh | None = None) -> str:
     """The StableHLO text of a program, parsed and verified by the MLIR bindings.
 
-    On a ``mesh``, layouts are written as Shardy's annotations.  A `Partitioned`, or an `Executable` of a laid out
-    program, is written as the program of one device, with its collectives, between the layouts of its inputs and
-    outputs.  Where the programs of devices have other numbers, as the first row of a part, there is a
-    ``stablehlo.case`` over the place of the device.
+    Inputs keep their names, as the locations of arguments.  On a ``mesh``, layouts are written as Shardy's annotations.
+    A `Partitioned`, or an `Executable` of a laid out program, is written as the program of one device, with its
+    collectives, between the layouts of its inputs and outputs.  Where the programs of devices have other numbers, as
+    the first row of a part, there is a ``stablehlo.case`` over the place of the device.
 
     `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices whose programs have other
     ops or other shapes: StableHLO has one program for all.  So a pipeline has no module; each function of its stages,
@@ -159,7 +159,7 @@ def to_stablehlo(function: Function | Executable, mesh: Mesh | None = None) -> s
         text = low.as_text()
         if mesh is not None:        # it was traced without devices
             text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {mesh.size} ", 1)
-        return bindings.verified(text)
+        return bindings.verified(bindings.named_arguments(text, [value.name for value in whole]))
 
 
 def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh | None, Any, Any]:

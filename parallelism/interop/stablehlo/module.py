@@ -63,6 +63,8 @@ class Block:
     arguments: tuple[int, ...]
     types: tuple[Type, ...]
     nodes: tuple[Node, ...]
+    names: tuple[str, ...] = ()
+    """Of the arguments, as their locations have them; empty for one without a name."""
 
 
 @dataclass(frozen=True, eq=False)

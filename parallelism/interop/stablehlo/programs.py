@@ -48,7 +48,8 @@ def from_stablehlo(
     """The program of a StableHLO module: its text, its portable artifact, or the path of a file with either.
 
     The module is parsed and verified by the MLIR bindings of ``jaxlib``.  Calls are inlined, and loops with a fixed
-    number of turns unrolled, up to ``most_ops`` ops in all.  ``names`` are the names of the inputs.
+    number of turns unrolled, up to ``most_ops`` ops in all.  ``names`` are the names of the inputs; None: those in the
+    locations of arguments, as `to_stablehlo` and JAX with ``debug_info=True`` write them, or else ``arg0`` and so on.
 
     ``sdy.sharding`` and ``mhlo.sharding`` become layouts on the ``mesh``, or on that of the module (`mesh_of`).  A
     module with collectives, or with the ``shard_map`` of JAX, has the program of one device: it becomes a
@@ -104,7 +105,8 @@ def program_of(
     main, builder = module.main, Builder()
     types = [argument_type(main, number) for number in range(len(main.body.types))]
     if arguments is None or kept is None:
-        given = names if names is not None and len(names) == len(types) else [f"arg{i}" for i in range(len(types))]
+        given = names if names is not None and len(names) == len(types) else [
+            name or f"arg{i}" for i, name in enumerate(main.body.names)]
         arguments, kept = [*zip(given, types, strict=True)], range(len(types))
     placed = devices_of(module, mesh)
     stated = None if partitioned(module) else placed      # layouts of arguments are those of whole tensors

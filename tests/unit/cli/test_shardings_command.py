@@ -37,6 +37,10 @@ def test_shapes_and_attributes_of_its_own(capsys):
     (["matmul", "4,4", "--mesh", "x=2"], "matmul"),
     (["all_reduce", "4,4", "--mesh", "x=2", "--attribute", "axes=('x',)", "--attribute", "group=2", "--attribute",
       "op=sum"], "cannot be split"),
+    (["matmul", "2,a", "4,5", "--mesh", "x=2"], "SHAPE: needs a whole number of at least 1, got 'a'"),
+    (["matmul", "0,3", "3,4", "--mesh", "x=2"], "SHAPE: needs a whole number of at least 1, got 0"),
+    (["matmul", "2,,3", "", "--mesh", "x=2"], "SHAPE: needs a whole number of at least 1, got ''"),
+    ([], "the following arguments are required: operator, --mesh; see --help"),
 ])
 def test_wrong_words(words, error):
     with pytest.raises(WrongWords) as told:

@@ -128,7 +128,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt2 --hardware tpu-v4 --devices 100 --bf16", "--hardware: tpu-v4 has 64 devices, fewer than 100"),
     ("gpt2 --hardware dgx-a100 --devices 3 --tensor-model-parallel-size 2", "3 devices cannot be dealt"),
     ("gpt2 --hardware dgx-a100 --devices 2 --global-batch-size 3", "1 x 2 = 2, got 3"),
-    ("gpt2 --hardware laptop --devices 1", "laptop has no rate for bfloat16"),
+    ("gpt2 --hardware laptop --devices 1", "laptop has no rate for bfloat16; give --fp32"),
     ("gpt2 --hardware dgx-a100 --devices 1 --recompute-granularity selectiv", "did you mean selective?"),
     ("gpt2 --hardware dgx-a100 --devices 1 --hidden-dropout 2", "--hidden-dropout must be at least 0 and below 1"),
     ("gpt2 --hardware dgx-a100 --devices 4 --mesh dp=4", "--mesh has a meaning with --strategy only"),

@@ -424,6 +424,15 @@ def test_a_rate_that_is_not_told_is_not_guessed():
     assert FLAT.compute_seconds(0, 2**36, dtype="int8") == 1
 
 
+def test_work_on_a_few_numbers_needs_no_rate():
+    nothing = FLAT.compute_seconds(0, 64, dtype="int8")
+    assert nothing > 0
+    assert FLAT.compute_seconds(1, 64, dtype="int8") == FLAT.compute_seconds(64, 64, dtype="int8") == nothing
+    for flops, nbytes in ((1, 65), (65, 64), (1, 0)):
+        with pytest.raises(ValueError, match="no rate for int8"):
+            FLAT.compute_seconds(flops, nbytes, dtype="int8")
+
+
 def test_errors_of_collectives_name_what_applies():
     with pytest.raises(ValueError, match="no algorithm 'rings' for all_reduce over 3; these apply: ring, tree, direct"):
         FLAT.collective("all_reduce", 8, range(3), algorithm="rings")

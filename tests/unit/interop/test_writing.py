@@ -30,6 +30,7 @@ from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
 from parallelism.layouts import partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
+from vcluster.demo import WrongWords  # noqa: E402
 
 WRITTEN = [example for example in EXAMPLES
            if example.kind in CALLS and "group" not in example.attributes and not example.attributes.get("rate")]
@@ -64,6 +65,21 @@ def test_an_operator_is_computed_by_xla_as_here_and_comes_back(example):
         assert ours.dtype == theirs.dtype == back.dtype
         assert_allclose(np.asarray(theirs), ours, rtol=1e-10, atol=1e-12)
         assert_allclose(back, ours, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("mesh", [None, Mesh(tp=2)])
+def test_inputs_keep_their_names(mesh):
+    function = network()
+    laid = function if mesh is None else Strategy(TensorParallel("tp"))(function)
+    again = from_stablehlo(to_stablehlo(laid, mesh))
+    assert [value.name for value in again.inputs] == [value.name for value in function.inputs]
+
+
+def test_a_module_of_jax_has_the_names_that_it_was_written_with():
+    low = jax.jit(lambda p, x: x @ p["w"] + p["b"][0]).lower(
+        {"w": np.ones((3, 4)), "b": [np.ones(4)]}, np.ones((2, 3)))
+    assert [value.name for value in from_stablehlo(low.as_text(debug_info=True)).inputs] == ["p.b.0", "p.w", "x"]
+    assert [value.name for value in from_stablehlo(low.as_text()).inputs] == ["arg0", "arg1", "arg2"]
 
 
 def test_a_step_goes_out_and_in_again():
@@ -150,3 +166,12 @@ def test_nothing_of_it_is_imported_with_the_package():
     code = "import parallelism, vcluster, sys; print([m for m in ('jax', 'onnx') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_program_with_a_symbol_is_converted_with_its_size(tmp_path):
+    source, target = tmp_path / "doubled.mlir", tmp_path / "doubled.stablehlo"
+    source.write_text(str(ir.record(lambda x: x + x, ir.TensorType("f32", (ir.symbol("B"), 3)))))
+    with pytest.raises(WrongWords, match="--size must give a value for B, as B=64"):
+        main(["convert", str(source), str(target)])
+    assert main(["convert", str(source), str(target), "--size", "B=4"]) == 0
+    assert [value.type for value in from_stablehlo(target).inputs] == [ir.TensorType("f32", (4, 3))]

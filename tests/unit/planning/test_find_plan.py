@@ -63,6 +63,12 @@ def test_memory_by_category(plans: Plans) -> None:
     assert sum(first.values()) >= plan.peak_bytes or sum(last.values()) >= plan.peak_bytes
 
 
+def test_hardware_without_float64_trains_under_adam() -> None:
+    narrow = replace(SPEC, dtype="bfloat16")
+    plan = find_plan(narrow, hardware="tpu-v4", devices=1, batch=2, microbatch=2, recompute="none", zero=0).best
+    assert {event.dtype for event in plan.simulate() if event.name == "power"} == {"float64"}
+
+
 def test_the_front_has_no_plan_that_another_beats(plans: Plans) -> None:
     assert plans.front[0].seconds == min(plan.seconds for plan in plans)
     for one, other in zip(plans.front, plans.front[1:], strict=False):
@@ -93,6 +99,16 @@ def test_why_not_what_was_not_searched(plans: Plans) -> None:
     assert f"(dp=2 overlap mb=2) takes {seconds(abs(longer))} (" in plans.best.why_not(pp=1, zero=0, overlap=True)
     assert plans.best.why_not(schedule="gpipe", pp=2, zero=0).startswith(
         "the best plan with schedule=gpipe pp=2 zero=0 (pp=2 gpipe mb=2) takes ")
+
+
+def test_why_not_what_the_program_refuses() -> None:
+    vector = ir.TensorType("f4", (8,))
+    program = ir.record(lambda p, x: np.mean((x * p["a"] + p["b"]) ** 2), {"a": vector, "b": vector},
+                        ir.TensorType("f4", (ir.symbol("B"), 8)))
+    best = find_plan(program, hardware="dgx-h100", devices=2, batch=2, pp=1, zero=0, microbatch=1, simulations=1).best
+    assert best.why_not(tp=2).startswith(
+        "no plan has tp=2: tp: no weight of @lambda.step is left to be split over 'tp': ")
+    assert best.why_not(tp=2).endswith(" (1)")
 
 
 def test_why_the_first_and_why_not_another(plans: Plans) -> None:

@@ -181,3 +181,13 @@ def test_an_interrupt_leaves_no_thread(monkeypatch):
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("number", [-1, float("inf"), float("nan")])
+def test_work_without_a_price_is_refused(number):
+    def kernel(device):
+        with device.compute("x", seconds=number):
+            pass
+
+    with pytest.raises(ValueError, match=rf"compute\(.x.\) takes seconds that are finite and at least 0, got {number}"):
+        record(kernel, Mesh(devices=1))

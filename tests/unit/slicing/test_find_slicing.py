@@ -57,14 +57,14 @@ def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     alone = next(each for each in plans if len(each.meshes) == 4)
     trace = alone.simulate(link_sharing=False)
     assert alone.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
-    slices = _slices(search._priced(plans.task)[0])
+    slices = _slices(search._priced(plans.task)[1])
     weighed = [slices.bytes_of(each, 4 - place) for place, each in enumerate(alone.slicing.slices)]
     assert weighed == [trace.peaks()[rank] for rank in range(4)]
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
-    slices = _slices(search._priced(found.task)[0])
+    slices = _slices(search._priced(found.task)[1])
     for each in found[::every]:
         trace, first = each.simulate(link_sharing=False), 0
         assert each.timeline_seconds == pytest.approx(trace.makespan_seconds, rel=0.02)
@@ -76,7 +76,7 @@ def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
 
 def test_the_first_timeline_is_the_least_of_all_slicings():
     plans = find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=0)
-    costs, _ = search._priced(plans.task)
+    _, costs, _ = search._priced(plans.task)
     clock, slices = _Timed(plans.task, costs), _slices(costs)
     every = [each for each, _ in every_slicing(slices, devices=4, microbatches=4, most_stages=5)]
     assert len(every) > 5 * len(plans) and plans.best.peak_bytes is None
@@ -114,6 +114,20 @@ def test_a_model_without_numbered_regions_is_one_block():
     plans = find_slicing(function, **ASKED, optimizer=SGD(0.1), simulations=1)
     assert {len(each.meshes) for each in plans} == {1} and plans.best.strategy.pipeline.begin == ()
     assert plans.best.simulate().makespan_seconds == plans.best.seconds
+
+
+def test_an_axis_that_splits_nothing_is_left_out():
+    def loss(p, x):
+        return np.mean((x * p["scale"] + p["shift"]) ** 2)
+
+    vector = ir.TensorType("f8", (8,))
+    function = ir.record(loss, {"scale": vector, "shift": vector}, ir.TensorType("f8", (B, 8)), name="scaled")
+    plans = find_slicing(function, **ASKED, optimizer=SGD(0.1), simulations=0)
+    assert {mesh.axes for each in plans for mesh in each.meshes} == {("dp",)}
+    assert {*plans.refused} == {Mesh(dp=1, tp=2), Mesh(dp=2, tp=2), Mesh(dp=1, tp=4)}
+    assert "no weight of @scaled.step is left to be split over 'tp'" in plans.refused[Mesh(dp=1, tp=2)]
+    with pytest.raises(NoSlicingFits, match="no mesh can have a stage: tp: no weight of "):
+        find_slicing(function, **ASKED, strategy="tp")
 
 
 @pytest.mark.parametrize(("more", "message"), [

@@ -10,7 +10,18 @@ from numpy.testing import assert_allclose
 from transformed import MODELS as TRANSFORMED, arrays, assert_trained, interpreted
 
 from parallelism import ir, models
-from parallelism.transforms import SGD, Adam, AdamW, Parts, Strategy, categories, first_state, following, train_step
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    AdamW,
+    Parts,
+    Strategy,
+    carried,
+    categories,
+    first_state,
+    following,
+    train_step,
+)
 
 SIZES, ROWS = (5, 4, 3), 7
 B, = ir.symbols("B")
@@ -63,6 +74,17 @@ def test_a_scaled_loss_gives_the_same_step_and_gradients_that_are_larger(text, t
     assert len(grads[0]) == len(parameters)
     for gradient, large in zip(*grads, strict=True):
         assert np.array_equal(large, gradient * 2.0**12)
+
+
+def test_a_step_in_a_pipeline_has_the_state_of_the_whole():
+    alone = train_step(models.mlp(SIZES, B), Adam(0.1))
+    step = Strategy.parse("pp 1f1b:2")(alone)
+    parameters = arrays(Parts.of(alone).parameters, np.random.default_rng(0))
+    first, expected = first_state(step, parameters), first_state(alone, parameters)
+    assert first.keys() == expected.keys() and all(np.array_equal(first[name], expected[name]) for name in first)
+    outputs = range(len(alone.outputs))
+    assert following(step, outputs) == following(alone, outputs)
+    assert (carried(step), categories(step)) == (carried(alone), categories(alone))
 
 
 @pytest.mark.sampled(5, 1)
@@ -174,6 +196,8 @@ def in_region(path):
     (lambda: train_step(in_region("update.a"), SGD(1)), ValueError, "region 'update'"),
     (lambda: train_step(in_region("gradient"), SGD(1)), ValueError, "region 'gradient'"),
     (lambda: first_state(train_step(vector_loss("a"), SGD(1)), {}), ValueError, "trains p.a; got none"),
+    (lambda: first_state(SGD(1), {}), TypeError, "a training step must be a Function or a Step, got SGD"),
+    (lambda: following(train_step(vector_loss("a"), SGD(1)), [1]), ValueError, "step returns 2 values, got 1"),
     (lambda: AdamW(weight_decay=-1), ValueError, "weight_decay must be at least 0"),
 ])
 def test_what_cannot_be_trained_is_refused(build, error, message):
