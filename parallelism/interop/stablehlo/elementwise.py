@@ -110,6 +110,8 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
     wanted = node.type().dtype
     if wanted.kind == "b" and x[0].dtype.kind != "b":
         return ew("not_equal", x[0], number(0, x[0]))
+    if is_floating(x[0].dtype) and wanted.kind in "iu":
+        return ew("saturate", x[0], dtype=wanted)
     return convert(x[0], wanted)
 
 
