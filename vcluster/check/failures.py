@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parallelism.operation import ranks_in_words
+from parallelism.operation import is_ours, ranks_in_words
 from vcluster.check.watched import Said, Watch, WrongPeer
 from vcluster.code import (
     ClusterTimeoutError,
@@ -129,7 +129,8 @@ def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
         return Finding(str(error).split("\n")[0])
     rank, cause = sorted(error.exceptions.items())[0]
     failure = error.failures.get(rank)
-    where = at(failure.location) if failure is not None and failure.location else ""
+    place = failure.location if failure is not None else None
+    where = at(place) if place and not is_ours(place.rpartition(":")[0]) else ""    # none: the call itself failed
     values = failure.values if failure is not None else ""
     lines = tuple(line for line in (where, values) if line)
     name, text = type(cause).__name__, str(cause).split("\n")[0]
@@ -150,7 +151,7 @@ def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
         likely = "None is used as an array: it is what a function without return gives, and x of ranks without data"
     elif isinstance(cause, ZeroDivisionError):
         likely = "a size is 0 with so few elements or so few ranks"
-    elif isinstance(cause, TypeError) and "argument" in text:
+    elif isinstance(cause, TypeError) and "argument" in text and not where:
         likely = "the function is called as mine(device, x)"
     elif isinstance(cause, AttributeError):
         likely = "the device, or an array, has no such name"

@@ -101,6 +101,18 @@ def test_a_function_that_never_ends_is_stopped(check: Callable[[], Any], monkeyp
     assert "does not come to an end" in str(answer) and "a loop that never ends" in answer.likely
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
+def test_a_function_of_other_arguments_has_no_line_of_the_check() -> None:
+    def mine() -> None:
+        pass
+
+    answer = check_collective("all_reduce", mine)
+    assert "takes 0 positional arguments but 2 were given" in answer.sentence
+    assert not answer.details and "called as mine(device, x)" in answer.likely
+    inside = check_collective("all_reduce", lambda device, x: mine(x))              # type: ignore[call-arg]
+    assert "mine(x))" in inside.details[0] and not inside.likely
+
+
 @pytest.mark.parametrize(("result", "said", "likely"), [
     ("3", "'3', and should return a number", "the function returns a text of a number"), ([3], "[3], and should", ""),
     (None, "None, and should", "the function returns nothing: a return is missing")])
