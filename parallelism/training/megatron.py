@@ -138,6 +138,10 @@ class MegatronFlags:
         values = [(option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)]
         return {option.field: value for option, value in values if value or (option.rate and value is not None)}
 
+    def idle(self, mesh: Mesh) -> list[str]:
+        """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
+        return [field for field in self.given("strategy") if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1]
+
     def words(self) -> tuple[str, ...]:
         """The flags as words of a command line."""
         given = self.given()
@@ -307,6 +311,11 @@ def _most_again(again: Recompute, layers: int, stages: int) -> int | None:
     return max(sum(start <= int(number) < end for number in numbers) for start, end in pairwise(starts))
 
 
+_AXES = {
+    "num_layers_per_virtual_pipeline_stage": "pp", "sequence_parallel": "tp", "use_distributed_optimizer": "dp",
+    "overlap_grad_reduce": "dp",
+}
+"""Flags that need several devices along an axis."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
 

@@ -345,6 +345,7 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
      "no plan is possible: dp is not the one that was asked for ("),
     ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --size B=3", "--size is for a program in a file"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=4 --size S=2", "@mlp has no symbol S"),
+    ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=4 --size S=2 --size S=3", "--size gives S twice, 2 and 3"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B", "and a number: B=512"),
     ("none.mlir --hardware dgx-a100 --devices 4 --batch B=4", "none.mlir cannot be read"),
     ("loss.mlir --hardware dgx-a100 --devices 4", "--batch must give the rows of a step"),

@@ -178,6 +178,14 @@ def test_a_run_is_told_in_flags_that_give_it_again(
     assert again == run.strategy
 
 
+def test_flags_of_an_axis_of_one_device_are_idle() -> None:
+    flags = MegatronFlags(num_layers_per_virtual_pipeline_stage=1, sequence_parallel=True, overlap_grad_reduce=True,
+                          use_distributed_optimizer=True, bf16=True)
+    assert flags.idle(Mesh(pp=2, dp=2, tp=2)) == []
+    assert flags.idle(Mesh(pp=1, dp=2)) == ["num_layers_per_virtual_pipeline_stage", "sequence_parallel"]
+    assert flags.idle(Mesh(pp=2, tp=2)) == ["use_distributed_optimizer", "overlap_grad_reduce"]
+
+
 def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
     flags = MegatronFlags(**WIDE, recompute_granularity="full", recompute_method="block", recompute_num_layers=2,
                           pipeline_model_parallel_size=5)
