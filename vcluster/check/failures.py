@@ -28,8 +28,11 @@ class Finding(NamedTuple):
     likely: str = ""
 
 
-def failure_of(watch: Watch, *, waits: bool = False) -> Finding:
-    """The failure of a run in words.  ``waits``: each send waited until its message was received."""
+def failure_of(watch: Watch, *, waits: bool = False, called: str = "mine(device, x)") -> Finding:
+    """The failure of a run in words.
+
+    ``waits``: each send waited until its message was received.  ``called``: how the function was called.
+    """
     error = watch.error
     if isinstance(error, DeadlockError):
         return _deadlock(error, watch, waits)
@@ -42,7 +45,7 @@ def failure_of(watch: Watch, *, waits: bool = False) -> Finding:
         first, *others = str(error).split("\n")
         return Finding(first, tuple(line.strip() for line in others), "all ranks of a group must make the same calls")
     if isinstance(error, DeviceFailedError):
-        return _raised(error, watch)
+        return _raised(error, watch, called)
     return Finding(str(error).split("\n")[0])
 
 
@@ -124,7 +127,7 @@ def _undelivered(error: UndeliveredMessageError, watch: Watch) -> Finding:
     return Finding(sentence, lines, f"one send too many, or one receive too few{where}")
 
 
-def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
+def _raised(error: DeviceFailedError, watch: Watch, called: str) -> Finding:
     if not error.exceptions:
         return Finding(str(error).split("\n")[0])
     rank, cause = sorted(error.exceptions.items())[0]
@@ -152,7 +155,7 @@ def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
     elif isinstance(cause, ZeroDivisionError):
         likely = "a size is 0 with so few elements or so few ranks"
     elif isinstance(cause, TypeError) and "argument" in text and not where:
-        likely = "the function is called as mine(device, x)"
+        likely = f"the function is called as {called}"
     elif isinstance(cause, AttributeError):
         likely = "the device, or an array, has no such name"
     elif isinstance(cause, UnboundLocalError | NameError):

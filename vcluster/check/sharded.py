@@ -91,7 +91,8 @@ def compare(
                 found.append(_on(case, changed))
             right += bool(found) and changed is None
         except ClusterError as error:
-            found.append(_on(case, failure_of(failed(case.cluster, error))))
+            shards = ", ".join(["device", *(f"shard{number}" for number in range(len(case.arguments)))])
+            found.append(_on(case, failure_of(failed(case.cluster, error), called=f"mine({shards})")))
         except AssertionError as error:
             text, _, likely = str(error).partition("\nprobably: ")
             first, *lines = text.split("\n")
