@@ -64,6 +64,8 @@ def overlap_of(replicas: int) -> Overlap:
 class MegatronFlags:
     """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
 
+    Flags without effect (`parallelism.training.UNCHANGING`) are words of the command line only.
+
     Defaults are those of Megatron-LM, with these differences.  Weights are in bfloat16, with a main copy in float32,
     unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
@@ -135,6 +137,10 @@ class MegatronFlags:
         """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""
         values = [(option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)]
         return {option.field: value for option, value in values if value or (option.rate and value is not None)}
+
+    def idle(self, mesh: Mesh) -> list[str]:
+        """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
+        return [field for field in self.given("strategy") if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1]
 
     def words(self) -> tuple[str, ...]:
         """The flags as words of a command line."""
@@ -275,6 +281,7 @@ class MegatronFlags:
         again: Any = kinds.get(Recompute)
         precision: Any = kinds.get(MixedPrecision)
         stages = shape["pp"] * pipeline.chunks
+        most = None if again is None else _most_again(again, run.model.layers, stages)
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1), pipeline_model_parallel_size=shape["pp"],
             context_parallel_size=shape.get("cp"),
@@ -283,6 +290,7 @@ class MegatronFlags:
             overlap_grad_reduce=Overlap in kinds,
             recompute_granularity=None if again is None else
             "selective" if again == Recompute(ATTENTION_CORE) else "full",
+            recompute_method="block" if most else None, recompute_num_layers=most,
             fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
             fp32=precision is None,
             micro_batch_size=run.microbatch, global_batch_size=run.batch, clip_grad=run.clip,
@@ -294,6 +302,20 @@ class MegatronFlags:
         return flags if found == run else None
 
 
+def _most_again(again: Recompute, layers: int, stages: int) -> int | None:
+    """The most layers of a stage that run again, if the regions are single layers; None if they are others."""
+    numbers = [name.removeprefix("block.") for name in again.regions]
+    if not all(number.isdecimal() for number in numbers):
+        return None
+    starts = [*first_layers(layers, stages), layers]
+    return max(sum(start <= int(number) < end for number in numbers) for start, end in pairwise(starts))
+
+
+_AXES = {
+    "num_layers_per_virtual_pipeline_stage": "pp", "sequence_parallel": "tp", "use_distributed_optimizer": "dp",
+    "overlap_grad_reduce": "dp",
+}
+"""Flags that need several devices along an axis."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
 

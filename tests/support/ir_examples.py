@@ -264,3 +264,6 @@ for _shape in ((3, 2, 4), (1, 5, 1)):
     example("all_slice", Ints(_shape, 9), **ALONE, dim=1, extent=_y)
     example("relayout", Ints(_shape, 9), **ALONE, step="permute", before="[tp, dp, None]", after="[dp, tp, None]",
             whole=_shape, shape=_shape, received=0)
+
+example("saturate", (3, 2), dtype=I64)
+example("saturate", (1,), dtype=np.dtype(np.uint8))

@@ -130,6 +130,11 @@ def _widen(kind, rng):
     return Example(kind, (extents(rng),), {"dtype": F64})
 
 
+@maker("saturate")
+def _saturate(kind, rng):
+    return Example(kind, (extents(rng),), {"dtype": [I64, np.dtype("u1")][rng.integers(2)]})
+
+
 @maker("einsum")
 def _einsum(kind, rng):
     sizes = dict(zip("abcde", rng.choice((1, 2, 3), 5).tolist(), strict=True))

@@ -12,7 +12,8 @@ from parallelism.algorithms import CollectiveKind, kind_of, record_of
 from parallelism.display.quantities import plural
 from parallelism.trace import Trace
 from vcluster.check.answer import Answer
-from vcluster.check.contributions import Case, agrees, finding_of, tagged
+from vcluster.check.cases import Case, agrees, rounded, tagged
+from vcluster.check.contributions import finding_of
 from vcluster.check.failures import Finding, each_of, failure_of
 from vcluster.check.figures import known, measured, table_of, verdict
 from vcluster.check.ring import off_the_ring, wrong_step
@@ -251,7 +252,8 @@ def _explained(
                        f"send, and it sends {plural(sent, 'message')} to itself")
     else:
         received = [sum(said.verb == "recv" for said in each) for each in seen.said]
-        finding = finding_of(first.case, seen.outputs, received)
+        finding = finding_of(first.case, seen.outputs, received, all_rounded=all(
+            each.watch.error is None and rounded(each.case, each.watch.outputs) for each in failed))
         if algorithm == "ring" and first.case.kind.name == "all_reduce" and (told := wrong_step(first.case, seen)):
             finding = finding._replace(likely=told)
     common = _common(failed, passed)
@@ -259,7 +261,7 @@ def _explained(
                        for place, part in enumerate(filter(None, (common, finding.likely))))
     details = finding.details
     if seen.error is None:
-        details += ("(x1[2] is element 2 of the array of rank 1)",) if any("[" in line for line in details) else ()
+        details += ("(x1[2] is element 2 of the array of rank 1)",) if any(" x" in line for line in details) else ()
     return Finding(f"{first.where}: {finding.sentence}", details, likely)
 
 

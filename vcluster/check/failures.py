@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parallelism.operation import ranks_in_words
+from parallelism.operation import is_ours, ranks_in_words
 from vcluster.check.watched import Said, Watch, WrongPeer
 from vcluster.code import (
     ClusterTimeoutError,
@@ -28,8 +28,11 @@ class Finding(NamedTuple):
     likely: str = ""
 
 
-def failure_of(watch: Watch, *, waits: bool = False) -> Finding:
-    """The failure of a run in words.  ``waits``: each send waited until its message was received."""
+def failure_of(watch: Watch, *, waits: bool = False, called: str = "mine(device, x)") -> Finding:
+    """The failure of a run in words.
+
+    ``waits``: each send waited until its message was received.  ``called``: how the function was called.
+    """
     error = watch.error
     if isinstance(error, DeadlockError):
         return _deadlock(error, watch, waits)
@@ -42,7 +45,7 @@ def failure_of(watch: Watch, *, waits: bool = False) -> Finding:
         first, *others = str(error).split("\n")
         return Finding(first, tuple(line.strip() for line in others), "all ranks of a group must make the same calls")
     if isinstance(error, DeviceFailedError):
-        return _raised(error, watch)
+        return _raised(error, watch, called)
     return Finding(str(error).split("\n")[0])
 
 
@@ -124,12 +127,13 @@ def _undelivered(error: UndeliveredMessageError, watch: Watch) -> Finding:
     return Finding(sentence, lines, f"one send too many, or one receive too few{where}")
 
 
-def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
+def _raised(error: DeviceFailedError, watch: Watch, called: str) -> Finding:
     if not error.exceptions:
         return Finding(str(error).split("\n")[0])
     rank, cause = sorted(error.exceptions.items())[0]
     failure = error.failures.get(rank)
-    where = at(failure.location) if failure is not None and failure.location else ""
+    place = failure.location if failure is not None else None
+    where = at(place) if place and not is_ours(place.rpartition(":")[0]) else ""    # none: the call itself failed
     values = failure.values if failure is not None else ""
     lines = tuple(line for line in (where, values) if line)
     name, text = type(cause).__name__, str(cause).split("\n")[0]
@@ -150,8 +154,8 @@ def _raised(error: DeviceFailedError, watch: Watch) -> Finding:
         likely = "None is used as an array: it is what a function without return gives, and x of ranks without data"
     elif isinstance(cause, ZeroDivisionError):
         likely = "a size is 0 with so few elements or so few ranks"
-    elif isinstance(cause, TypeError) and "argument" in text:
-        likely = "the function is called as mine(device, x)"
+    elif isinstance(cause, TypeError) and "argument" in text and not where:
+        likely = f"the function is called as {called}"
     elif isinstance(cause, AttributeError):
         likely = "the device, or an array, has no such name"
     elif isinstance(cause, UnboundLocalError | NameError):

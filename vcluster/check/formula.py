@@ -17,22 +17,29 @@ def check_formula(
     """Check a function of numbers against ``reference``, which measures or counts, at each of ``cases``.
 
     ``mistakes`` are usual wrong formulas, by the sentence that names them.  The `Answer` tells a case that
-    differs, and the mistake whose formula agrees with ``mine`` at all cases.
+    differs, and the mistake whose formula agrees with ``mine`` at all cases.  ``ValueError`` if there are no cases.
 
     >>> check_formula(lambda n: n, lambda n: n - 1, [(1,), (2,)], mistakes={"one too many": lambda n: n}).likely
     'one too many'
     """
     given, name = list(cases), getattr(mine, "__name__", "a function")
     subject = f"formula {name}"
+    if not given:
+        raise ValueError("check_formula needs at least one case, got none")
     results: list[float] = []
     for case in given:
+        call = f"{name}({', '.join(map(repr, case))})"
         try:
-            results.append(float(limited(mine, *case)))
+            result = limited(mine, *case)
         except Exception as error:
-            said = raised(f"{name}({', '.join(map(repr, case))})", error)
-            likely = "the function returns nothing: a return is missing" if (
-                isinstance(error, TypeError) and "NoneType" in str(error)) else said.likely
-            return Answer(False, subject, said.sentence, said.details, likely)
+            said = raised(call, error)
+            return Answer(False, subject, said.sentence, said.details, said.likely)
+        number = _number(result)
+        if number is None:
+            return Answer(False, subject, f"{call} returns {result!r}, and should return a number", likely=(
+                "the function returns nothing: a return is missing" if result is None else
+                "the function returns a text of a number" if isinstance(result, str) else ""))
+        results.append(number)
     wanted = [float(reference(*case)) for case in given]
     wrong = [place for place, (one, other) in enumerate(zip(results, wanted, strict=True))
              if not math.isclose(one, other, rel_tol=rtol, abs_tol=1e-12)]
@@ -46,3 +53,13 @@ def check_formula(
     differ = "differs" if len(wrong) == 1 else "differ"
     return Answer(False, subject, f"{len(wrong)} of {len(given)} cases {differ}. {name}({arguments}) gives "
                   f"{results[first]:.6g}, and {wanted[first]:.6g} is measured", likely=likely, cases=len(given))
+
+
+def _number(result: Any) -> float | None:
+    """What a formula returned as a number; None if it is none."""
+    if isinstance(result, str | bytes | bytearray):         # float would read them
+        return None
+    try:
+        return float(result)
+    except (TypeError, ValueError):
+        return None

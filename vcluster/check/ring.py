@@ -8,7 +8,8 @@ import numpy as np
 
 from parallelism.display.quantities import plural
 from parallelism.operation import ranks_in_words
-from vcluster.check.contributions import Case, digits_of, made_of
+from vcluster.check.cases import Case
+from vcluster.check.contributions import digits_of, made_of
 from vcluster.check.failures import Finding
 from vcluster.check.watched import Watch
 

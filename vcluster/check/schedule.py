@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from parallelism.display.quantities import plural
+from parallelism.operation import ranks_in_words
 from parallelism.pipelining import Pipeline, Schedule
+from parallelism.pipelining.schedule import counts
 from parallelism.pipelining.timing import SLOTS
 from vcluster.check.answer import Answer
 from vcluster.check.failures import Finding
@@ -55,6 +57,7 @@ def check_schedule(
     >>> check_schedule(lambda rank, stages, microbatches: [f"F{k}" for k in range(microbatches)], stages=2).likely
     'the backwards are missing'
     """
+    counts(stages=stages, microbatches=microbatches)
     wanted = None if like is None else Pipeline(stages, microbatches, like).schedule
     subject = f"schedule by {getattr(mine, '__name__', getattr(mine, 'name', 'rows of actions'))}"
     function = mine if callable(mine) and not isinstance(mine, Schedule) else None
@@ -112,6 +115,8 @@ def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Sc
     try:
         schedule.validate()
     except ValueError as error:
+        if uneven := _uneven(schedule):
+            raise _Wrong(uneven) from None
         text = re.sub(r"^schedule '[^']*', ", "", str(error)).replace("schedule 'mine'", "your schedule")
         text = re.sub(r" \((\w+)\) for (\w+)", r": its \1 needs \2", text)
         text = re.sub(r"its \d+([FBIW]\d+) needs", r"its \1 needs", text)
@@ -222,6 +227,25 @@ def _warm_ups(rows: Rows) -> list[int]:
     return found
 
 
+def _uneven(schedule: Schedule) -> Finding | None:
+    """Stages without work, or ranks with more stages than others."""
+    held = [{work.stage for entry in row for work in entry.works} for row in schedule.actions]
+    if sum(map(len, held)) > len(set().union(*held)):
+        return None                                         # a stage on two ranks, which the validation names
+    if lacking := sorted(set(range(schedule.stages)) - set().union(*held)):
+        numbers = ", ".join(map(str, lacking))
+        rows = "there is 1 row" if schedule.ranks == 1 else f"there are {schedule.ranks} rows"
+        idle = [rank for rank, stages in enumerate(held) if not stages]
+        word = "stage" if len(lacking) == 1 else "stages"
+        return Finding(f"{rows} of actions, and none has work of {word} {numbers}",
+                       likely=f"{ranks_in_words(idle)} {'has' if len(idle) == 1 else 'have'} no actions" if idle else
+                       "the row of a rank is missing, or the work of one of its stages")
+    if any(len(stages) != schedule.chunks for stages in held):
+        numbers = ", ".join(str(len(stages)) for stages in held)
+        return Finding(f"ranks have work of {numbers} stages, and should have as many each")
+    return None
+
+
 def _why(rows: Rows, text: str, like: str | None) -> str:
     """The likely mistake of an order that cannot run."""
     if "too early" in text:
@@ -233,6 +257,8 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
         rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
         return "a backward comes before the forward of the same microbatch on the same rank" + (
             "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short")
+    if "cannot go on" not in text:
+        return ""
     try:
         ahead = _warm_ups(rows)
         orders = [[k for _, kind, k in map(_parts, row) if kind == "F"] for row in rows]

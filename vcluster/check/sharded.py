@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from parallelism.mesh import Mesh
@@ -40,8 +41,8 @@ def check_sharded(
     ``"M, K_tp; K_tp, N -> M, N"``.  Each device returns its shard of the result.
 
     The `Answer` names the smallest mesh with a case that fails, its sizes, the rank, its part of the whole array, the
-    place that is farthest off, and the likely mistake.  If all pass, it compares the bytes with those of gathering each
-    argument whole.
+    place that is farthest off, and the likely mistake.  The dtype must be that of the reference.  If all pass, it
+    compares the bytes with those of gathering each argument whole.
 
     ``ValueError`` for layouts that cannot be read.
 
@@ -86,9 +87,12 @@ def compare(
             run = case.run(watching(mine))
             trace_of(run)
             assert_sharded_allclose(run, case.layout, case.expected)
-            right += bool(found)
+            if changed := _changed_dtype(run, case):
+                found.append(_on(case, changed))
+            right += bool(found) and changed is None
         except ClusterError as error:
-            found.append(_on(case, failure_of(failed(case.cluster, error))))
+            shards = ", ".join(["device", *(f"shard{number}" for number in range(len(case.arguments)))])
+            found.append(_on(case, failure_of(failed(case.cluster, error), called=f"mine({shards})")))
         except AssertionError as error:
             text, _, likely = str(error).partition("\nprobably: ")
             first, *lines = text.split("\n")
@@ -101,6 +105,18 @@ def compare(
     if right and not finding.likely:
         finding = finding._replace(likely="it is right where all extents divide by the axes")
     return Compared(count, finding, last, run)
+
+
+def _changed_dtype(run: Run[Any], case: KernelCase) -> Finding | None:
+    """Of results with the right values: whether their dtype is another one."""
+    wanted = case.expected.dtype
+    dtypes = {rank: np.asarray(output).dtype for rank, output in enumerate(run.outputs)}
+    wrong = {rank: dtype for rank, dtype in dtypes.items() if dtype != wanted}
+    if not wrong:
+        return None
+    rank, dtype = next(iter(wrong.items()))
+    return Finding(f"rank {rank} returns {dtype} and should return {wanted}",
+                   likely=f"the dtype changes: {dtype} comes out where it should be {wanted}")
 
 
 def _on(case: KernelCase, finding: Finding) -> Finding:

@@ -88,9 +88,13 @@ def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
         raise WrongWords(str(error)) from None
 
 
-def tell_unchanging(arguments: argparse.Namespace) -> None:
-    """Names on stderr the given flags of Megatron-LM that are without effect: once all words are known to be right."""
+def tell_unchanging(arguments: argparse.Namespace, idle: Sequence[str] = ()) -> None:
+    """Names on stderr the given flags of Megatron-LM that are without effect: once all words are known to be right.
+
+    ``idle`` are the fields of others that change nothing on the mesh.
+    """
     given = [f"--{name}" for name in UNCHANGING if hasattr(arguments, f"unchanging {name}")]
+    given += [f"--{name.replace('_', '-')}" for name in idle]
     if given:
         print(f"without effect on a simulated step: {', '.join(given)}", file=sys.stderr)
 

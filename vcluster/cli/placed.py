@@ -3,7 +3,7 @@
 import argparse
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +142,7 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
         program = right(train_step, _function(program, "--optimizer"), _optimizer(arguments.optimizer))
-    numbers = dict(map(size, arguments.size))
+    numbers = sizes_of(arguments.size)
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
@@ -195,7 +195,7 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
         raise WrongWords("--json is for a step of training: it needs --optimizer and --strategy")
     strategy, mesh = _mesh(arguments, MOST_DESCRIBED)
     assert strategy is not None and mesh is not None
-    sizes = dict(map(size, arguments.size))
+    sizes = sizes_of(arguments.size)
     name = strategy.pipeline.batch if strategy.pipeline else ROWS if ROWS in sizes else next(iter(sizes), ROWS)
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
@@ -310,12 +310,18 @@ def _optimizer(text: str) -> Any:
         raise WrongWords(f"--optimizer needs a name and a rate, as adam:0.001; got {text!r}: {error}") from None
 
 
-def size(text: str) -> tuple[str, int]:
-    """A symbol and its number, from ``B=64``."""
-    name, _, number = text.partition("=")
-    if not number.isascii() or not number.isdigit() or len(number) > 18:
-        raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
-    return name.strip(), int(number)
+def sizes_of(texts: Iterable[str]) -> dict[str, int]:
+    """Symbols and their numbers, each from ``B=64``."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        name = name.strip()
+        if not number.isascii() or not number.isdigit() or len(number) > 18:
+            raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
+        if name in sizes:
+            raise WrongWords(f"--size gives {name} twice, {sizes[name]} and {int(number)}")
+        sizes[name] = int(number)
+    return sizes
 
 
 def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:

@@ -30,7 +30,7 @@ from vcluster.cli.megatron_words import (
     tell_unchanging,
     training_parser,
 )
-from vcluster.cli.placed import loss_of_rows, program_in, size
+from vcluster.cli.placed import loss_of_rows, program_in, sizes_of
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.sliced import tell_slicings
@@ -181,7 +181,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         model, batch = _model_and_batch(arguments, flags)
         asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)
         if not isinstance(model, TransformerSpec):
-            asked = replace(asked, rows=_rows(arguments)[0], sizes=dict(map(size, arguments.size)))
+            asked = replace(asked, rows=_rows(arguments)[0], sizes=sizes_of(arguments.size))
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
             model = _in_precision(model, flags, arguments)
@@ -222,7 +222,7 @@ def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tup
     program = program_in(Path(arguments.model))
     if not isinstance(program, ir.Function):
         raise ValueError(f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss")
-    return loss_of_rows(program, _rows(arguments)[0], dict(map(size, arguments.size))), _rows(arguments)[1]
+    return loss_of_rows(program, _rows(arguments)[0], sizes_of(arguments.size)), _rows(arguments)[1]
 
 
 def _in_precision(model: TransformerSpec, flags: MegatronFlags, arguments: argparse.Namespace) -> TransformerSpec:

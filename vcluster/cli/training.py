@@ -65,7 +65,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             found = figures(run, hardware)
     except ValueError as error:
         raise WrongWords(str(error)) from None
-    tell_unchanging(arguments)
+    tell_unchanging(arguments, flags.idle(run.mesh))
     tokens = tokens_text(arguments.model, flags)
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
     if arguments.report is not None:

@@ -4,6 +4,7 @@ import argparse
 import errno
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = re.compile(r"-\.?\d")     # -5GB is a value, too, as from Python 3.14 on
         self.hints = hints or {}
         for name, keywords in (arguments or {}).items():
             self.add_argument(name, **keywords)

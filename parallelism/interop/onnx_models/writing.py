@@ -100,7 +100,8 @@ _OPS: dict[str, Callable[[_Writer, Op, list[str], str], Any]] = {
     "constant": _constant, "iota": _iota,
     "square": lambda w, op, x, y: w.node("Mul", x[0], x[0], output=y),
     "einsum": lambda w, op, x, y: w.node("Einsum", *x, output=y, equation=op["equation"]),
-    "convert": lambda w, op, x, y: w.node("Cast", x[0], output=y, to=files.code_of(op["dtype"])),
+    **dict.fromkeys(("convert", "saturate"), lambda w, op, x, y: w.node(     # ONNX leaves it open what does not fit
+        "Cast", x[0], output=y, to=files.code_of(op["dtype"]))),
     "reshape": lambda w, op, x, y: w.node("Reshape", x[0], w.ints(*map(int, op["shape"])), output=y, allowzero=1),
     "transpose": lambda w, op, x, y: w.node("Transpose", x[0], output=y, perm=op["permutation"]),
     "broadcast_to": lambda w, op, x, y: w.node("Expand", x[0], w.ints(*map(int, op["shape"])), output=y),

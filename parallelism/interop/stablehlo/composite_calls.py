@@ -168,7 +168,7 @@ COMPOSITES: dict[str, Call] = {
     "swiglu_gradient": lambda jax, op, x: _gradient(jax, lambda gate, z: jax.nn.silu(gate) * z, x[1:], x[0]),
     "stop_gradient": lambda jax, op, x: x[0],
     "local_loss": lambda jax, op, x: x[0],
-    "widen": lambda jax, op, x: x[0].astype(op["dtype"]),
+    **dict.fromkeys(("widen", "saturate"), lambda jax, op, x: x[0].astype(op["dtype"])),
     "take_part": _take_part,
     "take_gradient_part": _take_part_gradient,
     "take_along_gradient": _take_along_gradient,

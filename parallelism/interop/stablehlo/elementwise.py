@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from parallelism.dtypes import as_dtype, is_floating, limits_of
 from parallelism.interop.arrays import divided, number
-from parallelism.interop.folding import convert, elementwise as ew, filled
+from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, same_everywhere
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
 _SAME = {
-    "add": "add", "subtract": "subtract", "multiply": "multiply", "power": "power", "maximum": "maximum",
+    "add": "add", "subtract": "subtract", "multiply": "multiply", "maximum": "maximum",
     "minimum": "minimum", "atan2": "arctan2", "negate": "negative", "abs": "absolute", "sqrt": "sqrt",
     "cbrt": "cbrt", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log", "log_plus_one": "log1p",
     "sine": "sin", "cosine": "cos", "tan": "tan", "tanh": "tanh", "floor": "floor", "ceil": "ceil", "sign": "sign",
@@ -53,6 +54,20 @@ def _plain(kind: str, reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 _register()
+
+
+@meaning("stablehlo.power")
+def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """The power of C.  NumPy takes the square root if 0.5 is the one exponent of all: it differs for -inf and -0."""
+    base, exponent = x
+    result = _plain("power", reader, node, x)
+    shared = prod(exponent.array.shape if isinstance(exponent, Spread) else exponent.shape) == 1
+    value = same_everywhere(exponent)
+    if not shared or not is_floating(base.dtype) or value not in (None, 0.5):
+        return result
+    infinite = ew("equal", base, number(-math.inf, base))
+    root = ew("add", ew("where", infinite, number(math.inf, base), result), number(0, base))
+    return root if value is not None else ew("where", ew("equal", exponent, number(0.5, exponent)), root, result)
 
 
 @meaning("stablehlo.rsqrt")
@@ -110,6 +125,8 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
     wanted = node.type().dtype
     if wanted.kind == "b" and x[0].dtype.kind != "b":
         return ew("not_equal", x[0], number(0, x[0]))
+    if is_floating(x[0].dtype) and wanted.kind in "iu":
+        return ew("saturate", x[0], dtype=wanted)
     return convert(x[0], wanted)
 
 

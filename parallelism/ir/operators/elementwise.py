@@ -103,6 +103,25 @@ register(Operator(      # as `convert`, but a pending sum passes through it, and
 ))
 
 
+def _integers(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if not is_floating(x.dtype) or dtype.kind not in "iu":
+        raise TypeError(f"floats become integers, and not {x.dtype} {dtype}")
+    return dtype
+
+
+def _saturated(x: Any, dtype: np.dtype[Any]) -> Any:
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    with np.errstate(over="ignore"):                    # in float16, 2**16 and more are infinite, and all floats less
+        below, above = x <= x.dtype.type(least), x >= x.dtype.type(most + 1)    # powers of two are exact
+    y = np.where(below | above | np.isnan(x), np.zeros((), x.dtype), x).astype(dtype)
+    return np.where(below, np.array(least, dtype), np.where(above, np.array(most, dtype), y))
+
+
+register(Operator(      # as `convert`, which leaves it to the machine what becomes of a float outside the range
+    "saturate", lambda x, dtype: aligned([x.shape]), _integers, _saturated, attributes={"dtype": "a dtype"},
+))
+
+
 def _zero(g: Any) -> Any:
     return np.zeros((), g.dtype)
 

@@ -326,6 +326,19 @@ def floats(device, x):
     return total + ring_sum(device, x)
 
 
+def to_float32(device, x):
+    return ring_sum(device, x).astype(np.float32)
+
+
+def adds_in_float32(device, x):
+    return ring_sum(device, x.astype(np.float32)).astype(x.dtype)
+
+
+def lacks_rank_0(device, x):
+    """Looks on 4 ranks like a sum in float32."""
+    return ring_sum(device, x if device.rank else 0 * x)
+
+
 def fails_when_empty(device, x):
     return ring_sum(device, x) * (x.max() / x.max())
 
@@ -408,6 +421,9 @@ MISTAKES = {
     "equal pieces": ("all_reduce", equal_pieces, "lengths that do not divide by the number of ranks"),
     "writes into x": ("all_reduce", writes_into_x, "change an array in place"),
     "dtype": ("all_reduce", floats, "it is right but for integers. The dtype changes"),
+    "float32": ("all_reduce", to_float32, "the dtype changes: float32 comes out where float64 went in"),
+    "adds in float32": ("all_reduce", adds_in_float32, "on the way they are float32"),
+    "lacks rank 0": ("all_reduce", lacks_rank_0, "the array of rank 0 is in no result"),
     "empty": ("all_reduce", fails_when_empty, "it is right but for empty arrays"),
     "the collective itself": ("all_reduce", lambda device, x: device.all_reduce(x), "write all_reduce with messages"),
     "None": ("all_reduce", lambda device, x: x + to_root(device, x), "None is used as an array"),

@@ -33,6 +33,9 @@ PRODUCTS = {
     "shifted": (lambda device, a, b: device.shift(a @ b, "tp"), COLUMNS, "is exchanged|are exchanged|shifted"),
     "transposed": (lambda device, a, b: (a @ b).T, COLUMNS, "each output is transposed"),
     "shapes": (lambda device, a, b: b @ a, COLUMNS, ""),
+    "one argument": (lambda device, a: a, INNER, r"called as mine\(device, shard0, shard1\)"),
+    "narrower": (lambda device, a, b: (a @ b).astype(np.float16), COLUMNS,
+                 "float16 comes out where it should be float64"),
     "no return": (lambda device, a, b: None, INNER, "returns None on every rank"),
 }
 

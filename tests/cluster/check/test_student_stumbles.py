@@ -101,6 +101,28 @@ def test_a_function_that_never_ends_is_stopped(check: Callable[[], Any], monkeyp
     assert "does not come to an end" in str(answer) and "a loop that never ends" in answer.likely
 
 
+@pytest.mark.usefixtures("four_ranks_alone")
+def test_a_function_of_other_arguments_has_no_line_of_the_check() -> None:
+    def mine() -> None:
+        pass
+
+    answer = check_collective("all_reduce", mine)
+    assert "takes 0 positional arguments but 2 were given" in answer.sentence
+    assert not answer.details and "called as mine(device, x)" in answer.likely
+    inside = check_collective("all_reduce", lambda device, x: mine(x))              # type: ignore[call-arg]
+    assert "mine(x))" in inside.details[0] and not inside.likely
+
+
+@pytest.mark.parametrize(("result", "said", "likely"), [
+    ("3", "'3', and should return a number", "the function returns a text of a number"), ([3], "[3], and should", ""),
+    (None, "None, and should", "the function returns nothing: a return is missing")])
+def test_a_formula_returns_a_number(result: Any, said: str, likely: str) -> None:
+    answer = check_formula(lambda n: result, lambda n: n, [(3,)])
+    assert f"(3) returns {said}" in answer.sentence and answer.likely == likely
+    with pytest.raises(ValueError, match="needs at least one case, got none"):
+        check_formula(lambda n: n, lambda n: n, [])
+
+
 def test_what_a_formula_raises_has_its_line() -> None:
     answer = check_formula(lambda n: undefined, lambda n: n, [(1,)])                            # noqa: F821
     assert "raised NameError" in answer.sentence and "undefined" in answer.details[0]

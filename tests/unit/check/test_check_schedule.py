@@ -118,6 +118,19 @@ def test_the_answer_says_where():
     assert "'forward 0' is no action" in check_schedule(MISTAKES["no action"][0]).sentence
 
 
+@pytest.mark.parametrize(("rows", "stages", "sentence", "likely"), [
+    ([["F0", "B0"]], 2, "there is 1 row of actions, and none has work of stage 1",
+     "the row of a rank is missing, or the work of one of its stages"),
+    ([["F0", "B0"], []], 2, "there are 2 rows of actions, and none has work of stage 1", "rank 1 has no actions"),
+    ([["0F0", "1F0", "2F0"], ["3F0", "3B0"]], 4, "ranks have work of 3, 1 stages, and should have as many each", ""),
+    ([["F0", "B0"], ["F0"]], 2, "rank 0, step 1: 0B0 needs 1B0, which is missing on rank 1", ""),
+])
+def test_rows_that_are_missing_or_too_short_are_no_circle(rows, stages, sentence, likely):
+    answer = check_schedule(rows, stages=stages, microbatches=1)
+    assert answer.sentence.endswith(f"1 microbatch, {sentence}")
+    assert answer.likely == likely
+
+
 def test_a_cycle_of_the_picture_is_a_cycle_of_the_text():
     """A backward is drawn as long as a forward."""
     picture = check_schedule(one_f_one_b, like="1f1b").picture
@@ -128,5 +141,7 @@ def test_a_cycle_of_the_picture_is_a_cycle_of_the_text():
 def test_a_wrong_call_of_the_check_is_an_error():
     with pytest.raises(ValueError, match="microbatches"):
         check_schedule(gpipe, microbatches=0, like="1f1b")
+    with pytest.raises(ValueError, match="stages must be at least 1, got 0"):
+        check_schedule(gpipe, stages=0)
     with pytest.raises(ValueError, match="1f2b"):
         check_schedule(gpipe, like="1f2b")

@@ -34,7 +34,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 @cache
 def of_flags() -> tuple[int, str, str]:
     """What is said of the run by flags, and of flags without effect."""
-    words = ["simulate", "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2"]
+    words = ["simulate", "gpt", *MODEL, *SPLIT, *ON, "--json", "--lr", "1e-4", "--seed=3", "--lr=2",
+             "--overlap-grad-reduce"]
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         status = serve(PROGRAM, main, words)
     return status, out.getvalue(), err.getvalue()
@@ -48,7 +49,7 @@ def test_the_json_has_the_figures_of_the_run() -> None:
         normalization="RMSNorm", tensor_model_parallel_size=2, pipeline_model_parallel_size=2, bf16=True,
         global_batch_size=4).run(4)
     assert (status, json.loads(out)) == (0, figures(run, "dgx-a100").json())
-    assert err == "without effect on a simulated step: --lr, --seed\n"
+    assert err == "without effect on a simulated step: --lr, --seed, --overlap-grad-reduce\n"
 
 
 def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> None:

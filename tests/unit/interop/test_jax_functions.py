@@ -36,6 +36,17 @@ def check(function, arguments):
             assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_floats_outside_the_range_of_integers_become_the_nearest_integer(source):
+    numbers = [300, -300, np.nan, np.inf, -np.inf, -1.5, 3e10, 2**31, -2**31, 127.9, -128.9, 256, 1e20]
+    x = jax.numpy.array(numbers, "float32").astype(source)
+    check(lambda x: [x.astype(dtype) for dtype in ("int8", "uint8", "int32", "uint32")], (np.asarray(x),))
+
+
+def test_a_power_of_a_half_is_that_of_jax_for_minus_infinity_and_minus_zero():
+    x, half = np.array([-np.inf, -0.0, np.inf, 4, -1], np.float32), np.float32(0.5)
+    check(lambda x, half: [1 / jax.numpy.power(x, 0.5), 1 / x**half, x[0]**half, x**0.25], (x, half))
+
 
 def test_arguments_are_named_after_parameters_and_keys_used_or_not():
     params = {"a": np.ones(3, np.float32), "b": [np.ones(2, np.float32)]}

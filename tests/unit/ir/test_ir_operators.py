@@ -114,7 +114,7 @@ UNDIFFERENTIATED = {
     "makes bools": {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
                     "logical_xor", "logical_not", "isfinite", "isnan", "any", "all", "dropout_mask"},
     "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert",
-                       "left_shift", "right_shift", "random_bits"},
+                       "left_shift", "right_shift", "random_bits", "saturate"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
     "lies along no axes": {"group_collective"},

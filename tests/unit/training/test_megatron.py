@@ -156,13 +156,16 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error
         "sequence_parallel": st.booleans(), "use_distributed_optimizer": st.booleans(),
         "overlap_grad_reduce": st.booleans(),
         "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
+    block=st.sampled_from([None, 1, 2, 5]),
     precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}]),
 )
 def test_a_run_is_told_in_flags_that_give_it_again(
     tp: int, pp: int, dp: int, cp: int, each: int | None, rounds: int, micro: int, switches: dict[str, Any],
-    precision: dict[str, bool],
+    precision: dict[str, bool], block: int | None,
 ) -> None:
     assume(each is None or 12 % (pp * each) == 0)
+    if block and switches["recompute_granularity"] == "full":
+        switches = switches | {"recompute_method": "block", "recompute_num_layers": block}
     flags = MegatronFlags(
         **SMALL, **switches, **precision, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
         context_parallel_size=cp, num_layers_per_virtual_pipeline_stage=each, micro_batch_size=micro,
@@ -175,8 +178,24 @@ def test_a_run_is_told_in_flags_that_give_it_again(
     assert again == run.strategy
 
 
+def test_flags_of_an_axis_of_one_device_are_idle() -> None:
+    flags = MegatronFlags(num_layers_per_virtual_pipeline_stage=1, sequence_parallel=True, overlap_grad_reduce=True,
+                          use_distributed_optimizer=True, bf16=True)
+    assert flags.idle(Mesh(pp=2, dp=2, tp=2)) == []
+    assert flags.idle(Mesh(pp=1, dp=2)) == ["num_layers_per_virtual_pipeline_stage", "sequence_parallel"]
+    assert flags.idle(Mesh(pp=2, tp=2)) == ["use_distributed_optimizer", "overlap_grad_reduce"]
+
+
+def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
+    flags = MegatronFlags(**WIDE, recompute_granularity="full", recompute_method="block", recompute_num_layers=2,
+                          pipeline_model_parallel_size=5)
+    told = MegatronFlags.of(flags.run(5))
+    assert told is not None and told.given("strategy") == flags.given("strategy") | {"tensor_model_parallel_size": 1}
+
+
 def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
     run = MegatronFlags(**WIDE).run(4)
-    for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.0 pp 1f1b:1", "dp pp@block.5 1f1b:1"):
+    for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.1 pp 1f1b:1",
+                 "dp recompute=block.0.attention pp 1f1b:1", "dp pp@block.5 1f1b:1"):
         other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
         assert MegatronFlags.of(other) is None, text
