@@ -8,7 +8,7 @@ from typing import Any
 
 from parallelism.interop import Partitioned, from_onnx, from_stablehlo, mesh_of, to_onnx, to_stablehlo
 from parallelism.ir import Function
-from vcluster.cli.placed import ONNX, Found, found_in, right, size
+from vcluster.cli.placed import ONNX, Found, found_in, right, sizes_of
 from vcluster.demo import Parser, WrongWords
 from vcluster.demo.command_line import accessing, writable
 
@@ -40,7 +40,7 @@ def convert(program: str, words: Sequence[str]) -> int:
         what = "the program of one device already" if isinstance(found, Partitioned) else "a step in stages"
         raise WrongWords(f"{arguments.a} is {what}, which has no other format")
     target: Path = writable(arguments.b)
-    found = right(found.specialize, **dict(map(size, arguments.size)))
+    found = right(found.specialize, **sizes_of(arguments.size))
     if found.symbols and target.suffix in (".onnx", ".stablehlo"):
         missing = sorted(found.symbols)
         raise WrongWords(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
