@@ -152,14 +152,17 @@ def test_a_copy_of_a_device_computes_with_arrays_of_its_own_and_does_not_communi
     assert cluster_of(MESH).run(computes_in_a_copy).outputs == [(f"{2.0 * LARGE} True", 2.0 * LARGE)] * 2
 
 
-def leaves_a_child_and(ends):
-    """A kernel whose rank 1 has a child that holds all that it had open, and ends in one way."""
+def leaves_a_child_and(ends, told):
+    """A kernel whose rank 1 has a child that holds all that it had open, writes its pid to a file, and ends in one way.
+    """
 
     def kernel(device):
         if device.rank == 1:
-            if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
                 select.select([], [], [], PATIENCE_SECONDS)
                 os._exit(0)
+            told.write_text(str(child))
             ends()
         device.barrier()
 
@@ -177,12 +180,14 @@ ENDS = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end):
+def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end, tmp_path):
     ends, text = ENDS[end]
+    child = tmp_path / "child"
     with VirtualCluster(MESH, start_method=start_method, deadline_seconds=20) as cluster:
         with pytest.raises(DeviceFailedError, match=text):
-            cluster.run(leaves_a_child_and(ends))
+            cluster.run(leaves_a_child_and(ends, child))
         assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+    os.kill(int(child.read_text()), signal.SIGKILL)     # it lives, and holds the output of the tests open
 
 
 def inheritable(device):
