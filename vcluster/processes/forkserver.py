@@ -42,10 +42,11 @@ LOAD_WHEN_IDLE = ("numpy.random",)
 """Modules that the server loads after the first devices have started."""
 
 OF_DEVICES = ("numpy", "ml_dtypes", *PACKAGES)
-"""Packages of which devices probably use what their host has loaded. The server loads it after the first device has
-ended: who starts one cluster after the other waits for these modules once, and not in each device."""
+"""Packages of which devices probably use what their host has loaded. The server loads it when a first device has ended:
+where one cluster starts after another, their devices need not load it each."""
 
 NOT_OF_DEVICES = ("vcluster.mpi", "vcluster.cli", "vcluster.report", "vcluster.__main__", "vcluster.pytest_plugin")
+"""Modules of these that only a host uses, or that do something when they are loaded."""
 
 IDLE_MILLISECONDS = 50
 
