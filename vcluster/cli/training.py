@@ -63,7 +63,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             check_rate(hardware, run.dtype)
         with progress("simulating", alone=True):
             found = figures(run, hardware)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise WrongWords(str(error)) from None
     tell_unchanging(arguments, flags.idle(run.mesh))
     tokens = tokens_text(arguments.model, flags)

@@ -139,6 +139,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt2 --hardware dgx-a100 --strategy dq=4", "no transform is written 'dq'; did you mean 'dp'?"),
     ("gpt2 --hardware dgx-a100 --strategy dp=4 --bf16", "leave out --bf16"),
     ("gpt2 --hardware dgx-a100 --devices 2 --strategy x", "no transform"),
+    ("gpt2 --hardware dgx-a100 --devices 8 --strategy precision=int7", "a dtype must be one of"),
     ("gpt9 --hardware dgx-a100", "there is neither a model nor a file 'gpt9'; did you mean gpt"),
     ("m.mlir --hardware dgx-a100", "m.mlir cannot be read"),
     ("gpt2 --hardware dgx-a100 --report /nowhere/x.html", "--report: /nowhere/x.html cannot be written"),
