@@ -7,6 +7,7 @@ import sys
 from zlib import crc32
 
 import pytest
+from _pytest.runner import runtestprotocol
 from drawn import BY_DAY
 from hypothesis import settings
 
@@ -33,6 +34,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 SLOW_PART = os.environ.get("VCLUSTER_SLOW_PART")
 """``2/8``: of the slow tests those of part 2 of 8.  The id of a test says in which part it is."""
+
+LISTED_BY_DURATIONS_SECONDS = 0.005
 
 
 def pytest_configure(config):
@@ -66,6 +69,22 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left)
         left_out = set(left)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Report of a set-up and a tear-down only what somebody reads: a failure, a skip, and a long one (`--durations`).
+
+    A worker sends each report to the process that prints.  For thousands of tests of a millisecond that is a tenth of
+    their time.
+    """
+    if not hasattr(item.config, "workerinput"):     # without workers it prints the name of a file
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.duration >= LISTED_BY_DURATIONS_SECONDS:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)    # shows the progress
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
