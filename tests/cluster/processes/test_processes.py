@@ -31,6 +31,7 @@ def fork_servers_load_nothing_for_kernels():
     """Many are started here. The one of the other modules has loaded what kernels need, and goes on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "SERVER", ForkServer())
+        patch.setattr(forkserver, "OF_DEVICES", ())
         yield
         stop_fork_server()
 
@@ -79,7 +80,8 @@ def blocked(start_method, n=1):
             each.join()
 
 
-@pytest.fixture(scope="module", params=START_METHODS)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "spawn")) for name in START_METHODS])
 def seen(request, tmp_path_factory):
     """What one process, asked once for several tests, sees of itself and of a host that has changed since its start."""
     threadpoolctl = pytest.importorskip("threadpoolctl")

@@ -12,9 +12,8 @@ import pytest
 
 from parallelism.mesh import Mesh
 from vcluster.code import ClusterError, DeviceFailedError
-from vcluster.processes import running_processes
+from vcluster.processes import forkserver, running_processes
 from vcluster.processes.device_process import START_METHODS
-from vcluster.processes.forkserver import SERVER
 from vcluster.runs import VirtualCluster
 
 MESH = Mesh(devices=2)
@@ -54,7 +53,7 @@ def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make
     assert in_a_fork(lambda: cluster.closed) == "True"
 
     def reopened():
-        SERVER._preload = ()    # for one cluster
+        forkserver.SERVER._preload = forkserver.OF_DEVICES = ()    # for one cluster
         cluster.close()
         cluster.restart()
         try:
