@@ -85,7 +85,7 @@ def laid_value(value: Value, layout: TensorSharding | None) -> Value:
 
 
 def _built(cls: type[Built], **fields: Any) -> Built:
-    made = object.__new__(cls)
+    made, put = object.__new__(cls), object.__setattr__
     for name, value in fields.items():
-        object.__setattr__(made, name, value)
+        put(made, name, value)
     return made

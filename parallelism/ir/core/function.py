@@ -45,10 +45,12 @@ class Value:
             raise VerifyError(f"the name of a value must consist of letters, digits, _ and ., got {self.name!r}")
         if not isinstance(self.type, TensorType):
             raise TypeError(f"%{self.name}: its type must be a TensorType, got {self.type!r}")
-        if not isinstance(self.layout, TensorSharding | None):
+        if self.layout is None:
+            return
+        if not isinstance(self.layout, TensorSharding):
             raise TypeError(f"%{self.name}: its layout must be a TensorSharding or None, got {self.layout!r}")
         try:
-            object.__setattr__(self, "layout", self.layout and self.layout.over(self.type.ndim))
+            object.__setattr__(self, "layout", self.layout.over(self.type.ndim))
         except ValueError as error:
             raise VerifyError(f"%{self.name}: {error}: {self.type}") from None
 
@@ -340,6 +342,8 @@ def frozen_attributes(attributes: Mapping[str, Any] | Attributes) -> Attributes:
 
 
 def _frozen(name: str, value: Any) -> Any:
+    if type(value) in (int, str, bool):     # most are
+        return value
     if isinstance(value, list | tuple):
         return tuple(_frozen(name, part) for part in value)
     if isinstance(value, np.generic):

@@ -135,18 +135,22 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
     ``ValueError`` or ``TypeError`` names the operator if the types or attributes do not fit.
     """
     entry = operator(kind)
-    given = dict(attributes)
-    if given.keys() != entry.attributes.keys():
-        raise ValueError(f"{kind}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
-                         f"{', '.join(sorted(given)) or 'none'}")
-    for name, wanted in entry.attributes.items():
-        if not KINDS[wanted](given[name]):
-            raise TypeError(f"{kind}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
+    if attributes or entry.attributes:
+        _check_attributes(entry, dict(attributes))
     try:
         return known_meaning(kind, types, attributes)
     except (ValueError, TypeError) as error:
         refused = TypeError if isinstance(error, TypeError) else ValueError
         raise refused(f"{kind}: {error}") from None
+
+
+def _check_attributes(entry: Operator, given: Mapping[str, Any]) -> None:
+    if given.keys() != entry.attributes.keys():
+        raise ValueError(f"{entry.name}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
+                         f"{', '.join(sorted(given)) or 'none'}")
+    for name, wanted in entry.attributes.items():
+        if not KINDS[wanted](given[name]):
+            raise TypeError(f"{entry.name}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
 
 
 @lru_cache(maxsize=8192)

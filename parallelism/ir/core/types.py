@@ -20,6 +20,8 @@ _NAMES = {
 }
 """The names of dtypes in programs, and in NumPy."""
 _SHORT = {name: short for short, name in _NAMES.items()}
+_SHORT_BY_CLASS = {type(np.dtype(name)): short for name, short in _SHORT.items() if short not in NARROW_FLOATS}
+"""Those of NumPy's own dtypes by their classes, which are found sooner than the name of a dtype."""
 
 
 class _Dtypes(Mapping[str, np.dtype[Any]]):
@@ -108,11 +110,16 @@ def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
 @lru_cache(maxsize=256)
 def dtype_text(dtype: np.dtype[Any]) -> str | None:
     """The name of a dtype in programs; None if programs do not have it."""
-    return _SHORT.get(dtype.name) if dtype.isnative else None
+    if not dtype.isnative:
+        return None
+    return _SHORT_BY_CLASS.get(type(dtype)) or _SHORT.get(dtype.name)
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` as a NumPy dtype; ``TypeError`` if the IR does not have it."""
+    if type(dtype) in _SHORT_BY_CLASS and dtype.isnative:
+        known: np.dtype[Any] = dtype
+        return known
     try:
         result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else as_dtype(dtype)
     except TypeError:
@@ -125,6 +132,12 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 
 def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
     """``shape`` as a tuple of extents."""
+    if type(shape) is tuple and len(shape) <= MOST_DIMS:
+        for extent in shape:
+            if type(extent) is not int or not 0 <= extent <= MOST_EXTENT:
+                break
+        else:
+            return shape
     if isinstance(shape, int | np.integer | Expression):
         shape = (shape,)
     extents = tuple(
