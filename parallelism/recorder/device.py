@@ -74,7 +74,8 @@ class RecordingDevice:
         self.index: MeshIndex = mesh.index(rank)
         self.state: dict[Any, Any] = {}
         self._lockstep = lockstep
-        self._events: list[Event] = []
+        self._events: list[dict[str, Any]] = []
+        """The fields of each event: those of a collective are known in two steps, and an event is made once."""
         self._parent: int | None = None
         self._pending: list[_Pending] = []
 
@@ -194,7 +195,7 @@ class RecordingDevice:
         before, self._parent = self._parent, place if self._parent is None else self._parent
         result = run_plan(self, plan, array)
         self._parent = before
-        self._counted(place, _moved(self._events[place + 1:])._replace(call=None))
+        self._counted(place, self._moved(place + 1)._replace(call=None))
         return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
@@ -270,11 +271,16 @@ class RecordingDevice:
         """What this rank did, in order, when each operation that is still pending has ended."""
         for pending in self._pending:
             pending.wait()
-        return [replace(event, serial=serial) for serial, event in enumerate(self._events)]
+        return [Event(self.rank, serial=serial, **fields) for serial, fields in enumerate(self._events)]
 
     def _add(self, kind: str, name: str, **values: Any) -> int:
-        self._events.append(Event(self.rank, kind, name, parent=self._parent, **values))
+        self._events.append({"kind": kind, "name": name, "parent": self._parent, **values})
         return len(self._events) - 1
+
+    def _moved(self, place: int) -> Traffic:
+        """The traffic of the events from a place on, which count as one."""
+        events = (Event(self.rank, **fields) for fields in self._events[place:])
+        return reduce(Traffic.plus, map(Traffic.of_event, events), Traffic(0, 0, 0, ()))
 
     # -- one collective ------------------------------------------------------------------------------------------------
 
@@ -349,7 +355,7 @@ class RecordingDevice:
 
     def _counted(self, place: int, moved: Traffic) -> None:
         """Writes the traffic of an operation into its event."""
-        self._events[place] = replace(self._events[place], **moved.on_event())
+        self._events[place].update(moved.on_event())
 
     def _agreed(
         self, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
@@ -370,8 +376,8 @@ class RecordingDevice:
             buffers.put(numbers, self._collective(
                 kind, np.zeros(buffers.size(numbers), dtype), axes, op=op, form=buffers.form,
                 text=f"{kind}({type(tree).__name__} of arrays)", **{**options, "async_op": False}))
-        parts = self._events[place:]
-        self._events[place:] = [replace(first, **_moved(parts).on_event()) for first in parts[:1]]
+        moved = self._moved(place).on_event()
+        self._events[place:] = [first | moved for first in self._events[place:][:1]]
         result = buffers.tree()
         return _Pending(lambda: result) if options.get("async_op") else result
 
@@ -392,8 +398,3 @@ def _copied(operation: str, out: Array, value: Array) -> Array:
     check_shape(operation, out, value.shape, value.dtype)
     np.copyto(out, value)
     return out
-
-
-def _moved(events: Sequence[Event]) -> Traffic:
-    """The traffic of events that count as one."""
-    return reduce(Traffic.plus, map(Traffic.of_event, events), Traffic(0, 0, 0, ()))
