@@ -1,4 +1,4 @@
-"""A cluster in a notebook: its picture, and how showing it does not keep its devices.
+"""A cluster and a run in a notebook: their pictures, and how showing a cluster does not keep its devices.
 
 IPython keeps what the last line of a cell gives, in ``Out`` and in ``_``.  A cluster that is kept there would live
 until the notebook ends, and each run of a cell would add devices.  So a cluster that was shown is taken out.
@@ -11,17 +11,22 @@ import re
 import sys
 import weakref
 from collections.abc import Iterator
+from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from parallelism.display.markup import beside, figure, inside, note, table
+import numpy as np
+
+from parallelism.display.drawing import kept
+from parallelism.display.markup import Markup, beside, figure, folded_away, inside, note, table
 from parallelism.operation import is_ours
 
 if TYPE_CHECKING:
     from vcluster.runs.cluster import VirtualCluster
+    from vcluster.runs.run import Run
 
 MOST_ROWS = 16
-"""The largest number of devices of which each has a row."""
+"""The largest number of devices, and of outputs, of which each has a row."""
 _PLACE = re.compile(r'(?P<before>\bat |\bfrom )?(?P<quote>File ")?(?P<file>[^\s"]+)(?(quote)", line |:)(?P<line>\d+)')
 """A line of code in the text of an error: ``at file:3``, or ``File "file", line 3``."""
 _KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+")
@@ -35,6 +40,21 @@ def html_of(cluster: VirtualCluster, pids: list[int], hardware: str) -> str:
     more = note(f"… and {mesh.size - MOST_ROWS} more") if mesh.size > MOST_ROWS else ""
     return figure(
         note(f"time of {hardware}"), beside(inside(mesh.draw().html), devices + more), title=repr(cluster).strip("<>"))
+
+
+def html_of_run(run: Run[Any]) -> str:
+    """The picture of a run: a row for the output of each rank, and the trace."""
+    ranks = [rank for rank in kept(len(run), MOST_ROWS) if rank is not None]
+    outputs = table([(rank, _short(run.outputs[rank])) for rank in ranks], ("rank", "output"), left=2)
+    more = note(f"{len(ranks)} of {len(run)} ranks are shown") if len(ranks) < len(run) else ""
+    trace = folded_away("run.trace: what happened", inside(run.trace._repr_html_()), is_open=True)
+    return figure(outputs, more, trace, title=repr(run).strip("<>"))
+
+
+def _short(value: Any) -> Markup:
+    text = repr(value)
+    kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
+    return Markup(f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>")
 
 
 def let_go_after_the_cell(cluster: VirtualCluster) -> None:

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-import numpy as np
-
 from parallelism.arrays import Array
-from parallelism.display.drawing import kept
-from parallelism.display.markup import Markup, figure, folded_away, inside, note, table
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.spelling import no_attribute
@@ -24,8 +20,6 @@ if TYPE_CHECKING:
 
 Output = TypeVar("Output")
 Returned = TypeVar("Returned", covariant=True)
-_MOST_ROWS = 16
-"""The largest number of outputs that a notebook shows."""
 _ELSEWHERE = {
     "results": "run.outputs", "values": "run.outputs", "value": "run[0]", "output": "run[0]", "returned": "run.outputs",
     "get": "run.outputs", "gather": "run.unshard(sharding)", "fulltensor": "run.unshard(sharding)",
@@ -107,16 +101,6 @@ class Run(Sequence[Output]):
         return f"<Run of {self._name} on {self.mesh!r}>"
 
     def _repr_html_(self) -> str:
-        ranks = [rank for rank in kept(len(self), _MOST_ROWS) if rank is not None]
-        outputs = table([(rank, _short(self.outputs[rank])) for rank in ranks], ("rank", "output"), left=2)
-        more = note(f"{len(ranks)} of {len(self)} ranks are shown") if len(ranks) < len(self) else ""
-        trace = folded_away("run.trace: what happened", inside(self.trace._repr_html_()), is_open=True)
-        return figure(outputs, more, trace, title=f"Run of {self._name} on {self.mesh!r}")
+        from vcluster.runs import notebook  # few look at a run, and each start of a cluster would load its picture
 
-
-def _short(value: Any) -> Markup:
-    text = repr(value)
-    kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
-    from html import escape  # its table of entities takes a millisecond to import, and few look at a run
-
-    return Markup(f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>")
+        return notebook.html_of_run(self)
