@@ -7,9 +7,9 @@ import sys
 from zlib import crc32
 
 import pytest
-from _pytest.runner import runtestprotocol
 from drawn import BY_DAY
 from hypothesis import settings
+from reports import pytest_runtest_protocol  # noqa: F401  (a hook)
 
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 
@@ -34,8 +34,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 SLOW_PART = os.environ.get("VCLUSTER_SLOW_PART")
 """``2/8``: of the slow tests those of part 2 of 8.  The id of a test says in which part it is."""
-
-LISTED_BY_DURATIONS_SECONDS = 0.005
 
 
 def pytest_configure(config):
@@ -69,24 +67,6 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left)
         left_out = set(left)
         items[:] = [item for item in items if item not in left_out]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
-    """What pytest does for a test, with a tenth less work for the tests of a millisecond, of which there are thousands.
-
-    A worker sends all that it reports to the process that prints.  That a test begins and ends is not printed.  Of a
-    set-up and a tear-down somebody reads a failure, a skip, and that it took long (`--durations`).
-    """
-    is_worker = hasattr(item.config, "workerinput")
-    if not is_worker:
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in runtestprotocol(item, nextitem=nextitem, log=False):
-        if report.when == "call" or not report.passed or report.duration >= LISTED_BY_DURATIONS_SECONDS:
-            item.ihook.pytest_runtest_logreport(report=report)
-    if not is_worker:
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,8 +20,8 @@ _NAMES = {
 }
 """The names of dtypes in programs, and in NumPy."""
 _SHORT = {name: short for short, name in _NAMES.items()}
-_SHORT_BY_CLASS = {type(np.dtype(name)): short for name, short in _SHORT.items() if short not in NARROW_FLOATS}
-"""Those of NumPy's own dtypes by their classes, which are found sooner than the name of a dtype."""
+_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items() if short not in NARROW_FLOATS)
+"""The classes of NumPy's own dtypes that programs have."""
 
 
 class _Dtypes(Mapping[str, np.dtype[Any]]):
@@ -110,16 +110,13 @@ def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
 @lru_cache(maxsize=256)
 def dtype_text(dtype: np.dtype[Any]) -> str | None:
     """The name of a dtype in programs; None if programs do not have it."""
-    if not dtype.isnative:
-        return None
-    return _SHORT_BY_CLASS.get(type(dtype)) or _SHORT.get(dtype.name)
+    return _SHORT.get(dtype.name) if dtype.isnative else None
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` as a NumPy dtype; ``TypeError`` if the IR does not have it."""
-    if type(dtype) in _SHORT_BY_CLASS and dtype.isnative:
-        known: np.dtype[Any] = dtype
-        return known
+    if isinstance(dtype, np.dtype) and type(dtype) in _USUAL and dtype.isnative:    # most are; a name takes longer
+        return dtype
     try:
         result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else as_dtype(dtype)
     except TypeError:
@@ -132,7 +129,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 
 def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
     """``shape`` as a tuple of extents."""
-    if type(shape) is tuple and len(shape) <= MOST_DIMS:
+    if type(shape) is tuple and len(shape) <= MOST_DIMS:    # most are, and of integers
         for extent in shape:
             if type(extent) is not int or not 0 <= extent <= MOST_EXTENT:
                 break

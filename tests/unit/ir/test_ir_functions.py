@@ -23,7 +23,7 @@ def test_a_type_is_a_value():
     a, b = T(np.float32, [8, B]), T("f32", (8, B))
     assert a == b and hash(a) == hash(b) and str(a) == "tensor<8xBxf32>"
     assert a.nbytes == 32 * B and a.symbols == {"B"} and a.ndim == 2
-    assert T(">f8", 3) == T("f64", (np.int64(3),))
+    assert T(">f8", 3) == T(np.dtype(">f8"), (3,)) == T("f64", (np.int64(3),))
     assert pickle.loads(pickle.dumps(a)) == a  # noqa: S301
 
 

@@ -279,6 +279,7 @@ def test_equal_ones_share_the_gradient_of_the_largest():
     ("where", ["5xf64", "5xf64", "5xf64"], {}, r"the condition must be of bools \(i1\), got float64"),
     ("softmax", ["5xi64"], {"axis": 0}, "the inputs must be floating-point"),
     ("gelu", ["5xi64"], {}, "the inputs must be floating-point, got int64"),
+    ("softmax", ["5xf64"], {}, "softmax: its attributes are axis; got none"),
     ("invert", ["5xf64"], {}, "invert: ufunc 'invert' did not contain a loop|not supported|No loop"),
 ])
 def test_what_an_operator_does_not_take_is_refused(kind, types, attributes, message):

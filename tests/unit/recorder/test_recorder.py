@@ -72,6 +72,20 @@ def test_a_reshard_is_one_event_with_what_its_collectives_move():
     assert trace.bytes_received() == sum(event.bytes_received for event in inside)
 
 
+def test_a_tree_is_one_event_with_what_its_buffers_move_and_events_are_numbered_by_rank():
+    def program(device):
+        device.all_reduce({"a": np.ones(5), "b": [np.ones(3, np.float32)], "c": np.ones(2)}, "y")
+        device.barrier("y")
+
+    alone = record(lambda device: [device.all_reduce(np.ones(7), "y"), device.all_reduce(np.ones(3, np.float32), "y")],
+                   MESH).trace
+    trace = record(program, MESH).trace
+    for rank in range(MESH.size):
+        events = [event for event in trace.events if event.rank == rank]
+        assert [(event.name, event.serial) for event in events] == [("all_reduce", 0), ("barrier", 1)]
+        assert events[0].payload_bytes == 8 * 7 + 4 * 3 and events[0].bytes_received == alone.bytes_received(rank)
+
+
 def test_messages_are_counted_and_asynchronous_operations_are_waited_for():
     def program(device):
         work = device.all_reduce(np.ones(6), "x", async_op=True)
