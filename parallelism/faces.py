@@ -17,9 +17,9 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
 
     ``stub`` is the path of the stub, or that of the package's ``__init__.py``, with the stub beside it.
     """
-    directory = dirname(stub)  # noqa: PTH120 - pathlib takes longer to import than all of this
+    directory = dirname(stub)
     path = stub if stub.endswith("i") else f"{stub}i"
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
+    with open(path, encoding="utf-8") as file:
         _, *imports = f"\n{file.read()}".split("\nfrom .")
     module_of: dict[str, str] = {}
     for module, _, names in (line.partition(" import ") for line in imports):
@@ -30,7 +30,7 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
     def load(name: str) -> object:
         if name not in module_of:
             # ``from room import module`` asks here first, and imports the module then.
-            if exists(f"{directory}/{name}.py"):  # noqa: PTH110 - as above
+            if exists(f"{directory}/{name}.py"):
                 raise AttributeError(f"module {package!r} has not loaded {name!r}", name=name)
             no_public_name(package, name, every_name)
         module = module_of[name]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
 ALGORITHMS.add_own(*DIRECT, *RINGS, *DOUBLINGS, *TREES)
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One message: ``source`` sends ``chunks`` to ``target``, which adds them to its own or takes them over."""
 
     source: int

@@ -16,8 +16,7 @@ Move = tuple[int, int, tuple[int, ...]]
 """(source, target, chunks)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """A step with few messages, one by one."""
 
     listed: tuple[Move, ...]
@@ -27,8 +26,7 @@ class Listed:
         return [move for move in self.listed if move[0] in sources and move[1] in targets]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairwise:
+class Pairwise(NamedTuple):
     """A step in which up to every pair talks, as a rule: 256 positions have 65,280 pairs, and callers ask for few."""
 
     chunks: Callable[[int, int], tuple[int, ...] | None]
@@ -42,8 +40,7 @@ class Pairwise:
                     yield source, target, sent
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(NamedTuple):
     """A step of a ring of g positions: each position p passes chunk p - k on to p + 1."""
 
     g: int

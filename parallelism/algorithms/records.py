@@ -9,8 +9,6 @@ The records of this package are in `parallelism.algorithms.direct`, ``rings``, `
 record if its three parts disagree, or if its steps do not give the result of the kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,12 +43,12 @@ class ClosedForm:
     whole: int = 1
 
     @property
-    def sent(self) -> tuple[Fraction, ...]:
+    def sent(self) -> "tuple[Fraction, ...]":
         """Parts of S that each position sends."""
         return self._fractions(self.sent_parts)
 
     @property
-    def received(self) -> tuple[Fraction, ...]:
+    def received(self) -> "tuple[Fraction, ...]":
         """Parts of S that each position receives."""
         return self._fractions(self.received_parts)
 
@@ -62,7 +60,7 @@ class ClosedForm:
         """Bytes received by each position."""
         return tuple(self._bytes(part, nbytes) for part in self.received_parts)
 
-    def _fractions(self, parts: tuple[int, ...]) -> tuple[Fraction, ...]:
+    def _fractions(self, parts: tuple[int, ...]) -> "tuple[Fraction, ...]":
         from fractions import Fraction  # devices need none
 
         return tuple(Fraction(part, self.whole) for part in parts)

@@ -9,12 +9,10 @@ under the direct algorithms in closed form, for groups of any size: a group of t
 are equal.  Pieces may be uneven.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -37,8 +35,7 @@ SCALAR = b"scalar"
 """Forms: what the value of an array was.  A tree of arrays has another form."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveCall(NamedTuple):
     """A collective of one group, with all that its price and its bus bandwidth depend on."""
 
     kind: str
@@ -58,7 +55,7 @@ class CollectiveCall:
     """(source, target), positions, of what moves in a permute."""
 
     @classmethod
-    def of_event(cls, event: Event) -> CollectiveCall | None:
+    def of_event(cls, event: Event) -> "CollectiveCall | None":
         """The call that an event carries; None for an event that is no single collective, or carries none."""
         kind = kind_of_event(event.name) if event.kind == "collective" else None
         if kind is None or event.group is None or event.payload_bytes is None:
@@ -126,21 +123,21 @@ class Traffic(NamedTuple):
     messages: int
     sources: tuple[tuple[int, int], ...]
     """(rank, bytes received from it)."""
-    call: CollectiveCall | None = None
+    call: "CollectiveCall | None" = None
     """None for an operation that is made of several collectives."""
 
     @classmethod
-    def of_event(cls, event: Event) -> Traffic:
+    def of_event(cls, event: Event) -> "Traffic":
         """The traffic that an event counts."""
         call = CollectiveCall.of_event(event)
         return cls(event.bytes_sent, event.bytes_received, event.messages, event.sources, call)
 
-    def plus(self, other: Traffic) -> Traffic:
+    def plus(self, other: "Traffic") -> "Traffic":
         """The traffic of two calls that count as one."""
         sources = Counter(dict(self.sources)) + Counter(dict(other.sources))
         call = self.call or other.call
         if self.call is not None and other.call is not None:
-            call = replace(self.call, nbytes=self.call.nbytes + other.call.nbytes)
+            call = self.call._replace(nbytes=self.call.nbytes + other.call.nbytes)
         return Traffic(
             self.bytes_sent + other.bytes_sent, self.bytes_received + other.bytes_received,
             self.messages + other.messages, tuple(sorted(sources.items())), call,
@@ -153,12 +150,12 @@ class Traffic(NamedTuple):
         return counted if self.call is None else {**counted, **self.call.on_event()}
 
 
-def traffic(calls: Sequence[MemberCall], ranks: tuple[int, ...], position: int) -> Traffic:
+def traffic(calls: "Sequence[MemberCall]", ranks: tuple[int, ...], position: int) -> "Traffic":
     """The traffic of the member at ``position``, from the calls of all members."""
     return _traffic(calls[position].over(len(calls)), ranks, position, chunks_of(calls))
 
 
-def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffic]:
+def traffics(calls: "Sequence[MemberCall]", ranks: tuple[int, ...]) -> "list[Traffic]":
     """The traffic of every member, by position: that of `traffic`, in one pass over the messages of the group."""
     plan, chunks, g = calls[0].over(len(calls)), chunks_of(calls), len(calls)
     described = _described(plan, ranks, chunks)
@@ -185,7 +182,7 @@ def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffi
     ]
 
 
-def chunks_of(calls: Sequence[MemberCall]) -> tuple[int, ...]:
+def chunks_of(calls: "Sequence[MemberCall]") -> tuple[int, ...]:
     """The bytes of every chunk, as the algorithm numbers them."""
     giver = next((call for call in calls if call.gives), None)
     if giver is None or giver.dtype is None:
@@ -214,7 +211,7 @@ def even_buffer(leaving: int, g: int) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> Traffic:
+def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> "Traffic":
     sources, targets = plan.sources(position, chunks), plan.targets(position, chunks)
     return Traffic(
         sum(nbytes for _, nbytes in targets),
@@ -226,7 +223,7 @@ def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tup
 
 
 @lru_cache(maxsize=8192)
-def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> CollectiveCall:
+def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> "CollectiveCall":
     root = plan.root if kind_of(plan.collective).rooted else None
     pairs = tuple(sorted((source, target) for source, target in plan.pairs if source != target and chunks[source]))
     return CollectiveCall(plan.collective, ranks, payload_bytes(plan, chunks), plan.name, root, pairs)
@@ -238,7 +235,7 @@ def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...])
 class Moved:
     """Bytes and messages by position: ``sent``, ``received``, ``messages``; ``sources`` of one position."""
 
-    def __init__(self, calls: Sequence[MemberCall], ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, calls: "Sequence[MemberCall]", ranks: Sequence[int] | None = None) -> None:
         """``calls`` by position; ``ranks`` by position, if sources are to be named by their ranks."""
         self._names = range(len(calls)) if ranks is None else ranks
         first, g = calls[0], len(calls)
@@ -285,7 +282,7 @@ class Moved:
         self._is_same_for_all = parts is not None and bool(parts[0]) and bool((parts == parts[0]).all())
         """Whether each member gets as much from every other one."""
 
-    def _from_or_to_root(self, calls: Sequence[MemberCall], own: Ints) -> None:
+    def _from_or_to_root(self, calls: "Sequence[MemberCall]", own: Ints) -> None:
         kind, root, g = self.kind, calls[0].root, len(own)
         here = np.arange(g) == root
         self.payload_bytes = int(own.sum() if kind.joins else own[root])
@@ -299,7 +296,7 @@ class Moved:
             self._given = lambda position: np.where(here[position], parts, 0)
         self.messages = np.where(here == (kind.gives == "root"), g - 1 if kind.gives == "root" else 1, 0)
 
-    def _permute(self, first: MemberCall, own: Ints) -> None:
+    def _permute(self, first: "MemberCall", own: Ints) -> None:
         moved = [(s, t) for s, t in first.pairs or () if s != t]
         self.payload_bytes = max((int(own[s]) for s, _ in moved), default=0)
         self.pairs = tuple(sorted((s, t) for s, t in moved if own[s]))
@@ -310,7 +307,7 @@ class Moved:
             self.messages[s] = 1
         self._given = lambda position: np.where(np.arange(len(own)) == source_of.get(position, -1), own, 0)
 
-    def named(self, ranks: Sequence[int]) -> Moved:
+    def named(self, ranks: Sequence[int]) -> "Moved":
         """The same, with sources that are named by these ranks, in the order of positions."""
         named = copy(self)
         named._names, named._pairs = ranks, {}
@@ -336,18 +333,18 @@ class Moved:
 
 
 @lru_cache(maxsize=4096)
-def moved(calls: tuple[MemberCall, ...]) -> Moved:
+def moved(calls: "tuple[MemberCall, ...]") -> "Moved":
     """The traffic of all members; cached."""
     return Moved(calls)
 
 
 @lru_cache(maxsize=4096)
-def moved_alike(call: MemberCall, size: int) -> Moved:
+def moved_alike(call: "MemberCall", size: int) -> "Moved":
     """The traffic of all members if all ``size`` of them make the same call; cached."""
     return Moved((call,) * size)
 
 
-def _pieces(call: MemberCall, size: int) -> Ints:
+def _pieces(call: "MemberCall", size: int) -> Ints:
     """Bytes of the pieces that the array of a member is cut into, one for each of the group."""
     assert call.dtype is not None
     assert call.shape is not None
@@ -356,7 +353,7 @@ def _pieces(call: MemberCall, size: int) -> Ints:
     return np.array(block_nbytes(call.shape, call.dtype.itemsize, size, call.dim, call.sizes), np.int64)
 
 
-def _cut(calls: Sequence[MemberCall]) -> Any:
+def _cut(calls: "Sequence[MemberCall]") -> Any:
     """Bytes from position to position."""
     size = len(calls)
     if all(call is calls[0] for call in calls):

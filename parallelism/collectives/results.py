@@ -1,9 +1,6 @@
 """A collective as one member computes it: the fields of its call, from its value, and its result, from all arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, NamedTuple
@@ -24,7 +21,7 @@ Array = NDArray[Any]
 def call_fields(
     kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
-) -> tuple[dict[str, Any], Array | None, Reduction | None]:
+) -> "tuple[dict[str, Any], Array | None, Reduction | None]":
     """The fields of a member's call that depend on its value, the value as an array, and its reduction.
 
     The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
@@ -103,7 +100,7 @@ class Result(NamedTuple):
 
 
 def result_of(
-    calls: Sequence[MemberCall], position: int, arrays: Sequence[Any], reduction: Reduction | None = None
+    calls: Sequence[MemberCall], position: int, arrays: Sequence[Any], reduction: "Reduction | None" = None
 ) -> Result | None:
     """The result at ``position``; None for a member that gets none, and for a kind whose result is a list.
 
@@ -148,7 +145,7 @@ def joined(parts: Sequence[Array], dim: int) -> Result:
     return Result(tuple(shape), first.dtype, lambda out: np.concatenate(parts, dim, out))
 
 
-def reduced(parts: Sequence[Array], reduction: Reduction | None) -> Result:
+def reduced(parts: Sequence[Array], reduction: "Reduction | None") -> Result:
     """All parts, combined in their order."""
     fill = _cannot if reduction is None else partial(reduction.reduce, parts)
     return Result(parts[0].shape, parts[0].dtype, fill)
@@ -173,8 +170,7 @@ _OTHER_NAMES = {"avg": "mean", "product": "prod"}
 OPS = (*_UFUNCS, *_OTHER_NAMES)
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """One operation on one dtype: a ufunc of NumPy, or a function of the user's."""
 
     name: str
@@ -224,7 +220,7 @@ def _read_only(array: Array) -> Array:
     return view
 
 
-def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
+def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> "Reduction":
     """The reduction that ``op`` means for arrays of ``dtype``; ``ValueError`` or ``TypeError`` if there is none."""
     if callable(op):
         name = getattr(op, "__qualname__", None) or getattr(op, "__name__", None) or type(op).__qualname__
@@ -233,7 +229,7 @@ def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
 
 
 @lru_cache(maxsize=256)
-def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
+def _named(op: str, dtype: np.dtype[Any]) -> "Reduction":
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else op
     if name not in _UFUNCS:
         hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)    # ReduceOp.SUM of torch, MPI.SUM

@@ -4,8 +4,6 @@ Wrong arguments of one call are ``ValueError`` or ``TypeError``, raised before a
 about several ranks together: they say which ranks, in which operation, at which lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,7 +73,7 @@ class CollectiveMismatchError(ClusterError):
         self.sent_at: str | None = None
         """The line that sent a message which is not what its receiver declared."""
 
-    def at(self, locations: Mapping[int, str]) -> CollectiveMismatchError:
+    def at(self, locations: Mapping[int, str]) -> "CollectiveMismatchError":
         """The same error with one line of text for each different call, the most frequent first.
 
         ``locations`` are the lines of the ranks that raised it.  A rank that was ended before it could raise stands

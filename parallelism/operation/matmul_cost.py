@@ -1,7 +1,5 @@
 """The flops and the memory traffic of a matrix product, as devices count them."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, NamedTuple
 

@@ -1,20 +1,18 @@
 """Which lines of code are the user's: errors, traces and deadlock reports point at these."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
+from os.path import abspath, dirname
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 
-ROOT = next(path for path in Path(__file__).absolute().parents if path.name == "parallelism").parent
-_OURS = tuple(f"{ROOT / name}{os.sep}" for name in PACKAGES)
-_STDLIB = str(Path(os.__file__).parent) + os.sep
+ROOT = dirname(dirname(dirname(abspath(__file__))))
+_OURS = tuple(f"{ROOT}{os.sep}{name}{os.sep}" for name in PACKAGES)
+_STDLIB = dirname(os.__file__) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 

@@ -1,7 +1,5 @@
 """Arguments of a run that differ between devices: `PerDevice` and `Sharded`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +41,7 @@ class Sharded:
 
     __slots__ = ("sharding", "value")
 
-    def __init__(self, value: Any, sharding: TensorSharding) -> None:
+    def __init__(self, value: Any, sharding: "TensorSharding") -> None:
         if not hasattr(sharding, "shard"):
             raise TypeError(f"Sharded takes an array and its TensorSharding, got {sharding!r}")
         self.value, self.sharding = value, sharding
@@ -51,7 +49,7 @@ class Sharded:
     def __repr__(self) -> str:
         return f"Sharded({self.value!r}, {self.sharding!r})"
 
-    def per_device(self, mesh: Mesh) -> PerDevice:
+    def per_device(self, mesh: "Mesh") -> PerDevice:
         """The shards, by rank."""
         return PerDevice(self.sharding.shard(self.value, mesh))
 
@@ -63,7 +61,7 @@ class Hole(NamedTuple):
 
 
 def deal(
-    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
+    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: "Mesh"
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
     """The arguments with a `Hole` in place of each `PerDevice` or `Sharded`, and the list of these as `PerDevice`."""
     own: list[PerDevice] = []

@@ -3,8 +3,6 @@
 Errors, traces and deadlock reports point at the user's line, and find it here.
 """
 
-from __future__ import annotations
-
 import opcode
 import os
 import sys
@@ -17,7 +15,7 @@ from parallelism.operation import ROOT, is_installed, is_ours
 _WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _POP_TOP = bytes([opcode.opmap["POP_TOP"]])
 MOST_SITES = 4096
-_sites: dict[tuple[int, int], tuple[CallSite, CodeType]] = {}
+_sites: "dict[tuple[int, int], tuple[CallSite, CodeType]]" = {}
 """By the id of the code and the place in it.  Code is kept, so that its id stays its own: to hash it takes longer."""
 _ours: dict[int, CodeType] = {}
 """Code of our packages by its id, except the worker's."""
@@ -42,7 +40,7 @@ class CallSite(NamedTuple):
     """Whether the call is a statement of its own, so that its result is discarded."""
 
 
-def call_site(skip: int = 0) -> CallSite:
+def call_site(skip: int = 0) -> "CallSite":
     """The nearest caller outside our packages, or the outermost caller if all are inside.
 
     ``skip`` is the number of frames to skip above the direct caller. A repeated call takes less than half a

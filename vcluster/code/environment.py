@@ -1,7 +1,5 @@
 """Where a device looks for modules and files, and which modules of the user's have changed since it imported them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util
@@ -10,17 +8,15 @@ import sys
 import types
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from typing import NamedTuple
 
 from parallelism.algorithms import registry
 from parallelism.operation import is_installed
 from vcluster.code.pickling import dump, load
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(NamedTuple):
     """The places where imports and relative file names are looked up. Devices use the host's."""
 
     path: tuple[str, ...]
@@ -36,7 +32,7 @@ def environment(*, processes: bool = True) -> Environment:
     Devices that are no ``processes`` have the host's tables of collectives.
     """
     try:
-        directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
+        directory = os.getcwd()
     except FileNotFoundError:
         directory = None
     return Environment(tuple(entry or directory or entry for entry in sys.path), directory,
@@ -109,7 +105,7 @@ class ModuleWatcher:
                     delattr(sys.modules[package], attribute)
                 if name in changed:  # a .pyc stores whole seconds and the size, so it misses a quick edit of equal size
                     with suppress(OSError, NotImplementedError):
-                        Path(importlib.util.cache_from_source(file)).unlink()
+                        os.unlink(importlib.util.cache_from_source(file))
             self._known.difference_update(self._versions)
             self._versions.clear()
             importlib.invalidate_caches()
@@ -126,7 +122,7 @@ class ModuleWatcher:
 
 def _version(file: str) -> tuple[int, int] | None:
     try:
-        status = os.stat(file)  # noqa: PTH116  (before every run, for every module)
+        status = os.stat(file)
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size

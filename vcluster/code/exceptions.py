@@ -4,15 +4,13 @@ The device collects what is cheap: types, text, frames. The host formats the tra
 and the cells of a notebook.
 """
 
-from __future__ import annotations
-
 import itertools
 import linecache
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
+from typing import NamedTuple
 
 from parallelism.operation import is_installed, is_ours
 from vcluster.code.errors import OperationCancelled
@@ -26,8 +24,7 @@ DEEPEST_CHAIN = 16
 """Maximal number of causes that are followed from an exception."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of a traceback."""
 
     filename: str
@@ -47,8 +44,7 @@ class Frame:
         return f"{self.filename}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """An exception raised in a device, in the form in which it crosses to the host."""
 
     type_name: str
@@ -62,10 +58,10 @@ class Failure:
     """Number of frames left out in the middle of a very long traceback."""
     pickled: bytes | None
     """The pickled exception. None if it cannot be pickled."""
-    cause: Failure | None = None
+    cause: "Failure | None" = None
     explicit: bool = False
     """Whether the cause was given with ``raise ... from``."""
-    members: tuple[Failure, ...] = ()
+    members: "tuple[Failure, ...]" = ()
     """The exceptions of an ``ExceptionGroup``."""
     values: str = ""
     """The values of the variables on the user's innermost line."""
@@ -140,7 +136,7 @@ def describe_exception(exception: BaseException, program: CodeType | None = None
     line.
     """
     try:
-        return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
+        return _describe(exception, frozenset(), program)._replace(values=_values(exception.__traceback__))
     except BaseException as error:  # its class may have no name, and its attributes may raise anything
         text = f"an exception that cannot be described: to ask for its parts raised {type(error).__name__}"
         return Failure("an exception", text, f"{text}\n", (), 0, None)

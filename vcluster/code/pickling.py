@@ -20,7 +20,6 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -151,14 +150,14 @@ def travels_by_value(module_name: object) -> bool:
 def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str, ...]) -> bool:
     """The arguments are everything that the answer depends on: ``sys.path`` may have changed since the import."""
     package, _, _ = name.rpartition(".")
-    if origin is None or not Path(origin).is_file():
+    if origin is None or not os.path.isfile(origin):
         # The module was created by hand. Parts that an importable package creates (six.moves) come with that package.
         # Built-in and frozen modules, and namespace packages, have a spec.
         top = sys.modules.get(name.partition(".")[0])
         return not has_spec and getattr(top, "__spec__", None) is None
     if is_installed(origin):
         return False
-    if any(fnmatch.fnmatch(Path(origin).name, pattern) for pattern in TEST_FILES):
+    if any(fnmatch.fnmatch(os.path.basename(origin), pattern) for pattern in TEST_FILES):
         return True
     where = getattr(sys.modules.get(package), "__path__", None) if package else None
     if package and where is None:
@@ -168,7 +167,7 @@ def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str
             if getattr(sys.modules.get(name), "__loader__", None) is finder:
                 return True  # pytest rewrote its asserts, which the import in a device would not do
         elif (spec := finder.find_spec(name, where)) is not None:
-            return spec.origin is None or not Path(spec.origin).samefile(origin)
+            return spec.origin is None or not os.path.samefile(spec.origin, origin)
     return True
 
 

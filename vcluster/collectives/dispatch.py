@@ -7,8 +7,7 @@ of `vcluster.collectives` define the ways:
 
     `general`       any direct call, in shared memory
     `by_messages`   the steps of a named algorithm, over channels. With the queue transport, every call
-    `prepared`      a direct call that was run before, without its checks: a small one in the slots, a large one where
-                    the arrays lie
+    `prepared`      a direct call that was run before, without its checks: in the slots, or where large arrays lie
     `last_arriver`  the same for a small call of many members
 
 `ways` says which of them a backend has.
@@ -16,7 +15,6 @@ of `vcluster.collectives` define the ways:
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -55,9 +53,7 @@ from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCo
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.ways import IN_SHARED_MEMORY, Ways
 from vcluster.collectives.zero_copy import is_contiguous
-from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, zeros_like
-from vcluster.messages.encoding import pack
-from vcluster.messages.endpoint import issue
+from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, issue, pack, zeros_like
 from vcluster.tracing import Recorder, Row
 
 MOST_CALLS = 4096
@@ -87,12 +83,15 @@ class KeptCalls(dict[Any, CheckedCall]):
 
     def __init__(self) -> None:
         self._keys: list[Any] = []
-        self._places = random.Random(0)
+        self._places: Any = None
 
     def keep(self, key: Any, checked: CheckedCall) -> None:
         if len(self) < MOST_CALLS:
             self._keys.append(key)
         else:
+            from random import Random  # few programs make so many calls that they load it
+
+            self._places = self._places or Random(0)
             place = self._places.randrange(MOST_CALLS)
             del self[self._keys[place]]
             self._keys[place] = key

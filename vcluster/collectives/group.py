@@ -19,7 +19,6 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from vcluster.code import ClusterError
 from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, GROUPS, LINE, STORES_IN_ORDER, Need
 from vcluster.messages import Endpoint, Wait
+from vcluster.messages.encoding import blake2b
 from vcluster.tracing import Template, dtype_name
 
 if TYPE_CHECKING:

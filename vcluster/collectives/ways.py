@@ -1,7 +1,5 @@
 """The ways to run calls, by backend: how the members of a group meet, and what runs a call, or one that is repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -36,7 +34,7 @@ class Ways(NamedTuple):
     """The way of a call with ``algorithm="mpi"``."""
     check_library: Callable[[Call, Reduction | None], None] = no_library
     """Refuses such a call if it cannot be run."""
-    on_one_node: Ways | None = None
+    on_one_node: "Ways | None" = None
     """The ways of groups whose members map one memory; None: the same."""
 
     def meet(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> Group:

@@ -14,11 +14,9 @@
 The endpoints are the devices by rank, followed by the host.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from parallelism.events import HOST
 from vcluster.memory.arena import LINE, PAGE, Arena
@@ -43,8 +41,7 @@ MOST_ADDRESSES = 1 << 46
 WIRE_BYTES = 4 * PAGE
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The offsets in bytes, for a cluster of ``size`` devices with heaps of ``region_nbytes`` bytes each."""
 
     size: int
@@ -53,7 +50,7 @@ class Layout:
     """Number of cores that the host, and so the devices, may use. All endpoints use the same number."""
 
     @classmethod
-    def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
+    def for_devices(cls, size: int, *, sparse: bool = True) -> Self:
         """Regions as large as the memory of the machine. They are sparse, so they only use address space."""
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
         while sparse and region > SMALLEST_REGION_BYTES and region * (size + 1) > _most_nbytes():

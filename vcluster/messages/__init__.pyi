@@ -6,8 +6,9 @@ from .encoding import (
     decode_alone as decode_alone,
     encode_message as encode_message,
     from_form as from_form,
+    pack as pack,
     zeros_like as zeros_like,
 )
-from .endpoint import Endpoint as Endpoint, Owner as Owner, Pending as Pending
+from .endpoint import Endpoint as Endpoint, Owner as Owner, Pending as Pending, issue as issue
 from .mailbox import Mailbox as Mailbox
 from .tasks import Steps as Steps, Wait as Wait

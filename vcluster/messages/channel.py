@@ -14,8 +14,7 @@ sent. Messages of different tags do not wait for each other.
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -37,8 +36,7 @@ MOST_LOOKS = 64
 """Maximal number of message signatures (tag, dtype, shape) that one end remembers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
+class ChannelStatistics(NamedTuple):
     """Counts of one end of a channel so far.
 
     >>> from vcluster import VirtualCluster

@@ -8,8 +8,6 @@ Operations that must take effect in the order they were issued share a *lane*, f
 or the receives from one source under one tag. Only the first operation of a lane advances.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator
 from threading import get_ident
@@ -90,7 +88,7 @@ class Blocked:
 
     __slots__ = ("lane", "location", "task", "text", "wait", "what")
 
-    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: Task | Receive | None) -> None:
+    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: "Task | Receive | None") -> None:
         self.lane = lane
         self.what = what
         self.wait = wait
@@ -143,13 +141,13 @@ class Tasks:
         """Whether a thread drives an operation of this lane."""
         return any(blocked.lane == lane and blocked.task is None for blocked in self._blocked.values())
 
-    def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> Task:
+    def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> "Task":
         """Start an operation, issued at ``location`` (None: it is looked up). It advances inside later calls."""
         task = Task(lane, steps, what, here() if location is None else location)
         self.start(task)
         return task
 
-    def start(self, task: Task | Receive) -> None:
+    def start(self, task: "Task | Receive") -> None:
         """Start an operation. It advances inside later calls."""
         queue = self.lanes.get(task.lane)
         if queue is None:
@@ -167,7 +165,7 @@ class Tasks:
         for lane, queue in list(self.lanes.items()):
             self._advance_lane(lane, queue)
 
-    def wait(self, task: Task | Receive) -> Any:
+    def wait(self, task: "Task | Receive") -> Any:
         """Block until the task is finished and return its result."""
         if not task.finished:
             mine = get_ident()
@@ -223,7 +221,7 @@ class Tasks:
 
         self._signals.wait(ready_after_advancing)
 
-    def _advance_lane(self, lane: Lane, queue: deque[Task | Receive]) -> None:
+    def _advance_lane(self, lane: Lane, queue: "deque[Task | Receive]") -> None:
         if self._blocked and self._is_driven(lane):  # by a thread, whose operation comes first
             return
         while queue and queue[0].advance():

@@ -19,8 +19,9 @@ from vcluster.mpi.link import MpiLink, Waiting
 from vcluster.mpi.nodes import NodeMemory
 from vcluster.mpi.transport import LEAVE, MEMORY, Message
 from vcluster.processes import DeviceSpec
+from vcluster.processes.commands import INTERRUPT
 from vcluster.processes.line_coverage import measure
-from vcluster.processes.worker import INTERRUPT, Worker, keep_freed_memory
+from vcluster.processes.worker import Worker, keep_freed_memory
 
 LOOK_EVERY_SECONDS = 0.05
 """Interval, in seconds, between two looks of the thread that receives interrupts. It also lets MPI move what the kernel

@@ -9,23 +9,27 @@ import os
 import pickle
 import queue
 import selectors
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from multiprocessing import Pipe
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
 from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
 from vcluster.processes.deaths import is_ending
+from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
 from vcluster.processes.interrupts import DeferredInterrupt
-from vcluster.processes.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
+
+if TYPE_CHECKING:
+    from vcluster.processes.worker import Worker
 
 STOP_SECONDS = 2.0
 """Seconds after which a device that should end is killed."""
@@ -70,7 +74,7 @@ class ProcessCrew:
         await_ready(self, ranks)
 
     def _start_one(self, spec: DeviceSpec) -> None:
-        ours, theirs = Pipe()
+        ours, theirs = socket.socketpair()
         mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
         place = spec.layout.wire(spec.rank)
         self._arena.clear(place, WIRE_BYTES)
@@ -192,7 +196,7 @@ class ProcessCrew:
         connection = wire.connection
         received: list[bytes] = []
         with suppress(EOFError, OSError):
-            while connection.poll():
+            while is_readable(connection.fileno(), 0):
                 received += wire.read()
         received.append(wire.look() or b"")
         messages += [(rank, pickle.loads(data)) for data in received if data]
@@ -220,6 +224,8 @@ class ThreadCrew:
         self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
+        from vcluster.processes.worker import Worker
+
         ranks = []
         with DeferredInterrupt():  # all of them are started, or none
             for spec in specs:
@@ -234,7 +240,7 @@ class ThreadCrew:
                 ranks.append(spec.rank)
         await_ready(self, ranks)
 
-    def _live(self, rank: int, worker: Worker) -> None:
+    def _live(self, rank: int, worker: "Worker") -> None:
         """The life of a thread. What ends it before it was told so is reported."""
         try:
             worker.serve()
@@ -345,7 +351,7 @@ class _Threaded(NamedTuple):
     """A device in a thread."""
 
     thread: threading.Thread
-    worker: Worker
+    worker: "Worker"
     link: _QueueLink
     commands: queue.SimpleQueue[Any]
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from vcluster.memory.threads import own
 
@@ -58,7 +57,8 @@ def unclaimed_exit_code(pid: int) -> int | None:
 def _status(pid: int | None) -> list[str]:
     """What Linux says of a process, from its state on; empty where nothing tells."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
     except OSError:
         return []
 

@@ -1,8 +1,9 @@
-"""Opening, writing and closing descriptors: all of them, or an error."""
+"""Opening, writing, waiting for and closing descriptors."""
 
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -26,6 +27,13 @@ def write_all(fd: int, program: bytes) -> None:
         rest = memoryview(program)
         while rest:
             rest = rest[pipe.write(rest) :]
+
+
+def is_readable(fd: int, timeout_seconds: float | None) -> bool:
+    """Whether a descriptor is readable or becomes so in time. At the end of a pipe it is. None means no limit."""
+    poll = select.poll()  # `select.select` takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_seconds is None else 1e3 * timeout_seconds))
 
 
 def close_all(fds: Iterable[int]) -> None:

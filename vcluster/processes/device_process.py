@@ -22,7 +22,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from multiprocessing import connection, context, process, reduction
+from multiprocessing import context, process, reduction
 from typing import Any, NoReturn
 
 from vcluster.code import Pickler, apply_environment
@@ -30,7 +30,7 @@ from vcluster.code.environment import environment
 from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
 from vcluster.processes.deaths import unclaimed_exit_code, watch
-from vcluster.processes.descriptors import close_all, pipes, write_all
+from vcluster.processes.descriptors import close_all, is_readable, pipes, write_all
 from vcluster.processes.end_with_host import end_with
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 from vcluster.processes.interrupts import DeferredInterrupt
@@ -59,8 +59,8 @@ def start_process(
 ) -> Process:  # fmt: skip
     """Start a process that runs ``target(*args)``: a daemon that ignores Ctrl-C, has no stdin, and ends with its host.
 
-    ``target`` may be defined in ``__main__``. ``args`` may contain a `Descriptor`, a
-    ``multiprocessing.connection.Connection`` or a socket. The caller keeps its own copies of these and must close them.
+    ``target`` may be defined in ``__main__``. ``args`` may contain a `Descriptor`, a socket or a
+    ``multiprocessing.connection.Connection``. The caller keeps its own copies of these and must close them.
     ``close`` lists descriptors that a forked child must close (the other methods pass on no descriptors by themselves).
 
     Raises ``ValueError`` for an unknown start method, ``RuntimeError`` where a process cannot be started.
@@ -173,7 +173,7 @@ class _Popen:
         return self.wait(0)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        if self.returncode is None and connection.wait([self.sentinel], timeout):
+        if self.returncode is None and is_readable(self.sentinel, timeout):
             with self._lock:
                 if self.returncode is None:
                     self.returncode = self._end()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
+
+from vcluster.processes.descriptors import is_readable
 
 
 def end_with(life: int) -> None:
@@ -16,18 +17,12 @@ def end_with(life: int) -> None:
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-        if _closed(life, 0):
+        if is_readable(life, 0):
             os._exit(1)
     else:
         threading.Thread(target=_watch, args=(life,), daemon=True, name="end-with-host").start()
 
 
 def _watch(life: int) -> None:
-    _closed(life, None)
+    is_readable(life, None)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _closed(life: int, milliseconds: int | None) -> bool:
-    poll = select.poll()  # `select` takes no descriptor above 1023
-    poll.register(life, select.POLLIN)
-    return bool(poll.poll(milliseconds))

@@ -33,10 +33,13 @@ from typing import NoReturn
 from parallelism.operation import PACKAGES
 from vcluster.processes.blas_threads import device_environment
 from vcluster.processes.deaths import is_stopped
-from vcluster.processes.descriptors import pipes
+from vcluster.processes.descriptors import is_readable, pipes
 
-PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
-"""Modules that are already loaded in a new device. A missing module is skipped."""
+PRELOAD = (
+    "numpy", "cloudpickle", "fcntl", "multiprocessing.util", "vcluster.processes.device_process",
+    "vcluster.processes.worker",
+)
+"""Modules that are already loaded in a new device, which loads no other as it starts. A missing module is skipped."""
 
 LOAD_WHEN_IDLE = ("numpy.random",)
 """Modules that the server loads after the first devices have started."""
@@ -68,7 +71,7 @@ START, NAMES = b"+", b"m"
 def search_path() -> list[str]:
     """The host's ``sys.path``, with the current directory by its name; without it if it was removed."""
     try:
-        here = os.getcwd()  # noqa: PTH109  (as `vcluster.code.environment` does)
+        here = os.getcwd()
     except FileNotFoundError:
         here = ""
     return [entry or here for entry in sys.path if entry or here]
@@ -175,9 +178,7 @@ class ForkServer:
 
     def _answers(self, status: int) -> bool:
         """Wait until the server has written to a pipe, or has ended. False if a signal has stopped it."""
-        poll = select.poll()
-        poll.register(status, select.POLLIN)
-        while not poll.poll(1e3 * ANSWER_SECONDS):
+        while not is_readable(status, ANSWER_SECONDS):
             if is_stopped(self.pid):
                 return False
         return True

@@ -35,7 +35,7 @@ def end_fork(rank: int) -> NoReturn:
 def keep_from_programs() -> None:
     """In a fork of the host: programs that a kernel starts shall not keep what the host has open."""
     directory = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-    for name in os.listdir(directory):  # noqa: PTH208
+    for name in os.listdir(directory):
         if int(name) > 2:
             with suppress(OSError):  # that of the directory itself
                 os.set_inheritable(int(name), False)

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 ASKED_FOR = "VCLUSTER_COVERAGE"
@@ -69,7 +68,7 @@ def devices_measured() -> Iterator[None]:
 
     with tempfile.TemporaryDirectory(prefix="vcluster-coverage-") as directory:
         before = os.environ.get(ASKED_FOR)
-        os.environ[ASKED_FOR] = json.dumps({"data_file": str(Path(directory, "data")), **_options(current)})
+        os.environ[ASKED_FOR] = json.dumps({"data_file": os.path.join(directory, "data"), **_options(current)})
         try:
             yield
         finally:
@@ -83,17 +82,17 @@ def devices_measured() -> Iterator[None]:
 def _options(current: Any) -> dict[str, Any]:
     options = {name: current.get_option(f"run:{name}") for name in SAME_OPTIONS}
     if options["source"]:  # a device may start while the host is in another directory
-        options["source"] = [os.path.abspath(s) if os.path.isdir(s) else s for s in options["source"]]  # noqa: PTH100, PTH112
+        options["source"] = [os.path.abspath(s) if os.path.isdir(s) else s for s in options["source"]]
     config = getattr(current.config, "config_file", None)
-    return {**options, "config_file": str(Path(config).absolute()) if config else False}
+    return {**options, "config_file": os.path.abspath(config) if config else False}
 
 
 def _add_up(current: Any, directory: str) -> None:
     coverage = sys.modules["coverage"]
     total = current.get_data()
-    for path in sorted(Path(directory).iterdir()):
+    for name in sorted(os.listdir(directory)):
         with suppress(coverage.exceptions.CoverageException):  # the device was killed while it wrote the file
-            part = coverage.CoverageData(str(path))
+            part = coverage.CoverageData(os.path.join(directory, name))
             part.read()
             total.update(part)
 

@@ -1,7 +1,5 @@
 """What a device prints: it goes to the host by whole lines. What a fork of a device prints goes to its descriptors."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

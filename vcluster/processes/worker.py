@@ -9,20 +9,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from parallelism.events import HOST
-from parallelism.mesh import Mesh
 from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import (
-    Environment,
-    Failure,
-    Frame,
     OperationCancelled,
     apply_environment,
     code_of,
@@ -33,14 +28,15 @@ from vcluster.code import (
 from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_keyword
-from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout, forks
+from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
 from vcluster.memory.threads import is_in_library
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire, WireLink
+from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
 from vcluster.processes.device_process import Descriptor
 from vcluster.processes.interrupts import defer
-from vcluster.processes.kept_programs import KeptPrograms, SentProgram
+from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
@@ -50,59 +46,6 @@ from vcluster.tracing.columns import pack
 
 SMALL_RESULT_BYTES = 1024
 """A result whose block is no larger than this many bytes travels inside the reply and needs no shared memory."""
-
-INTERRUPT = getattr(signal, "SIGUSR1", None)
-"""The signal that interrupts a computing device after its run has failed elsewhere."""
-
-
-class RunCommand(NamedTuple):
-    """Run a program: the function and the common arguments lie at ``common``, this device's own arguments at ``own``.
-
-    If devices may keep the program, it is in ``kept``, and None lies in its place at ``common``.
-    """
-
-    number: int
-    generation: int
-    """Counts how often channels and groups were reset after a failure."""
-    gone: tuple[int, ...]
-    """The ranks that died since the last run."""
-    common: int
-    common_block_nbytes: int
-    common_nbytes: int
-    own: int | None
-    environment: Environment | None
-    groups: int = 0
-    """Counts how often the directories of groups were emptied."""
-    kept: SentProgram | None = None
-
-
-class Done(NamedTuple):
-    """The kernel returned. The output lies at ``place``, or ``place`` is its block if that is small.
-
-    A long record lies at offset ``record``. ``counts`` are the messages sent to and received from each peer so far.
-    ``dropped`` maps each line that discards the result of a collective to the name of the collective.
-    """
-
-    place: int | bytearray
-    record: bytes | Packed | int
-    counts: dict[int, tuple[int, int]]
-    dropped: dict[str, str]
-    run: int = 0
-    """The number of the run."""
-
-
-class Failed(NamedTuple):
-    failure: Failure
-    record: bytes
-    run: int = 0
-
-
-class Cancelled(NamedTuple):
-    """The run was cancelled in this device because of a failure elsewhere. ``stack`` is where the kernel was."""
-
-    record: bytes
-    stack: tuple[Frame, ...] = ()
-    run: int = 0
 
 
 class Link(Protocol):
@@ -116,20 +59,6 @@ class Link(Protocol):
 
     def settle(self) -> None:
         """Wait until a pending interrupt has been raised."""
-
-
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Everything that is needed to create a device."""
-
-    rank: int
-    mesh: Mesh
-    layout: Layout
-    capacity: int
-    seed: int
-    queues: dict[int, tuple[Any, Any]] | None
-    generation: int
-    groups: int = 0
 
 
 class Worker:
@@ -347,8 +276,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 64 << 20
 
 
-def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
-    """The main function of a device's process."""
+def serve_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
+    """Serve the device of this process until its host needs it no more, and end the process."""
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())

@@ -3,7 +3,6 @@
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from parallelism.events import HOST, Event
@@ -50,7 +49,8 @@ _CAUSES = {
 def memory_kills() -> int | None:
     """Number of processes that this system has killed for lack of memory so far; None where it is not known."""
     try:
-        counts = Path("/proc/vmstat").read_bytes()
+        with open("/proc/vmstat", "rb") as file:
+            counts = file.read()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in counts.splitlines() if line.startswith(b"oom_kill ")), None)

@@ -3,9 +3,6 @@
 If a part cannot be pickled, the error names it by the program's parameter, as the caller knows it.
 """
 
-from __future__ import annotations
-
-import hashlib
 import inspect
 import weakref
 from collections import OrderedDict
@@ -27,7 +24,7 @@ class Shipment(NamedTuple):
 
     common: Encoded
     own: list[Encoded]
-    kept: KeptEncoding | None = None
+    kept: "KeptEncoding | None" = None
     """The program, if devices may keep it; then ``common`` has None in its place."""
 
 
@@ -45,7 +42,7 @@ class KeptEncodings:
     def __init__(self) -> None:
         self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = OrderedDict()
 
-    def of(self, program: Operation) -> KeptEncoding:
+    def of(self, program: Operation) -> "KeptEncoding":
         """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
         and always if it has arrays or if its class travels by value, with the globals of its methods.
 
@@ -59,10 +56,7 @@ class KeptEncodings:
             entries.move_to_end(key)
             return known[2]
         encoded = encode(program, "the program")
-        digest = hashlib.blake2b(encoded.description, digest_size=16)
-        for buffer in encoded.buffers:
-            digest.update(buffer)
-        made = KeptEncoding(encoded, digest.digest())
+        made = KeptEncoding(encoded, encoded.digest)
         entries[key] = weakref.ref(program, lambda _: entries.pop(key, None)), state, made
         while len(entries) > MOST_PROGRAMS:
             entries.popitem(last=False)

@@ -4,8 +4,6 @@ A short record travels as it is. A long one is packed into arrays first, which g
 once, and for each event its index, its line and its times.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +26,11 @@ LONG = 1000 * ENTRIES
 class Packed(NamedTuple):
     """The record of one device as columns."""
 
-    descriptions: Columns
+    descriptions: "Columns"
     """One row for each different description of an event, without the rank."""
     description: npt.NDArray[np.int32]
     """For each event, the index of its row in ``descriptions``."""
-    own: Columns
+    own: "Columns"
     """The fields that differ between events: line and times. Wall times are added to those of the description."""
 
 
@@ -51,7 +49,7 @@ def pack(record: Record) -> Packed:
     }))
 
 
-def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
+def columns_of(records: Mapping[int, bytes | Packed]) -> "Columns":
     """The events in the records of some ranks, rank after rank."""
     from parallelism.events import Columns
     from parallelism.timeline.matching import sequences
@@ -71,9 +69,9 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
 
 
 def make_trace(
-    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None, *,
+    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: "Pricing | None" = None, *,
     declares_all: bool = False,
-) -> Trace:
+) -> "Trace":
     """The trace of a run, from the record of each rank: replayed in virtual time.
 
     ``declares_all``: every op of the program declared its cost, so other compute is the library's own and has no price.

@@ -45,3 +45,29 @@ def test_importing_loads_no_numpy_and_starts_nothing_and_numpy_waits_until_a_clu
                "assert threading.active_count() == 1; "
                "from vcluster import VirtualCluster; assert 'numpy' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_start_loads_only_what_it_needs():
+    """A device finds all its modules loaded, and its host loads none that only a device needs."""
+    program = """
+import subprocess, sys
+from vcluster import VirtualCluster
+
+def modules_after(statements):
+    program = f"import sys; {statements}; print(*sys.modules)"
+    return {*subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()}
+
+with VirtualCluster(1) as cluster:
+    of_device = {*cluster.run(lambda device: [*sys.modules]).outputs[0]}
+of_server = modules_after("from vcluster.processes import forkserver as f; f._preload(f.PRELOAD); "
+                          "from vcluster.code import refresh_modules; refresh_modules()")
+libraries = modules_after("import numpy, cloudpickle, multiprocessing.util")
+assert of_device <= of_server, of_device - of_server
+dear = {"hashlib", "pathlib", "random", "shutil", "tempfile", "multiprocessing.connection"} - libraries
+assert not dear & of_device, dear & of_device
+rooms = "vcluster.collectives", "vcluster.device", "vcluster.processes.worker"
+assert {name for name in of_device if name.startswith(rooms)}
+assert not {name for name in sys.modules if name.startswith(rooms)}
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
