@@ -4,12 +4,15 @@ A stub `__init__.pyi` is what type checkers read. It holds nothing but lines as 
 a few splits read it. A device reads some thirty stubs as it starts, and a parser of Python takes seven times as long.
 """
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from os.path import dirname, exists
 
-from parallelism.spelling import no_public_name
+TYPE_CHECKING = False   # that of `typing` has the same meaning, and takes 10 ms to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
@@ -32,6 +35,8 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
             # ``from room import module`` asks here first, and imports the module then.
             if exists(f"{directory}/{name}.py"):
                 raise AttributeError(f"module {package!r} has not loaded {name!r}", name=name)
+            from parallelism.spelling import no_public_name
+
             no_public_name(package, name, every_name)
         module = module_of[name]
         loaded = import_module(f"{package}.{module or name}")

@@ -5,8 +5,14 @@ there is none).  Without the variable it is ``vcluster/host.json`` among the use
 or in ``~/.config`` (XDG Base Directory Specification 0.8).
 """
 
+from __future__ import annotations
+
 import os
-from pathlib import Path
+from os.path import expanduser, isabs, join
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VARIABLE = "VCLUSTER_HOST_HARDWARE"
 CALIBRATED = "this-machine"
@@ -15,22 +21,26 @@ CALIBRATED = "this-machine"
 
 def host_file() -> Path | None:
     """The path of the file, which may not exist; None if the variable is empty, or the user has no home."""
+    from pathlib import Path
+
+    return Path(path) if (path := _path()) else None
+
+
+def _path() -> str | None:
+    """`host_file` as text. Each start of a cluster asks for it, and pathlib takes 3 ms to import."""
     given = os.environ.get(VARIABLE)
     if given is not None:
-        return Path(given) if given else None
-    settings = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not settings.is_absolute():      # the specification: ignore relative paths
-        try:
-            settings = Path("~/.config").expanduser()
-        except RuntimeError:            # no home directory
-            return None
-    return settings / "vcluster" / "host.json"
+        return given
+    settings = os.environ.get("XDG_CONFIG_HOME", "")
+    if not isabs(settings):                     # the specification: ignore relative paths
+        settings = expanduser("~/.config")
+    return None if settings.startswith("~") else join(settings, "vcluster", "host.json")    # "~": no home directory
 
 
 def is_calibrated() -> bool:
     """Whether the file exists."""
-    path = host_file()
-    return path is not None and os.access(path, os.F_OK)
+    path = _path()
+    return bool(path and os.access(path, os.F_OK))
 
 
 def host_summary() -> str:

@@ -27,24 +27,31 @@ the pipe before it. Then the number of the note that this side took last, and wh
 
 
 class Wire:
-    """One end of the connection."""
+    """One end of the connection. The pipe is closed with it."""
 
-    def __init__(self, arena: Arena, place: int, connection: Any, *, host: bool, looks: int = 1) -> None:
-        """``place`` is the offset of both sides' notes. It must be zero at first."""
-        self.connection = connection
+    def __init__(self, arena: Arena, place: int, fd: int, *, host: bool, looks: int = 1) -> None:
+        """``place`` is the offset of both sides' notes. It must be zero at first. ``fd`` is this end of the pipe."""
+        self.fd = fd
         self._looks = looks
         mine, theirs = (place, place + WIRE_BYTES // 2) if host else (place + WIRE_BYTES // 2, place)
         self._mine, self._theirs = arena.words(mine, 5), arena.words(theirs, 5)
         self._note = arena.view[mine + LINE : mine + LINE + NOTE_BYTES]
         self._their_note = arena.view[theirs + LINE : theirs + LINE + NOTE_BYTES]
         self._turnstile = threading.Lock()
-        self._fd = connection.fileno()
         self._read = bytearray()
         """Bytes from the pipe that do not form a whole message yet."""
         self._left: deque[bytes] = deque()
         """Messages that were read and not received yet."""
         self._sent = self._received = 0
         """Numbers of messages through the pipe."""
+
+    def close(self) -> None:
+        """Close this end of the pipe. A second call has no effect."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    __del__ = close
 
     def send(self, data: bytes) -> None:
         """Send a message, which must not be empty. ``OSError`` if the other side is gone."""
@@ -80,7 +87,7 @@ class Wire:
         The list is empty if the pipe brought only a wake-up or part of a message. ``EOFError`` or ``OSError`` when the
         connection has ended.
         """
-        more = os.read(self._fd, 1 << 16)
+        more = os.read(self.fd, 1 << 16)
         if not more:
             raise EOFError
         self._read += more
@@ -125,7 +132,7 @@ class Wire:
     def _write(self, data: bytes) -> None:
         left = memoryview(len(data).to_bytes(4, "little") + data)
         while left:
-            left = left[os.write(self._fd, left) :]
+            left = left[os.write(self.fd, left) :]
 
     def _fence(self) -> None:
         """See `vcluster.memory.signals.Signals.fence`."""
@@ -146,7 +153,7 @@ class WireLink:
     def forked(self, *, keep: bool) -> None:
         """In a forked copy of the device: close the pipe, so that its end is the end of the device."""
         if self._wire is not None:
-            self._wire.connection.close()
+            self._wire.close()
             self._wire = None
 
     def send(self, message: Any) -> None:

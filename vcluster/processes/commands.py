@@ -80,8 +80,8 @@ class Cancelled(NamedTuple):
     run: int = 0
 
 
-def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
+def run_in_process(spec: DeviceSpec, memory: Descriptor, wire: Descriptor) -> None:
     """The main function of a device's process."""
     from vcluster.processes.worker import serve_in_process
 
-    serve_in_process(spec, descriptor, connection)
+    serve_in_process(spec, memory.take(), wire.take())

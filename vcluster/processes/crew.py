@@ -74,23 +74,24 @@ class ProcessCrew:
         await_ready(self, ranks)
 
     def _start_one(self, spec: DeviceSpec) -> None:
-        ours, theirs = socket.socketpair()
-        mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
         place = spec.layout.wire(spec.rank)
         self._arena.clear(place, WIRE_BYTES)
+        ours, theirs = socket.socketpair()
+        wire = Wire(self._arena, place, ours.detach(), host=True)
         try:
             process = start_process(
-                run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
-                start_method=self._start_method, close=mine,
+                run_in_process, (spec, Descriptor(self._arena.fd), Descriptor(theirs.fileno())),
+                name=f"vcluster-{spec.rank}", start_method=self._start_method,
+                close=[wire.fd, *(other.fd for other in self._wires.values())],
             )
         except BaseException:
-            ours.close()
+            wire.close()
             raise
         finally:
             theirs.close()
         self._processes[spec.rank] = process
-        self._wires[spec.rank] = Wire(self._arena, place, ours, host=True)
-        self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
+        self._wires[spec.rank] = wire
+        self._selector.register(wire.fd, selectors.EVENT_READ, (spec.rank, "connection"))
         self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
 
     def send(self, rank: int, message: Any) -> None:
@@ -179,7 +180,7 @@ class ProcessCrew:
                 process.join()
             process.close()
         for wire in list(self._wires.values()):
-            wire.connection.close()
+            wire.close()
         self._processes.clear()
         self._wires.clear()
         self._selector.close()
@@ -193,10 +194,9 @@ class ProcessCrew:
     def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
         """Report a death, after the last messages of the device."""
         process, wire = self._processes.pop(rank), self._wires.pop(rank)
-        connection = wire.connection
         received: list[bytes] = []
         with suppress(EOFError, OSError):
-            while is_readable(connection.fileno(), 0):
+            while is_readable(wire.fd, 0):
                 received += wire.read()
         received.append(wire.look() or b"")
         messages += [(rank, pickle.loads(data)) for data in received if data]
@@ -207,9 +207,9 @@ class ProcessCrew:
         if process.exitcode is None:  # it closed its connection but lives, so it is of no use any more
             process.kill()
             process.join()
-        self._selector.unregister(connection)
+        self._selector.unregister(wire.fd)
         self._selector.unregister(process.sentinel)
-        connection.close()
+        wire.close()
         messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed, lost)))
         self._killed.discard(rank)
         process.close()

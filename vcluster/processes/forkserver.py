@@ -25,7 +25,6 @@ import struct
 import subprocess
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -355,6 +354,8 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
             for fd in (data, life_r, *handed):
                 os.close(fd)
     except BaseException:
+        import traceback
+
         traceback.print_exc()
     finally:
         for pid in children:

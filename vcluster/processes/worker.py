@@ -34,7 +34,6 @@ from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire, WireLink
 from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
-from vcluster.processes.device_process import Descriptor
 from vcluster.processes.interrupts import defer
 from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork
@@ -276,13 +275,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 64 << 20
 
 
-def serve_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
-    """Serve the device of this process until its host needs it no more, and end the process."""
+def serve_in_process(spec: DeviceSpec, memory: int, wire: int) -> None:
+    """Serve the device of this process until its host needs it no more, and end the process.
+
+    ``memory`` and ``wire`` are descriptors: of the shared memory, and of the connection to the host.
+    """
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
-    arena = Arena(spec.layout.nbytes, descriptor.take())
+    arena = Arena(spec.layout.nbytes, memory)
     place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
-    link = WireLink(Wire(arena, place, connection, host=False, looks=looks), spec.rank)
+    link = WireLink(Wire(arena, place, wire, host=False, looks=looks), spec.rank)
     forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)
     worker.take_over(link)

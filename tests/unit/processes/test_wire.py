@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from multiprocessing import Pipe
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, strategies as st
 
 from vcluster.memory import WIRE_BYTES, Arena
 from vcluster.processes.command_link import NOTE_BYTES, Wire
+from vcluster.processes.descriptors import is_readable
+
+
+@contextmanager
+def both_ends():
+    arena = Arena(WIRE_BYTES)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    host, device = Wire(arena, 0, ours, host=True), Wire(arena, 0, theirs, host=False, looks=3)
+    try:
+        yield host, device
+    finally:
+        host.close()
+        device.close()
+        arena.close_descriptor()
 
 
 @pytest.fixture
 def ends():
-    ours, theirs = Pipe()
-    arena = Arena(WIRE_BYTES)
-    yield Wire(arena, 0, ours, host=True), Wire(arena, 0, theirs, host=False, looks=3)
-    ours.close()
-    theirs.close()
-    arena.close_descriptor()
+    with both_ends() as ends:
+        yield ends
 
 
 def has_rung(wire):
-    return wire.connection.poll()
+    return is_readable(wire.fd, 0)
 
 
 def test_a_note_is_found_by_looking_and_needs_no_pipe(ends):
@@ -81,22 +92,19 @@ def test_what_is_too_long_and_what_comes_too_soon_goes_through_the_pipe_in_order
 
 @given(st.lists(st.tuples(st.integers(1, 2 * NOTE_BYTES), st.booleans(), st.booleans()), max_size=12))
 def test_any_messages_arrive_once_and_in_order(sent):
-    ours, theirs = Pipe()
-    arena = Arena(WIRE_BYTES)
-    host, device = Wire(arena, 0, ours, host=True), Wire(arena, 0, theirs, host=False)
-    found = []
+    with both_ends() as (host, device):
+        found = []
 
-    def take():
-        while True:
-            data = host.look()
-            if data is not None:
-                found.append(data)
-            elif ours.poll():
-                found.extend(host.read())
-            else:
-                return
+        def take():
+            while True:
+                data = host.look()
+                if data is not None:
+                    found.append(data)
+                elif has_rung(host):
+                    found.extend(host.read())
+                else:
+                    return
 
-    try:
         for number, (nbytes, asleep, looks) in enumerate(sent):
             if asleep:
                 host.fall_asleep()
@@ -106,10 +114,6 @@ def test_any_messages_arrive_once_and_in_order(sent):
             host.awake()
         take()
         assert found == [bytes([number]) * nbytes for number, (nbytes, _, _) in enumerate(sent)]
-    finally:
-        ours.close()
-        theirs.close()
-        arena.close_descriptor()
 
 
 def test_receive_waits_and_wakes(ends):
@@ -134,7 +138,7 @@ def test_a_message_larger_than_the_pipe_arrives_whole(ends):
 
 def test_the_end_of_the_other_side_is_told(ends):
     host, device = ends
-    device.connection.close()
+    device.close()
     with pytest.raises((EOFError, OSError)):
         host.read()
     with pytest.raises(OSError):
