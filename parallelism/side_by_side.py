@@ -25,7 +25,7 @@ UNSAFE = "jax", "mpi4py.MPI", "torch"
 
 
 def side_by_side(
-    works: Sequence[Callable[[], Result]], *, told: Callable[[int, int], None] | None = None
+    works: Sequence[Callable[[], Result]], *, told: Callable[[int, int], object] | None = None
 ) -> list[Result]:
     """The results of all ``works``, in order.
 
@@ -66,7 +66,7 @@ def copies() -> int:
 
 
 def _done(
-    works: Sequence[Callable[[], Result]], shares: int, count: int, told: Callable[[int, int], None] | None
+    works: Sequence[Callable[[], Result]], shares: int, count: int, told: Callable[[int, int], object] | None
 ) -> list[Result]:
     """The results of the own share."""
     found = []

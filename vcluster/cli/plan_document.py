@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
+from parallelism.side_by_side import side_by_side
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.training_run import ADAM_W, ROWS
@@ -76,17 +78,18 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    for done, plan in enumerate(best):
-        told("parts of the best plans", done, len(best))
-        _ = plan.figures
-    best = tuple(sorted(best, key=lambda plan: plan.figures.seconds))
-    rows = [_row(asked, plan) for plan in best]
+    described = side_by_side(
+        [*(partial(_row, asked, plan) for plan in best), *(partial(_of_front, asked, plan) for plan in plans.front)],
+        told=partial(told, "parts of the best plans"))
+    rows, front = described[:len(best)], described[len(best):]
+    order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
+    rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
     document = {
         "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
         "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
         "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
         "plans": rows,
-        "front": [_of_front(asked, plan) for plan in plans.front],
+        "front": front,
         "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
         "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()] if rows else [],

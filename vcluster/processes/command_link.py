@@ -47,9 +47,9 @@ class Wire:
 
     def close(self) -> None:
         """Close this end of the pipe. A second call has no effect."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     __del__ = close
 

@@ -1,6 +1,6 @@
-"""What host and devices send each other: what a device is, commands, and replies.
+"""What a host and its devices send each other: the description of a device, commands, and replies.
 
-The host of processes loads this and not `vcluster.processes.worker`, with all that only a device needs.
+A host loads this module and not `vcluster.processes.worker`, which imports everything that only a device needs.
 """
 
 import signal
