@@ -123,7 +123,7 @@ class Traffic(NamedTuple):
     messages: int
     sources: tuple[tuple[int, int], ...]
     """(rank, bytes received from it)."""
-    call: "CollectiveCall | None" = None
+    call: CollectiveCall | None = None
     """None for an operation that is made of several collectives."""
 
     @classmethod
@@ -150,12 +150,12 @@ class Traffic(NamedTuple):
         return counted if self.call is None else {**counted, **self.call.on_event()}
 
 
-def traffic(calls: "Sequence[MemberCall]", ranks: tuple[int, ...], position: int) -> "Traffic":
+def traffic(calls: Sequence[MemberCall], ranks: tuple[int, ...], position: int) -> Traffic:
     """The traffic of the member at ``position``, from the calls of all members."""
     return _traffic(calls[position].over(len(calls)), ranks, position, chunks_of(calls))
 
 
-def traffics(calls: "Sequence[MemberCall]", ranks: tuple[int, ...]) -> "list[Traffic]":
+def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffic]:
     """The traffic of every member, by position: that of `traffic`, in one pass over the messages of the group."""
     plan, chunks, g = calls[0].over(len(calls)), chunks_of(calls), len(calls)
     described = _described(plan, ranks, chunks)
@@ -182,7 +182,7 @@ def traffics(calls: "Sequence[MemberCall]", ranks: tuple[int, ...]) -> "list[Tra
     ]
 
 
-def chunks_of(calls: "Sequence[MemberCall]") -> tuple[int, ...]:
+def chunks_of(calls: Sequence[MemberCall]) -> tuple[int, ...]:
     """The bytes of every chunk, as the algorithm numbers them."""
     giver = next((call for call in calls if call.gives), None)
     if giver is None or giver.dtype is None:
@@ -211,7 +211,7 @@ def even_buffer(leaving: int, g: int) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> "Traffic":
+def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> Traffic:
     sources, targets = plan.sources(position, chunks), plan.targets(position, chunks)
     return Traffic(
         sum(nbytes for _, nbytes in targets),
@@ -223,7 +223,7 @@ def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tup
 
 
 @lru_cache(maxsize=8192)
-def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> "CollectiveCall":
+def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> CollectiveCall:
     root = plan.root if kind_of(plan.collective).rooted else None
     pairs = tuple(sorted((source, target) for source, target in plan.pairs if source != target and chunks[source]))
     return CollectiveCall(plan.collective, ranks, payload_bytes(plan, chunks), plan.name, root, pairs)
@@ -235,7 +235,7 @@ def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...])
 class Moved:
     """Bytes and messages by position: ``sent``, ``received``, ``messages``; ``sources`` of one position."""
 
-    def __init__(self, calls: "Sequence[MemberCall]", ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, calls: Sequence[MemberCall], ranks: Sequence[int] | None = None) -> None:
         """``calls`` by position; ``ranks`` by position, if sources are to be named by their ranks."""
         self._names = range(len(calls)) if ranks is None else ranks
         first, g = calls[0], len(calls)
@@ -282,7 +282,7 @@ class Moved:
         self._is_same_for_all = parts is not None and bool(parts[0]) and bool((parts == parts[0]).all())
         """Whether each member gets as much from every other one."""
 
-    def _from_or_to_root(self, calls: "Sequence[MemberCall]", own: Ints) -> None:
+    def _from_or_to_root(self, calls: Sequence[MemberCall], own: Ints) -> None:
         kind, root, g = self.kind, calls[0].root, len(own)
         here = np.arange(g) == root
         self.payload_bytes = int(own.sum() if kind.joins else own[root])
@@ -296,7 +296,7 @@ class Moved:
             self._given = lambda position: np.where(here[position], parts, 0)
         self.messages = np.where(here == (kind.gives == "root"), g - 1 if kind.gives == "root" else 1, 0)
 
-    def _permute(self, first: "MemberCall", own: Ints) -> None:
+    def _permute(self, first: MemberCall, own: Ints) -> None:
         moved = [(s, t) for s, t in first.pairs or () if s != t]
         self.payload_bytes = max((int(own[s]) for s, _ in moved), default=0)
         self.pairs = tuple(sorted((s, t) for s, t in moved if own[s]))
@@ -333,18 +333,18 @@ class Moved:
 
 
 @lru_cache(maxsize=4096)
-def moved(calls: "tuple[MemberCall, ...]") -> "Moved":
+def moved(calls: tuple[MemberCall, ...]) -> Moved:
     """The traffic of all members; cached."""
     return Moved(calls)
 
 
 @lru_cache(maxsize=4096)
-def moved_alike(call: "MemberCall", size: int) -> "Moved":
+def moved_alike(call: MemberCall, size: int) -> Moved:
     """The traffic of all members if all ``size`` of them make the same call; cached."""
     return Moved((call,) * size)
 
 
-def _pieces(call: "MemberCall", size: int) -> Ints:
+def _pieces(call: MemberCall, size: int) -> Ints:
     """Bytes of the pieces that the array of a member is cut into, one for each of the group."""
     assert call.dtype is not None
     assert call.shape is not None
@@ -353,7 +353,7 @@ def _pieces(call: "MemberCall", size: int) -> Ints:
     return np.array(block_nbytes(call.shape, call.dtype.itemsize, size, call.dim, call.sizes), np.int64)
 
 
-def _cut(calls: "Sequence[MemberCall]") -> Any:
+def _cut(calls: Sequence[MemberCall]) -> Any:
     """Bytes from position to position."""
     size = len(calls)
     if all(call is calls[0] for call in calls):

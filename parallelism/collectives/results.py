@@ -220,7 +220,7 @@ def _read_only(array: Array) -> Array:
     return view
 
 
-def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> "Reduction":
+def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     """The reduction that ``op`` means for arrays of ``dtype``; ``ValueError`` or ``TypeError`` if there is none."""
     if callable(op):
         name = getattr(op, "__qualname__", None) or getattr(op, "__name__", None) or type(op).__qualname__
@@ -229,7 +229,7 @@ def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> "Reduction":
 
 
 @lru_cache(maxsize=256)
-def _named(op: str, dtype: np.dtype[Any]) -> "Reduction":
+def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else op
     if name not in _UFUNCS:
         hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)    # ReduceOp.SUM of torch, MPI.SUM

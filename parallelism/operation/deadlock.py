@@ -40,7 +40,7 @@ class Stuck(NamedTuple):
 
 
 def deadlock_error(
-    stuck: "Sequence[Stuck]", finished: Collection[int], stacks: Mapping[int, Sequence[Frame]]
+    stuck: Sequence[Stuck], finished: Collection[int], stacks: Mapping[int, Sequence[Frame]]
 ) -> DeadlockError:
     """The error of a run in which these ranks are stuck; ``finished`` are the ranks that have returned."""
     return DeadlockError(
@@ -50,7 +50,7 @@ def deadlock_error(
 
 
 def describe(
-    stuck: "Sequence[Stuck]", finished: Collection[int], stacks: Mapping[int, Sequence[Frame]] | None = None
+    stuck: Sequence[Stuck], finished: Collection[int], stacks: Mapping[int, Sequence[Frame]] | None = None
 ) -> str:
     """A deadlock as text: the circle of waits if there is one, then a line for each rank.
 
@@ -88,7 +88,7 @@ def callers(stack: Sequence[Frame], location: str) -> str:
     return f"\n    called from {', '.join(texts)}" if texts else ""
 
 
-def _omission(stuck: "Stuck") -> str:
+def _omission(stuck: Stuck) -> str:
     """What another rank did not do, so that this one waits in vain."""
     kind, *rest = stuck.lane
     if kind == "recv":
@@ -98,7 +98,7 @@ def _omission(stuck: "Stuck") -> str:
     return f"calling {stuck.text.split('(')[0]}, for which rank {stuck.rank} waits"
 
 
-def _circle(stuck: "Mapping[int, Stuck]") -> list[int]:
+def _circle(stuck: Mapping[int, Stuck]) -> list[int]:
     """The first circle of ranks in which each waits for the next, from its lowest rank on; empty if there is none."""
     for start in stuck:
         path: list[int] = []

@@ -40,7 +40,7 @@ class CallSite(NamedTuple):
     """Whether the call is a statement of its own, so that its result is discarded."""
 
 
-def call_site(skip: int = 0) -> "CallSite":
+def call_site(skip: int = 0) -> CallSite:
     """The nearest caller outside our packages, or the outermost caller if all are inside.
 
     ``skip`` is the number of frames to skip above the direct caller. A repeated call takes less than half a

@@ -141,7 +141,7 @@ class Tasks:
         """Whether a thread drives an operation of this lane."""
         return any(blocked.lane == lane and blocked.task is None for blocked in self._blocked.values())
 
-    def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> "Task":
+    def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> Task:
         """Start an operation, issued at ``location`` (None: it is looked up). It advances inside later calls."""
         task = Task(lane, steps, what, here() if location is None else location)
         self.start(task)

@@ -42,7 +42,7 @@ class KeptEncodings:
     def __init__(self) -> None:
         self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = OrderedDict()
 
-    def of(self, program: Operation) -> "KeptEncoding":
+    def of(self, program: Operation) -> KeptEncoding:
         """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
         and always if it has arrays or if its class travels by value, with the globals of its methods.
 

@@ -65,6 +65,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of_plans(tmp_path_factory.getbasetemp())
 
 
+def test_the_plans_are_in_the_order_of_their_full_simulations(capsys, monkeypatch):
+    row = plan_document._row
+    first = json.loads(said(capsys, "plan", *SEARCH, "--json")[1])["plans"]
+    monkeypatch.setattr(plan_document, "_row", lambda asked, plan: {
+        **(found := row(asked, plan)), "seconds": 1 / found["seconds"]})
+    turned = json.loads(said(capsys, "plan", *SEARCH, "--json")[1])["plans"]
+    assert len(first) > 2 and len({plan["seconds"] for plan in first}) == len(first)
+    assert [plan["command"] for plan in turned] == [plan["command"] for plan in reversed(first)]
+
+
 def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
     found = json.loads(out)

@@ -35,6 +35,16 @@ def test_it_is_among_the_users_settings_or_where_the_variable_says(tmp_path, mon
     assert host_summary() == f"not calibrated, messages free: {VARIABLE} is empty"
 
 
+def test_a_user_without_a_home_has_no_file(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in (VARIABLE, "HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert host_file() is None and not is_calibrated()
+
+
 def test_the_tests_read_no_calibration_of_the_users():
     assert not is_calibrated()
 
