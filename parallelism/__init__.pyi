@@ -43,7 +43,9 @@ from .pipelining import (
     PipelinedOperation as PipelinedOperation,
     PipelineStage as PipelineStage,
     Schedule as Schedule,
+    ScheduleKind as ScheduleKind,
     Status as Status,
+    register_schedule as register_schedule,
 )
 from .resharding import (
     ReshardingPlan as ReshardingPlan,

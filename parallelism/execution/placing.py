@@ -8,6 +8,7 @@ from parallelism.execution.meshed_pipeline import MeshedPipeline
 from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
+from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.transforms.parts import NEXT
 from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
@@ -22,11 +23,17 @@ def operation_on(program: Any, mesh: Mesh, *, fused: bool | str = False, overlap
     one there, as under `parallelism.transforms.Fused`.  ``overlapping``: collectives of a backward run beside products
     (`parallelism.execution.overlapping.beside_products`).  A hardware says so of its software.
     """
-    return _placed(program, mesh, fused, overlapping) if isinstance(program, Function | Step) else program
+    if not isinstance(program, Function | Step):
+        return program
+    # A step names its schedule.  Another one may have been registered under that name since the last call.
+    schedule = SCHEDULES[program.pipeline.schedule] if isinstance(program, Step) else None
+    return _placed(program, mesh, schedule, fused, overlapping)
 
 
 @lru_cache(maxsize=8)
-def _placed(program: Function | Step, mesh: Mesh, fused: bool | str, overlapping: bool) -> Executable | TrainedPipeline:
+def _placed(
+    program: Function | Step, mesh: Mesh, schedule: ScheduleKind | None, fused: bool | str, overlapping: bool
+) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
         pipeline = MeshedPipeline if program.pipeline.meshes else TrainedPipeline
         return pipeline(program, mesh, fused=fused, overlapping=overlapping)

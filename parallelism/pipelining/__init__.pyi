@@ -6,6 +6,7 @@ from .execution import (
     pipeline_axes as pipeline_axes,
     run_action as run_action,
 )
+from .generators import ScheduleKind as ScheduleKind
 from .messages import (
     NOBODY as NOBODY,
     Passed as Passed,
@@ -16,5 +17,6 @@ from .messages import (
 )
 from .pipeline import Pipeline as Pipeline, PipelineStage as PipelineStage, Status as Status
 from .pipelined_operation import PipelinedOperation as PipelinedOperation
+from .registration import register_schedule as register_schedule
 from .schedule import Schedule as Schedule
 from .staleness import weight_versions as weight_versions

@@ -10,7 +10,8 @@ from functools import cached_property, lru_cache
 
 from parallelism.display import shortened
 from parallelism.pipelining.actions import Action, Overlapped, Step, Written
-from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED, WEIGHTS, spelt
+from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
+from parallelism.pipelining.generators.kinds import spelt
 from parallelism.pipelining.schedule import Schedule, counts
 from parallelism.pipelining.timing import SLOTS
 from parallelism.spelling import closest, explains_keywords
@@ -67,7 +68,8 @@ class Pipeline:
         for name, size in sizes.items():
             if (own := getattr(built, name)) != size:
                 raise ValueError(f"schedule {built.name!r} has {name}={own}, the pipeline {name}={size}")
-        if not (isinstance(schedule, str) and built.name in SCHEDULES):
+        is_tested = isinstance(schedule, str) and built.name in SCHEDULES.own
+        if not is_tested:
             built.validate()
         for key, value in {**sizes, "schedule": built, "chunks": built.chunks, "axis": axis}.items():
             object.__setattr__(self, key, value)
@@ -151,30 +153,27 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
 
 def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
     """The schedule of this name, in any accepted spelling."""
-    if spelt(given) not in ALIASES:
-        near = closest(spelt(given), ALIASES, cutoff=0.5)
-        hint = f"; did you mean {ALIASES[near]!r}?" if near is not None else ""
-        raise ValueError(f"unknown schedule {shortened(given)}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
-    name = ALIASES[spelt(given)]
-    if chunks is None:
-        chunks = 2 if name in V_SHAPED else 1
-    if name in V_SHAPED:
-        if chunks != 2:
-            raise ValueError(f"schedule {name!r} puts two stages on each rank, chunks=2; got chunks={chunks}")
-        if stages % 2:
-            raise ValueError(f"schedule {name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
-    elif name not in CHUNKED and chunks != 1:
-        raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
-    return _of_generator(name, SCHEDULES[name], stages, microbatches, chunks)
+    kind = SCHEDULES.find(given)
+    if kind is None:
+        raise ValueError(f"unknown schedule {shortened(given)}{_hint(given)} "
+                         f"(known: {', '.join(map(repr, SCHEDULES))})")
+    chunks = kind.fewest_chunks if chunks is None else chunks
+    kind.check_stages(stages, chunks)
+    return _of_kind(kind, stages, microbatches, chunks)
+
+
+def _hint(given: str) -> str:
+    """A suggestion for a name that no schedule has; empty if none is near."""
+    by_spelling = SCHEDULES.by_spelling()
+    near = closest(spelt(given), by_spelling, cutoff=0.5)
+    return "" if near is None else f"; did you mean {by_spelling[near].name!r}?"
 
 
 @lru_cache(maxsize=4)       # a plan makes the same schedule several times; one may have a million actions
-def _of_generator(
-    name: str, generator: Callable[..., Iterable[Written]], stages: int, microbatches: int, chunks: int
-) -> Schedule:
-    return Schedule(
-        name, _generated(generator, stages // chunks, microbatches, chunks), stages, microbatches, chunks,
-        training=name not in FORWARD_ONLY, weights=WEIGHTS.get(name, "one"), local=name in LOCAL)
+def _of_kind(kind: ScheduleKind, stages: int, microbatches: int, chunks: int) -> Schedule:
+    actions = _generated(kind.generator, stages // chunks, microbatches, chunks)
+    return Schedule(kind.name, actions, stages, microbatches, chunks,
+                    training=kind.training, weights=kind.weights, local=kind.local)
 
 
 def _generated(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH
 from parallelism.display.quantities import plural
-from parallelism.pipelining.generators import CHUNKED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.pipelining.timing import SLOTS
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def text(schedule: Schedule) -> str:
 
     If a rank has several stages, the stage stands in front: ``2F0``.
     """
+    kind = SCHEDULES.find(schedule.name)
+    is_alone = kind is not None and kind.is_interleaved and schedule.chunks == 1 < schedule.ranks
     lines = [[_label(schedule, action) for action in row] for row in cycles(schedule)]
     numbers = [str(cycle) for cycle in range(len(lines[0]))]
     rows = [("cycle", numbers), *((f"rank {rank}", line) for rank, line in enumerate(lines))]
@@ -29,7 +31,7 @@ def text(schedule: Schedule) -> str:
     return "\n".join(
         [caption(schedule)]
         + ["one chunk a rank, so nothing is interleaved; chunks=2 gives each rank two stages"]
-        * (schedule.chunks == 1 < schedule.ranks and schedule.name in CHUNKED)
+        * is_alone
         + [
             (head.ljust(margin) + "".join(cell.ljust(width) for cell in cells[first : first + fold])).rstrip()
             for first in range(0, len(numbers), fold)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.pipelining.generators import SCHEDULES
+from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.repeats import Labelled, Levels, Window, levels_of
 
 Floats = npt.NDArray[np.float64]
@@ -62,10 +62,12 @@ class Order:
     """The levels that repeat with more microbatches."""
 
     @classmethod
-    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER) -> Order:
-        """The order of a schedule by its name, where these stages are ``longer`` than others: see `place_of`."""
+    def of(
+        cls, kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER
+    ) -> Order:
+        """The order of a schedule, where these stages are ``longer`` than others: see `place_of`."""
         more = (chunks,) if chunks > 1 else ()
-        rows = [list(_works(SCHEDULES[schedule](rank, ranks, microbatches, *more))) for rank in range(ranks)]
+        rows = [list(_works(kind.generator(rank, ranks, microbatches, *more))) for rank in range(ranks)]
         return _order(rows, ranks * chunks, longer)
 
     @property
@@ -121,6 +123,7 @@ def order_of(
     It is that of few microbatches if the levels and the states of the orders of few microbatches, and of a period more,
     are the same but for the period.
     """
+    kind = SCHEDULES[schedule]
     unit = ranks if chunks > 1 and microbatches % ranks == 0 else 1
     for period in (unit, 2 * unit):
         for least in (2 * ranks, 4 * ranks):
@@ -128,23 +131,23 @@ def order_of(
             few += (microbatches - few) % period
             if few + period > microbatches:
                 continue
-            order = _repeating(schedule, ranks, few, chunks, longer, period)
+            order = _repeating(kind, ranks, few, chunks, longer, period)
             if order is not None:
                 return order, (microbatches - few) // period
-    return _order_of(schedule, ranks, microbatches, chunks, longer), 0
+    return _order_of(kind, ranks, microbatches, chunks, longer), 0
 
 
 @lru_cache(maxsize=512)
-def _order_of(schedule: str, ranks: int, microbatches: int, chunks: int, longer: range) -> Order:
-    return Order.of(schedule, ranks, microbatches, chunks, longer)
+def _order_of(kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range) -> Order:
+    return Order.of(kind, ranks, microbatches, chunks, longer)
 
 
 @lru_cache(maxsize=512)
 def _repeating(
-    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range, period: int
+    kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range, period: int
 ) -> Order | None:
     """The order, with a window of so many microbatches; None if nothing repeats."""
-    less, order = (_order_of(schedule, ranks, count, chunks, longer) for count in (microbatches - period, microbatches))
+    less, order = (_order_of(kind, ranks, count, chunks, longer) for count in (microbatches - period, microbatches))
     same = (np.array_equal(of, than) for of, than in (
         (less.kept, order.kept), (less.begun, order.begun), (less.first_state, order.first_state)))
     if less.messages != order.messages or not all(same):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, V_SHAPED, WEIGHTS, spelt
+from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 
@@ -29,7 +29,7 @@ again, and the mesh axes, outermost first."""
 SWITCHES = "sp", "overlap"
 """The settings that are on or off."""
 AXES = ("pp", "dp", "cp", "tp")
-SCHEDULES = ("1f1b", "interleaved_1f1b")
+TRIED = ("1f1b", "interleaved_1f1b")
 """The schedules that are tried, unless some are named.  GPipe takes as long as 1F1B, and more memory."""
 ORDERS = ("pp dp cp tp",)
 """The order of mesh axes on the hardware, outermost first, unless some are named: that of Megatron-LM."""
@@ -126,7 +126,7 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         if number > MOST[what]:
             raise ValueError(f"{what} must be at most {MOST[what]:,} in a search for plans, got {number}")
     given = checked_settings(fixed)
-    words = {"schedule": tuple(given.get("schedule", SCHEDULES)),
+    words = {"schedule": tuple(given.get("schedule", TRIED)),
              "recompute": tuple(given.get("recompute", tuple(model.recomputed))),
              "order": tuple(given.get("order", ORDERS))}
     if unknown := set(words["recompute"]) - set(model.recomputed):
@@ -149,7 +149,8 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         table.cross(sp=[0])
     else:       # as people use Megatron-LM: it moves no more bytes, and saves memory
         table.columns["sp"] = ((table["tp"] > 1) & (model.sequence % table["tp"] == 0)).astype(np.int64)
-    grouped = np.isin(table["schedule"], [i for i, name in enumerate(words["schedule"]) if name in CHUNKED])
+    interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]
+    grouped = np.isin(table["schedule"], interleaved)
     table.refuse("pp does not divide the microbatches of an interleaved schedule",
                  grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0))
     _ordered(table)
@@ -179,8 +180,7 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
     chunks = given.get("chunks")
     found: list[tuple[int, int]] = []
     for number, name in enumerate(table.words["schedule"]):
-        of_blocks = (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
-        own = list(chunks or of_blocks) if name in CHUNKED else [2] if name in V_SHAPED else [1]
+        own = _chunks_of(SCHEDULES[name], model, chunks)
         found += [(number, each) for each in own if chunks is None or each in chunks]
     if not found:
         raise ValueError(f"chunks={chunks} does not fit the schedule {' or '.join(table.words['schedule'])}")
@@ -195,6 +195,15 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
         uneven = (stages > 1) & (model.blocks % stages != 0)
         slow = model.sequence is None and "pp" not in given     # each plan of a program is simulated by itself
         table.refuse("stages do not divide the blocks", uneven & ((table["chunks"] > 1) | slow))
+
+
+def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | None) -> Sequence[int]:
+    """The numbers of stages on a rank that are tried under a schedule."""
+    if not kind.is_interleaved:
+        return [kind.fewest_chunks]
+    if given:
+        return given
+    return (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
 
 
 def _optional(
@@ -266,13 +275,11 @@ def _switch(name: str, value: Any) -> int:
 
 
 def _schedule(name: str, value: Any) -> str:
-    known = ALIASES.get(spelt(value)) if isinstance(value, str) else None
-    fit = [each for each in dict.fromkeys(ALIASES.values())
-           if each not in FORWARD_ONLY | LOCAL and WEIGHTS.get(each, "one") == "one"]
-    if known not in fit:
+    known = SCHEDULES.find(value) if isinstance(value, str) else None
+    if known is None or not known.trains_whole_model:
+        fit = [kind.name for kind in SCHEDULES.kinds.values() if kind.trains_whole_model]
         raise ValueError(f"schedule must be one that trains the whole model: {', '.join(fit)}; got {value!r}")
-    assert known is not None
-    return known
+    return known.name
 
 
 def _text(name: str, value: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.memoized import memoized
-from parallelism.pipelining.generators import V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.orders import FIRST, KINDS, LAST, LONGER, MIDDLE, ONLY, PLACES, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.row_prices import Layout, RowPrices
@@ -41,6 +41,11 @@ class Shape(NamedTuple):
     @property
     def stages(self) -> int:
         return self.ranks * self.chunks
+
+    @property
+    def is_v_shaped(self) -> bool:
+        """Whether the first rank has the first stage and the last one."""
+        return SCHEDULES[self.schedule].is_v_shaped
 
 
 class _Ends(NamedTuple):
@@ -134,7 +139,7 @@ class PlanTable:
         """Of the devices that differ: the costs of their end, their place, and their blocks.  See `_number_of`."""
         shape = self.shape(row)
         several = self.ends(row, in_stages=shape.stages > 1)
-        if shape.schedule in V_SHAPED:
+        if shape.is_v_shaped:
             if self.settings(row)["cp"] > 1 and several.exchanged(FIRST):
                 # As one stage the two would sum these gradients over the devices inside of it once, at the end.
                 raise Unpriceable("two stages of a device share weights whose gradients are summed inside of each")
@@ -152,7 +157,7 @@ class PlanTable:
 
     def _number_of(self, shape: Shape) -> Ints:
         """For each rank, the number of its kind of devices among those of `_devices`."""
-        if shape.schedule in V_SHAPED:
+        if shape.is_v_shaped:
             return np.minimum(np.arange(shape.ranks), 1)
         return self._places(shape)[1]
 
@@ -178,7 +183,7 @@ class PlanTable:
         """For each of `_devices` the bytes that it holds during the whole step; and if ``ends``, those that the end
         takes beside them at most."""
         s, shape = self.settings(row), self.shape(row)
-        key = (ends, shape.schedule in V_SHAPED, shape.ranks, shape.chunks, *(s[name] for name in (
+        key = (ends, shape.is_v_shaped, shape.ranks, shape.chunks, *(s[name] for name in (
             "dp", "cp", "tp", "sp", "zero")))
         if key not in self._of_devices:
             self._of_devices[key] = [
@@ -248,7 +253,7 @@ class PlanTable:
         s, shape = self.settings(row), self.shape(row)
         held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
         held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
-        if shape.schedule in V_SHAPED and place == ONLY:
+        if shape.is_v_shaped and place == ONLY:
             stages, each = self.ends(row, in_stages=True), self.blocks(shape, FIRST)
             held += sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
         else:
@@ -327,7 +332,7 @@ class PlanTable:
     def _end(self, shape: Shape, row: int) -> _Ends:
         """The end of a plan's step."""
         s, layout = self.settings(row), self.layout(row)
-        key = shape.schedule in V_SHAPED, shape.ranks, shape.chunks, layout, s["sp"], s["zero"]
+        key = shape.is_v_shaped, shape.ranks, shape.chunks, layout, s["sp"], s["zero"]
         if key not in self._ends:
             devices, last = self._devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]

@@ -7,7 +7,7 @@ from math import ceil, lcm, prod
 
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.pipelining.generators import CHUNKED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.training.training_run import TrainingRun
 from parallelism.transforms import Pipeline, Strategy
 
@@ -42,7 +42,8 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     if pipeline:
         chunks = min(chunks, 2)
         count = min(pipeline.microbatches, 2 * pp)
-        count = ceil(count / pp) * pp if pipeline.schedule in CHUNKED else count
+        if SCHEDULES[pipeline.schedule].is_interleaved:
+            count = ceil(count / pp) * pp
         begin = tuple(f"block.{i * (layers // (pp * chunks))}" for i in range(1, pp * chunks)) if pipeline.begin else ()
         transforms.append(replace(pipeline, microbatches=count, chunks=chunks, begin=begin))
     return TrainingRun(small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer, run.clip, run.loss_scale)

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
-from parallelism.pipelining.generators import ALIASES, CHUNKED, V_SHAPED, spelt
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.trace import Trace
 from pipeline_parallelism import Training
 from vcluster.demo.command_line import WrongWords, accessing, writable
@@ -82,10 +82,12 @@ def write(screen: Screen, option: str, content: str, path: Path | None, save: Ca
 
 def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
     """The number of stages, and the number of stages on each device."""
-    name = ALIASES.get(spelt(schedule))
-    usual = 2 if name in V_SHAPED | CHUNKED else 1
-    if chunks not in (None, usual) and name not in {None, *CHUNKED}:
-        raise WrongWords(f"--chunks {chunks}: {name} puts {'one stage' if usual == 1 else '2 stages'} on each device")
+    kind = SCHEDULES.find(schedule)
+    has_several = kind is not None and (kind.is_interleaved or kind.is_v_shaped)
+    usual = 2 if has_several else 1
+    if kind is not None and not kind.is_interleaved and chunks not in (None, usual):
+        stages = "2 stages" if has_several else "one stage"
+        raise WrongWords(f"--chunks {chunks}: {kind.name} puts {stages} on each device")
     return ranks * (chunks or usual), chunks or usual
 
 

@@ -24,7 +24,7 @@ from parallelism.hardware import Hardware
 from parallelism.hardware.files import presets
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, Schedule
-from parallelism.pipelining.generators import CHUNKED, SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from parallelism.whole_files import written_whole
@@ -104,7 +104,8 @@ def schedules() -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name in SCHEDULES:
-        chunk_counts = (2, 4) if name in CHUNKED else (2,) if name in V_SHAPED else (1,)
+        kind = SCHEDULES[name]
+        chunk_counts = (2, 4) if kind.is_interleaved else (kind.fewest_chunks,)
         for ranks in PIPELINE_RANKS:
             for microbatches in MICROBATCHES:
                 for chunks in chunk_counts:

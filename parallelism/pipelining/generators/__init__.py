@@ -10,9 +10,8 @@ microbatches: their generators produce the order for more microbatches and leave
 only on actions of its own microbatch, so the rest is a valid order.
 """
 
-import re
-
 from parallelism.pipelining.generators.interleaved import interleaved_1f1b, looped_bfs
+from parallelism.pipelining.generators.kinds import TURNS, ScheduleKind, ScheduleTable, V
 from parallelism.pipelining.generators.one_stage import (
     gpipe,
     inference,
@@ -25,56 +24,22 @@ from parallelism.pipelining.generators.step import Generator, Slot
 from parallelism.pipelining.generators.v_shaped import dual_pipe_v, v_min, zero_bubble_v
 from parallelism.pipelining.generators.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 
-__all__ = [
-    "ALIASES", "CHUNKED", "FORWARD_ONLY", "LOCAL", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Slot", "spelt",
-]
+__all__ = ["SCHEDULES", "Generator", "ScheduleKind", "Slot"]
 
-SCHEDULES: dict[str, Generator] = {
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "interleaved_1f1b": interleaved_1f1b,
-    "looped_bfs": looped_bfs,
-    "zero_bubble_h1": zero_bubble_h1,
-    "zero_bubble_h2": zero_bubble_h2,
-    "interleaved_zero_bubble": interleaved_zero_bubble,
-    "zero_bubble_v": zero_bubble_v,
-    "dual_pipe_v": dual_pipe_v,
-    "v_min": v_min,
-    "pipedream": pipedream,
-    "pipedream_2bw": pipedream_2bw,
-    "local": local,
-    "inference": inference,
-}
-"""All generators by the name of the schedule."""
-
-CHUNKED = frozenset({"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"})
-"""Schedules with any number of stages on a rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
-
-V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v", "v_min"})
-"""Schedules with two stages on each rank: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``."""
-
-FORWARD_ONLY = frozenset({"inference"})
-"""Schedules without backwards; no activations are kept."""
-
-LOCAL = frozenset({"local"})
-"""Schedules in which every stage has its own loss, and no gradient passes between stages."""
-
-WEIGHTS: dict[str, str] = {"pipedream": "stashed", "pipedream_2bw": "double_buffered"}
-"""The versions of weights that a schedule uses, if several; see `parallelism.pipelining.schedule.Schedule`."""
-
-
-def spelt(name: str) -> str:
-    """The normalized name: lower case, without ``_``, ``-``, blanks and torch's prefix ``Schedule``."""
-    return re.sub(r"[\s_-]", "", name).lower().removeprefix("schedule")
-
-
-ALIASES: dict[str, str] = {spelt(name): name for name in SCHEDULES} | {
-    "zbh1": "zero_bubble_h1",
-    "zbh2": "zero_bubble_h2",
-    "zbv": "zero_bubble_v",
-    "zbvzerobubble": "zero_bubble_v",
-    "interleaved": "interleaved_1f1b",
-    "breadthfirst": "looped_bfs",
-    "forwardonly": "inference",
-}
-"""Normalized names (see `spelt`) of the schedules: their own, torch's, and those of the papers."""
+SCHEDULES = ScheduleTable(
+    ScheduleKind("gpipe", gpipe),
+    ScheduleKind("1f1b", one_forward_one_backward),
+    ScheduleKind("interleaved_1f1b", interleaved_1f1b, TURNS, aliases=("interleaved",)),
+    ScheduleKind("looped_bfs", looped_bfs, TURNS, aliases=("breadth_first",)),
+    ScheduleKind("zero_bubble_h1", zero_bubble_h1, aliases=("zb_h1",)),
+    ScheduleKind("zero_bubble_h2", zero_bubble_h2, aliases=("zb_h2",)),
+    ScheduleKind("interleaved_zero_bubble", interleaved_zero_bubble, TURNS),
+    ScheduleKind("zero_bubble_v", zero_bubble_v, V, aliases=("zb_v", "zbv_zero_bubble")),
+    ScheduleKind("dual_pipe_v", dual_pipe_v, V),
+    ScheduleKind("v_min", v_min, V),
+    ScheduleKind("pipedream", pipedream, weights="stashed"),
+    ScheduleKind("pipedream_2bw", pipedream_2bw, weights="double_buffered"),
+    ScheduleKind("local", local, local=True),
+    ScheduleKind("inference", inference, training=False, aliases=("forward_only",)),
+)
+"""All schedules that have a name; `parallelism.register_schedule` adds one."""

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
-from parallelism.pipelining.generators import CHUNKED, SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 from pipeline_parallelism import MLP, SGD, Adam, Training
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
@@ -21,9 +21,9 @@ FLUSHED = [name for name in SCHEDULES if name not in ("inference", "local", "pip
 
 def sizes_of(name):
     """Ranks, microbatches and chunks: one of each, fewer microbatches than stages, uneven microbatches."""
-    if name in V_SHAPED:
+    if SCHEDULES[name].is_v_shaped:
         return [(1, 3, 2), (3, 2, 2), (2, 6, 2), (3, 5, 2)]
-    if name in CHUNKED:
+    if SCHEDULES[name].is_interleaved:
         return [(2, 1, 3), (3, 2, 2), (2, 5, 2), (3, 6, 1)]
     return [(1, 1, 1), (4, 3, 1), (3, 6, 1), (2, 5, 1)]
 
@@ -114,7 +114,7 @@ def test_every_schedule_gives_the_gradients_of_the_full_batch_by_its_own_actions
 @pytest.mark.parametrize("name", FLUSHED)
 def test_every_schedule_of_up_to_six_stages_and_ten_microbatches_runs(cluster_of, name):
     x, targets = batch()
-    for chunks in (2,) if name in V_SHAPED else (1, 2, 3) if name in CHUNKED else (1,):
+    for chunks in (1, 2, 3) if SCHEDULES[name].is_interleaved else (SCHEDULES[name].fewest_chunks,):
         for ranks in range(1, 6 // chunks + 1):
             for microbatches in range(1, 11):
                 mlp = mlp_of(name, ranks, microbatches, chunks)
@@ -148,7 +148,7 @@ USUAL = ("zero_bubble_v", "dual_pipe_v", "zero_bubble_h2")
 )
 def test_processes_give_the_same_bits(cluster_of, name):
     """With fewer microbatches than stages, and with more."""
-    ranks, chunks = 3, 2 if name in V_SHAPED | CHUNKED else 1
+    ranks, chunks = 3, 2 if SCHEDULES[name].is_interleaved else SCHEDULES[name].fewest_chunks
     cluster, (x, targets) = cluster_of(Mesh(pp=ranks), "process"), batch()
     for microbatches in (2, 5):
         mlp, reference = mlp_of(name, ranks, microbatches, chunks), None

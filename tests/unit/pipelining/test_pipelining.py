@@ -10,7 +10,7 @@ from drawn import up_to
 from hypothesis import given, strategies as st
 
 from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
-from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 
 TWO_CHUNKS = """\
 0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3
@@ -18,7 +18,7 @@ TWO_CHUNKS = """\
 """  # interleaved 1F1B of 2 ranks, 4 microbatches, 2 chunks, as torch.distributed.pipelining writes it
 
 named = st.builds(
-    lambda ranks, microbatches, name: Pipeline(ranks * (1 + (name in V_SHAPED)), microbatches, name),
+    lambda ranks, microbatches, name: Pipeline(ranks * SCHEDULES[name].fewest_chunks, microbatches, name),
     st.integers(1, 4), st.integers(1, 6), st.sampled_from(sorted(SCHEDULES)),
 )
 pipelines = st.builds(Pipeline, st.integers(1, 6), st.integers(1, 8), st.sampled_from(["gpipe", "1f1b"]))

@@ -12,13 +12,13 @@ from hypothesis import given, strategies as st
 from parallelism.events import Event
 from parallelism.pipelining import Pipeline, Schedule
 from parallelism.pipelining.actions import parts
-from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.timeline import Replay
 from parallelism.timeline.replay import replay
 
 costs = st.fixed_dictionaries({kind: st.integers(0, 7) for kind in ("F", "I", "W", "message")})
 pipelines = st.builds(
-    lambda ranks, microbatches, name: Pipeline(ranks * (1 + (name in V_SHAPED)), microbatches, name),
+    lambda ranks, microbatches, name: Pipeline(ranks * SCHEDULES[name].fewest_chunks, microbatches, name),
     st.integers(1, 4), st.integers(1, 6), st.sampled_from(sorted(SCHEDULES)),
 )
 

@@ -12,6 +12,7 @@ import pytest
 from parallelism import Hardware, Pipeline, models
 from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
+from parallelism.pipelining.generators import SCHEDULES as GENERATORS
 from parallelism.planning import find_plan
 from parallelism.planning.costing import costed
 from parallelism.planning.growth import Growth, segments_between, spliced
@@ -280,7 +281,7 @@ def test_repeated_levels_take_as_long_as_those_of_the_whole_order(
 ) -> None:
     """Plans with different slowest stages, of which some come to a steady state late, and with other messages."""
     rng, (order, repeats) = np.random.default_rng(1), order_of(schedule, ranks, microbatches, chunks)
-    whole = Order.of(schedule, ranks, microbatches, chunks)
+    whole = Order.of(GENERATORS[schedule], ranks, microbatches, chunks)
     assert repeats > 0
     assert order.count < whole.count
     durations = rng.integers(95, 105, (16, 30)) / 3
@@ -312,7 +313,7 @@ def test_a_wait_that_goes_down_the_pipeline_and_back_is_a_cycle_of_repetitions(m
     durations[4:8] = [[0.5], [1.0], [1], [1]]
     durations[:4, 2] = 5.0
     messages = np.append(np.full((len(order.messages), 3), [1 / 7, 3 / 7, 1 / 7]), np.zeros((1, 3)), axis=0)
-    expected = Order.of("1f1b", ranks, microbatches, 1).ends(durations, messages)
+    expected = Order.of(GENERATORS["1f1b"], ranks, microbatches, 1).ends(durations, messages)
     np.testing.assert_allclose(order.ends(durations, messages, repeats), expected, rtol=1e-13, atol=0)
     assert repeats > 900
     assert done[1] >= 2 * ranks and sum(done) < 250

@@ -10,12 +10,12 @@ from parallelism.events import Columns
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages import Stages
 from parallelism.pipelining import KINDS, NOBODY, passed
-from parallelism.pipelining.generators import CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.simulation import simulator
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.timeline import Pricing
 
-NAMES = sorted({*SCHEDULES} - {*LOCAL, *FORWARD_ONLY})
+NAMES = sorted(name for name in SCHEDULES if SCHEDULES[name].training and not SCHEDULES[name].local)
 
 
 @cache
@@ -33,8 +33,9 @@ def stages_of(count: int, recompute: bool, *, split: bool) -> Stages:
 
 def pipeline_of(name: str, ranks: int, microbatches: int, *, listed: bool) -> Pipeline:
     """A pipeline by the name of its schedule, whose messages may be listed."""
-    chunks = 2 if name in {*V_SHAPED, *CHUNKED} else 1
-    microbatches += -microbatches % ranks if name in CHUNKED else 0
+    kind = SCHEDULES[name]
+    chunks = 2 if kind.is_interleaved else kind.fewest_chunks
+    microbatches += -microbatches % ranks if kind.is_interleaved else 0
     pipeline = Pipeline(ranks * chunks, microbatches, name, chunks)
     return Pipeline(ranks * chunks, microbatches, pipeline.schedule.with_messages(), chunks) if listed else pipeline
 
