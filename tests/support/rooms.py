@@ -9,6 +9,22 @@ from pathlib import Path
 from paths import ROOT
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
+WINGS = {
+    "exchange": ("reads programs from elsewhere, and writes them", ("interop",)),
+    "plan": ("finds the best split of a program, and says why",
+             ("training", "simulation", "auto_sharding", "planning", "slicing")),
+    "program": ("says what each device runs: a model as a program, its transforms, its layouts, its stages",
+                ("kernels", "ir", "models", "layouts", "transforms", "pipelining", "execution")),
+    "time": ("says when each event begins and how long it takes", ("timeline", "trace", "recorder")),
+    "describe": ("says what there is: meshes, layouts of tensors, collectives, hardware and its costs",
+                 ("mesh", "sharding", "operation", "algorithms", "collectives", "hardware", "cost", "events",
+                  "resharding")),
+    "ground": ("is what all others stand on; it knows nothing of parallelism",
+               ("display", "arrays", "dtypes", "faces", "memoized", "moved", "rarely_collected", "side_by_side",
+                "slotted", "spelling", "whole_files")),
+}
+"""The wings of `parallelism`, the highest first: what each does, and its rooms and modules.  A wing imports from those
+below it; `exchange` and `plan` do not import each other.  `setup.cfg` holds this."""
 DESIGN = ROOT / "docs" / "design.md"
 _TABLES = re.compile(r"<!-- rooms -->\n.*<!-- end of rooms -->\n", re.DOTALL)
 
@@ -17,9 +33,25 @@ def tables() -> str:
     """A table for each package: its rooms, what each is about, and its modules."""
     lines = ["<!-- rooms -->"]
     for package in PACKAGES:
+        folders = sorted(_rooms(ROOT / package), key=lambda folder: folder.parts)
+        if package == "parallelism":
+            lines += _table_of_wings(folders)
+            continue
         lines += ["", f"| in `{package}/` | its one idea | modules |", "|---|---|---|"]
-        lines += [_row(folder, ROOT / package) for folder in sorted(_rooms(ROOT / package), key=lambda f: f.parts)]
+        lines += [_row(folder, ROOT / package) for folder in folders]
     return "\n".join([*lines, "", "<!-- end of rooms -->", ""])
+
+
+def _table_of_wings(folders: list[Path]) -> list[str]:
+    """The rows of `parallelism`, wing by wing."""
+    root = ROOT / "parallelism"
+    lines = ["", "| in `parallelism/` | its one idea | modules |", "|---|---|---|"]
+    lines += [_row(folder, root) for folder in folders if folder == root]
+    for wing, (sentence, names) in WINGS.items():
+        lines.append(f"| **{wing}** | **{sentence}** | |")
+        for name in names:
+            lines += [_row(folder, root) for folder in folders if folder.relative_to(root).parts[:1] == (name,)]
+    return lines
 
 
 def with_tables(document: str) -> str:

@@ -58,14 +58,14 @@ def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_has_at_most_sixteen_modules(room):
+def test_a_room_has_at_most_twenty_modules(room):
     folder = ROOT.joinpath(*room.split("."))
-    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 16
+    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 20
 
 
 def test_modules_are_short():
     lengths = [len(file.read_text().splitlines()) for package in PACKAGES for file in modules(package)]
-    assert max(lengths) <= 400
+    assert max(lengths) <= 500
     assert statistics.median(lengths) <= 150
 
 
