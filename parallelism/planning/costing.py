@@ -15,6 +15,7 @@ import numpy.typing as npt
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.plan import Task
+from parallelism.planning.settings import SETTINGS
 from parallelism.planning.sheets import Unpriceable
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.table import PlanTable, Shape
@@ -95,9 +96,9 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
 
 def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
-    stage = possible["zero"]
-    columns = [column for name, column in possible.columns.items() if name != "zero"]
-    key = combined(np.where(stage == 2, 1, stage), *columns)
+    columns = [SETTINGS[name].column_of(column) if name in SETTINGS else column
+               for name, column in possible.columns.items()]
+    key = combined(*columns)
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     return first, number
 

@@ -24,7 +24,7 @@ class Account(NamedTuple):
     """What is told of a plan."""
 
     split: str
-    """Its settings, as `split_text` writes them."""
+    """Its settings, as `parallelism.planning.settings.split_text` writes them."""
     seconds: float
     parts: Mapping[str, float]
     """Seconds by part of the step."""
@@ -47,19 +47,6 @@ class Need(NamedTuple):
     def nbytes(self) -> int:
         """The bytes of all categories together."""
         return sum(self.memory.values())
-
-
-def split_text(settings: Mapping[str, Any]) -> str:
-    """A plan in a few words: what is not usual in its settings, and its microbatch."""
-    words = [f"{axis}={settings[axis]}" for axis in ("pp", "dp", "cp", "tp") if settings[axis] > 1]
-    words += ["sp"] * bool(settings["sp"]) + [f"zero={settings['zero']}"] * bool(settings["zero"])
-    words += ["overlap"] * bool(settings["overlap"])
-    words += [f"{settings['schedule']}x{settings['chunks']}" if settings["chunks"] > 1 else settings["schedule"]
-              ] * (settings["pp"] > 1 and settings["schedule"] != "1f1b")
-    words += [f"recompute={settings['recompute']}"] * (settings["recompute"] != "none")
-    if settings["order"].split()[0] != "pp" or settings["order"].split()[-1] != "tp":
-        words.append(f"order={settings['order'].replace(' ', '-')}")
-    return " ".join([*words, f"mb={settings['microbatch']}"])
 
 
 def settings_text(fixed: Mapping[str, Any]) -> str:

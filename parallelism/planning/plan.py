@@ -14,24 +14,13 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.planning.explanation import Account, Need, split_text
+from parallelism.planning.explanation import Account, Need
+from parallelism.planning.settings import SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import CannotFold, simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, scaled_down
-from parallelism.training.megatron import overlap_of
-from parallelism.transforms import (
-    ContextParallel,
-    DataParallel,
-    Pipeline,
-    Recompute,
-    SequenceParallel,
-    Step,
-    Strategy,
-    TensorParallel,
-    Transform,
-    Zero,
-)
+from parallelism.transforms import Pipeline, Step, Strategy
 
 if TYPE_CHECKING:
     from parallelism.planning.plans import Plans
@@ -57,26 +46,9 @@ class Task:
 
     def strategy(self, settings: Mapping[str, Any]) -> Strategy:
         """The strategy of a plan."""
-        model, parts = self.model, list[Transform]()
-        if model.precision is not None:
-            parts.append(model.precision)
-        if settings["tp"] > 1:
-            parts.append(TensorParallel("tp"))
-        if settings["sp"]:
-            parts.append(SequenceParallel("tp"))
-        if settings["cp"] > 1:
-            parts.append(ContextParallel("cp"))
-        if settings["dp"] > 1:
-            parts.append(DataParallel("dp"))
-        if settings["zero"]:
-            parts.append(Zero(settings["zero"], "dp"))
-        if settings["overlap"]:
-            parts.append(overlap_of(settings["dp"]))
-        if settings["recompute"] != "none":
-            parts.append(Recompute(model.recomputed[settings["recompute"]]))
-        begin = model.begin(settings["pp"] * settings["chunks"])
+        begin = self.model.begin(settings["pp"] * settings["chunks"])
         pipeline = Pipeline("pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH)
-        return Strategy(*parts, pipeline)
+        return Strategy(*transforms_of(self.model, settings), pipeline)
 
     def run(self, settings: Mapping[str, Any]) -> TrainingRun:
         """The training run of a plan."""
@@ -95,8 +67,8 @@ class Task:
 
 def step_key(settings: Mapping[str, Any], bound_seconds: float, peak_bytes: int) -> Hashable:
     """Plans of a task with equal keys run the same program: in a `Pipeline` Zero(2) does what Zero(1) does."""
-    stage = min(settings["zero"], 1) if settings["zero"] < 3 else settings["zero"]
-    return stage, *(value for name, value in settings.items() if name != "zero"), float(bound_seconds), int(peak_bytes)
+    values = [SETTINGS[name].program_of(value) for name, value in settings.items()]
+    return *values, float(bound_seconds), int(peak_bytes)
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,12 @@ from parallelism.planning.explanation import (
     why_not,
 )
 from parallelism.planning.plan import Plan, Task
-from parallelism.planning.space import Choices, Refused, checked_settings, choices
+from parallelism.planning.settings import SETTINGS, checked_settings
+from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures, figures
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-SAVING = ("recompute", "zero")
-"""The settings without which a search is made again where nothing fits."""
 
 
 class NoPlanFits(ValueError):
@@ -140,7 +139,7 @@ class Plans(Sequence[Plan]):
     def where(self, **fixed: Any) -> Iterator[Plan]:
         """The plans with these settings, the best first.  ``ValueError`` for a setting that cannot be."""
         wanted = np.ones(len(self), np.bool_)
-        for name, values in checked_settings(fixed).items():
+        for name, values in checked_settings(fixed, self.task.model).items():
             words = self.choices.words.get(name)
             wanted &= np.isin(self.choices[name], [
                 words.index(value) if value in words else -1 for value in values] if words else values)
@@ -196,21 +195,30 @@ class Plans(Sequence[Plan]):
     def needs(self) -> list[Need]:
         """If no plan fits, the memory that the smallest needs, and that of the smallest with what may need less.
 
-        That are other values of the settings that were fixed, and ZeRO-3, which is not tried unless it is asked for.
-        Each is searched anew.  Empty if every combination is refused.
+        That are other values of settings that were fixed, and values that are not tried unless they are named, as
+        ZeRO-3.  Each is searched anew.  Empty if every combination is refused.
         """
         if self.tightest is None:
             return []
         found = [self.tightest.need]
-        for name in (name for name in SAVING if name in self.fixed):
+        for name in (name for name in SETTINGS if SETTINGS[name].saves_memory and name in self.fixed):
             freed = self.again(simulations=0, **{key: value for key, value in self.fixed.items() if key != name}).least
             if freed is not None:
                 found.append(freed.need._replace(setting={name: freed.settings[name]}))
-        if "zero" not in self.fixed and self.tightest.settings["dp"] > 1:
-            freed = self.again(simulations=0, **{**self.tightest.settings, "zero": 3}).least
-            if freed is not None:
-                found.append(freed.need._replace(setting={"zero": 3}))
+        for name in (name for name in SETTINGS if SETTINGS[name].last_resort is not None and name not in self.fixed):
+            found += self._need_with({name: SETTINGS[name].last_resort})
         return found
+
+    def _need_with(self, setting: Mapping[str, Any]) -> list[Need]:
+        """The memory that the smallest plan needs with a setting more; empty if it changes nothing."""
+        assert self.tightest is not None
+        name, = setting
+        useful = SETTINGS[name].useful
+        columns = {name: np.array([value]) for name, value in self.tightest.settings.items()}
+        if useful is not None and not useful(columns).all():
+            return []
+        freed = self.again(simulations=0, **{**self.tightest.settings, **setting}).least
+        return [] if freed is None else [freed.need._replace(setting=setting)]
 
     @property
     def least(self) -> Plan | None:

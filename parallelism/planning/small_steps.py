@@ -19,19 +19,10 @@ from parallelism.models import TransformerSpec
 from parallelism.planning.growth import spliced
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.planning.pieces import EndPieces, Inside, Split, StepPieces, Updates, inside_of
+from parallelism.planning.settings import transforms_of
 from parallelism.planning.sheets import LEFT, SIZE, Kind, Row, Sheet, SymbolicSheet, Unpriceable
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.transforms import (
-    ContextParallel,
-    DataParallel,
-    Pipeline,
-    Recompute,
-    SequenceParallel,
-    Step,
-    Strategy,
-    TensorParallel,
-    Zero,
-)
+from parallelism.transforms import Pipeline, Recompute, Step, Strategy
 
 
 class Pattern(NamedTuple):
@@ -47,6 +38,8 @@ class Pattern(NamedTuple):
     recompute: str
     zero: int
     """For actions 0 or 1, because those of stages 1 and 2 are the same; 0 where `SmallSteps.zero` says so."""
+    registered: tuple[tuple[str, Any], ...] = ()
+    """The settings that were registered from outside, with their values."""
 
 
 @lru_cache(maxsize=2)
@@ -188,10 +181,10 @@ class SmallSteps:
     def _kept_step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         """The step, of which nothing runs again."""
         each = [own for _, own in _labels(pattern, blocks)]
-        parts: list[Any] = [self.model.precision] if self.model.precision else []
-        parts += [TensorParallel("tp")] * pattern.tp + [SequenceParallel("tp")] * pattern.sp
-        parts += [ContextParallel("cp")] * (pattern.cp > 1) + [DataParallel("dp")] * replicated
-        parts += [Zero(pattern.zero, "dp")] if pattern.zero else []
+        several = {True: 2, False: 1}       # any number above 1 makes the same transform
+        parts = transforms_of(self.model, {
+            "dp": several[replicated], "cp": pattern.cp, "tp": several[pattern.tp], "zero": pattern.zero,
+            "sp": pattern.sp, **dict(pattern.registered)})
         begin = tuple(f"{self.model.prefix}.{first}" for first in list(accumulate(each))[:-1])
         return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH))
 

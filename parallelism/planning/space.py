@@ -6,40 +6,15 @@ replicas, a schedule without a pipeline, orders of axes that are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
+from parallelism.planning.settings import AXES, MOST, SETTINGS, Bools, Ints, Setting, checked_settings
 from parallelism.planning.trained import TrainedModel
-from parallelism.spelling import did_you_mean
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-SETTINGS = ("pp", "dp", "cp", "tp", "sp", "chunks", "schedule", "microbatch", "zero", "overlap", "recompute",
-            "order")
-"""The settings of a plan: extents of mesh axes, sequence parallelism, stages on a rank, the schedule of the pipeline,
-rows of a microbatch, the stage of ZeRO, whether gradients are summed over dp during the last backward, what is computed
-again, and the mesh axes, outermost first."""
-SWITCHES = "sp", "overlap"
-"""The settings that are on or off."""
-AXES = ("pp", "dp", "cp", "tp")
-TRIED = ("1f1b", "interleaved_1f1b")
-"""The schedules that are tried, unless some are named.  GPipe takes as long as 1F1B, and more memory."""
-ORDERS = ("pp dp cp tp",)
-"""The order of mesh axes on the hardware, outermost first, unless some are named: that of Megatron-LM."""
-STAGES_OF_ZERO = (0, 1, 2)
-"""The stages of ZeRO that are tried, unless some are named.  Each plan of stage 3, or with overlap, is simulated by
-itself, which takes seconds for a large model."""
-
-
-MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": 10**4}
-"""What is planned for at most: beyond it, products of settings would not fit 64 bits, or a search take hours."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,10 @@ class Choices:
         found: dict[str, Any] = {}
         for name in SETTINGS:
             value = int(self.columns[name][row])
-            found[name] = self.words[name][value] if name in self.words else bool(value) if name in SWITCHES else value
+            if name in self.words:
+                found[name] = self.words[name][value]
+            else:
+                found[name] = bool(value) if SETTINGS[name].is_switch else value
         return found
 
     def take(self, rows: Ints | Bools) -> Choices:
@@ -125,12 +103,9 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     for what, number in (("devices", devices), ("batch", batch), ("blocks", model.blocks)):
         if number > MOST[what]:
             raise ValueError(f"{what} must be at most {MOST[what]:,} in a search for plans, got {number}")
-    given = checked_settings(fixed)
-    words = {"schedule": tuple(given.get("schedule", TRIED)),
-             "recompute": tuple(given.get("recompute", tuple(model.recomputed))),
-             "order": tuple(given.get("order", ORDERS))}
-    if unknown := set(words["recompute"]) - set(model.recomputed):
-        raise ValueError(f"recompute must be {' or '.join(model.recomputed)}, got {min(unknown)!r}")
+    given = checked_settings(fixed, model)
+    words = {setting.name: tuple(given.get(setting.name) or _tried(setting, model))
+             for setting in SETTINGS.records.values() if setting.is_text}
     table = _Table(words)
     _split(table, model, devices, given)
     _pipelined(table, model, given)
@@ -138,17 +113,8 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     rows = table["dp"] * table["microbatch"]
     table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
     table.columns["count"] = batch // (table["dp"] * table["microbatch"])
-    table.cross(recompute=range(len(words["recompute"])))
-    _optional(table, "zero", given.get("zero"), STAGES_OF_ZERO, table["dp"] > 1, "ZeRO needs replicas, dp above 1")
-    _optional(table, "overlap", given.get("overlap"), (0,), table["dp"] > 1, "overlap needs replicas, dp above 1")
-    if "sp" in given:
-        _optional(table, "sp", given["sp"], (), table["tp"] > 1, "sequence parallelism needs tp above 1")
-        if model.sequence is not None:
-            table.refuse("tp does not divide the sequence", (table["sp"] > 0) & (model.sequence % table["tp"] != 0))
-    elif model.sequence is None:        # a program may have nothing that it can split
-        table.cross(sp=[0])
-    else:       # as people use Megatron-LM: it moves no more bytes, and saves memory
-        table.columns["sp"] = ((table["tp"] > 1) & (model.sequence % table["tp"] == 0)).astype(np.int64)
+    for setting in SETTINGS.options:
+        _with_option(table, setting, model, given)
     interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]
     grouped = np.isin(table["schedule"], interleaved)
     table.refuse("pp does not divide the microbatches of an interleaved schedule",
@@ -206,17 +172,28 @@ def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | N
     return (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
 
 
-def _optional(
-    table: _Table, name: str, given: Sequence[int] | None, all_of_it: Sequence[int], useful: Bools, reason: str,
-) -> None:
-    """A setting that is 0 where it is not useful."""
-    table.cross(**{name: given or all_of_it})
-    values = np.array(given or all_of_it)
-    useful = np.repeat(useful, len(values))
-    if 0 in values:
-        table.keep(useful | (table[name] == 0))
-    else:
-        table.refuse(reason, ~useful)
+def _with_option(table: _Table, setting: Setting, model: TrainedModel, given: Mapping[str, Sequence[Any]]) -> None:
+    """Crosses the rows with the values of a setting, which is 0 where it is not useful."""
+    name = setting.name
+    if name not in given and setting.derived is not None:
+        table.columns[name] = setting.derived(table.columns, model)
+        return
+    values = given.get(name) or _tried(setting, model)
+    numbers = range(len(values)) if setting.is_text else values
+    useful = None if setting.useful is None else np.repeat(setting.useful(table.columns), len(values))
+    table.cross(**{name: numbers})
+    if useful is not None:
+        if 0 in numbers:
+            table.keep(useful | (table[name] == 0))
+        else:
+            table.refuse(setting.needs, ~useful)
+    if setting.conflict is not None:
+        table.refuse(setting.conflict_reason, setting.conflict(table.columns, model))
+
+
+def _tried(setting: Setting, model: TrainedModel) -> Sequence[Any]:
+    """The values of a setting that are tried if none is named."""
+    return setting.tried(model) if setting.tried is not None else (0,)
 
 
 def _ordered(table: _Table) -> None:
@@ -234,70 +211,6 @@ def _ordered(table: _Table) -> None:
             first[i, j] = own not in seen
             seen.add(own)
     table.keep(first[place.ravel(), table["order"]])
-
-
-def checked_settings(fixed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
-    for name in fixed:
-        if name not in SETTINGS:
-            hint = did_you_mean(name, SETTINGS) or f"; they are {', '.join(SETTINGS)}"
-            raise ValueError(f"a plan has no setting {name!r}{hint}")
-    return {name: _values(name, value) for name, value in fixed.items() if value is not None}
-
-
-def _values(name: str, value: Any) -> list[Any]:
-    several = list(value) if isinstance(value, list | tuple | set | range) else [value]
-    if not several:
-        raise ValueError(f"{name} must have at least one value")
-    check: Callable[[str, Any], Any] = _CHECKS.get(name, _number)
-    return list(dict.fromkeys(check(name, each) for each in several))
-
-
-def _number(name: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    most = MOST["batch" if name == "microbatch" else "devices"]
-    if value > most:
-        raise ValueError(f"{name} must be at most {most:,}, got {value}")
-    return value
-
-
-def _stage_of_zero(name: str, value: Any) -> int:
-    if value not in (0, 1, 2, 3) or isinstance(value, bool):
-        raise ValueError(f"zero must be 0, 1, 2 or 3, got {value!r}")
-    return int(value)
-
-
-def _switch(name: str, value: Any) -> int:
-    if value not in (True, False):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return int(value)
-
-
-def _schedule(name: str, value: Any) -> str:
-    known = SCHEDULES.find(value) if isinstance(value, str) else None
-    if known is None or not known.trains_whole_model:
-        fit = [kind.name for kind in SCHEDULES.kinds.values() if kind.trains_whole_model]
-        raise ValueError(f"schedule must be one that trains the whole model: {', '.join(fit)}; got {value!r}")
-    return known.name
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {value!r}")
-    return value
-
-
-def _order(name: str, value: Any) -> str:
-    axes = tuple(value.replace("-", " ").split()) if isinstance(value, str) else ()
-    if axes not in permutations(AXES):
-        raise ValueError(f"order must name {', '.join(AXES)}, outermost first, got {value!r}")
-    return " ".join(axes)
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "zero": _stage_of_zero, "sp": _switch, "overlap": _switch, "schedule": _schedule, "recompute": _text,
-    "order": _order}
 
 
 def _divisors(number: int) -> list[int]:

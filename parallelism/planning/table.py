@@ -6,7 +6,7 @@ and the same order; only sums are taken in another order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.orders import FIRST, KINDS, LAST, LONGER, MIDDLE, ONLY, PLACES, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.row_prices import Layout, RowPrices
+from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.sheets import Unpriceable
 from parallelism.planning.small_steps import Pattern, small_steps
 from parallelism.planning.space import Choices
@@ -73,6 +74,8 @@ class PlanTable:
         if task.hardware.message_overhead_seconds or task.hardware.message_overhead_seconds_per_byte:
             raise Unpriceable("messages hold their ends")
         self.forms = Forms()
+        self.limited = [setting for setting in SETTINGS.records.values() if setting.from_pieces is not always]
+        """The settings of which some values are not put together from pieces."""
         self._sheets: dict[Any, SheetCosts] = {}
         self._seconds: dict[Any, SheetSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
@@ -92,6 +95,11 @@ class PlanTable:
         if row not in self._settings:
             self._settings[row] = self.possible.settings(row)
         return self._settings[row]
+
+    @staticmethod
+    def _registered(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """The settings from outside, with their values in a plan."""
+        return tuple((setting.name, settings[setting.name]) for setting in SETTINGS.registered)
 
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
@@ -119,7 +127,7 @@ class PlanTable:
     def _actions_of(self, row: int, *, split: bool) -> SheetCosts:
         s, shape = self.settings(row), self.shape(row)
         pattern = Pattern(shape.stages > 1, split, s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
-                          self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
+                          self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), self._registered(s))
         key = "actions", pattern, s["microbatch"], s["tp"]
         if key not in self._sheets:
             self._sheets[key] = SheetCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]), self.forms)
@@ -129,7 +137,8 @@ class PlanTable:
         """The costs of the end of a step of a plan, and of what is held during it."""
         s = self.settings(row)
         # The events at the end are the same in stages 1 and 2 of ZeRO.
-        pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1))
+        pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1),
+                          self._registered(s))
         key = "ends", pattern, s["tp"], s["dp"]
         if key not in self._sheets:
             self._sheets[key] = SheetCosts(self.steps.ends(pattern, s["tp"], s["dp"]), self.forms)
@@ -175,8 +184,11 @@ class PlanTable:
         It needs the end of the step alone: neither actions nor their order.
         """
         s, shape = self.settings(row), self.shape(row)
-        if (shape.longer and shape.chunks > 1) or s["zero"] == 3 or s["overlap"] or (s["pp"] == 1 and s["chunks"] > 1):
+        if (shape.longer and shape.chunks > 1) or (s["pp"] == 1 and s["chunks"] > 1):
             raise Unpriceable("a plan of another form")
+        for setting in self.limited:
+            if not setting.is_from_pieces(s[setting.name]):
+                raise Unpriceable(f"{setting.name}={s[setting.name]} is not put together from pieces")
         return max(held for held, _ in self._held_by_devices(row))
 
     def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, Any]]:
@@ -184,7 +196,7 @@ class PlanTable:
         takes beside them at most."""
         s, shape = self.settings(row), self.shape(row)
         key = (ends, shape.is_v_shaped, shape.ranks, shape.chunks, *(s[name] for name in (
-            "dp", "cp", "tp", "sp", "zero")))
+            "dp", "cp", "tp", "sp", "zero")), *self._registered(s))
         if key not in self._of_devices:
             self._of_devices[key] = [
                 (self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
@@ -202,7 +214,7 @@ class PlanTable:
         s, shape = self.settings(row), self.shape(row)
         works = self._order(shape).works
         key = (works, shape.stages, *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
-               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
+               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), *self._registered(s))
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
@@ -308,7 +320,7 @@ class PlanTable:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
         s, layout = self.settings(row), self.layout(row)
         key = (self._flow(shape), shape.stages, id(layout), s["sp"], s["recompute"], s["microbatch"],
-               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]))
+               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), *self._registered(s))
         if key not in self._columns:
             durations = np.zeros(4 * PLACES)
             for place, kind in order.works:
@@ -332,7 +344,7 @@ class PlanTable:
     def _end(self, shape: Shape, row: int) -> _Ends:
         """The end of a plan's step."""
         s, layout = self.settings(row), self.layout(row)
-        key = shape.is_v_shaped, shape.ranks, shape.chunks, layout, s["sp"], s["zero"]
+        key = shape.is_v_shaped, shape.ranks, shape.chunks, layout, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
             devices, last = self._devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]

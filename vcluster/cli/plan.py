@@ -17,7 +17,6 @@ from parallelism.display import progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
-from parallelism.planning.space import SWITCHES
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
@@ -39,10 +38,7 @@ from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.runs.verified import verified
 
 ORDER = "pp dp cp tp"
-_FIXED = {
-    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
-    "micro_batch_size": "microbatch", "sequence_parallel": "sp", "overlap_grad_reduce": "overlap",
-    "recompute_granularity": "recompute"}
+_FIXED = SETTINGS.with_flag()
 """The settings of a plan that flags of Megatron-LM fix, by field."""
 _OTHER = ("fp16", "bf16", "fp32", "use_distributed_optimizer", "recompute_activations",
           "num_layers_per_virtual_pipeline_stage")
@@ -301,7 +297,7 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    if name in SWITCHES and text in ("0", "1"):
+    if name in SETTINGS and SETTINGS[name].is_switch and text in ("0", "1"):
         return text == "1"
     return int(text) if text.isdecimal() and len(text) < 10 else text
 

@@ -118,6 +118,7 @@ def _all(plans: Plans) -> dict[str, Any]:
     return {
         "names": names, "columns": {name: chosen[name][:most].tolist() for name in names},
         "words": {name: list(chosen.words[name]) for name in names if name in chosen.words},
+        "switches": [name for name in names if SETTINGS[name].is_switch],
         "seconds": plans.seconds[:most].tolist(), "peaks": plans.peaks[:most].tolist(),
         "full": [place in plans.full for place in range(most)]}
 
@@ -255,10 +256,14 @@ def _check(document: Mapping[str, Any]) -> None:
 def _check_columns(found: Any) -> None:
     """``ValueError`` unless these are columns of one length, with a word for each number of a word."""
     columns = found.get("columns") if isinstance(found, dict) else None
-    if not isinstance(columns, dict) or found.get("names") != [name for name in SETTINGS if name in columns]:
+    names = found.get("names") if isinstance(found, dict) else None
+    if not isinstance(columns, dict) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("all must be an object with the names of settings")
+    switches = found.get("switches", [])
+    if not isinstance(switches, list) or not all(isinstance(name, str) for name in switches):
+        raise ValueError("switches must be names of settings")
     words = found.get("words")
-    if not isinstance(words, dict) or {*columns} != {*found["names"]} or not {*words} <= {*columns}:
+    if not isinstance(words, dict) or {*columns} != {*names} or not {*words} <= {*columns}:
         raise ValueError("all must have a column for each setting")
     numbers = [found.get("seconds"), found.get("peaks"), found.get("full"), *columns.values()]
     if not all(isinstance(each, list) and all(isinstance(x, int | float) and abs(x) < inf for x in each)

@@ -1,8 +1,11 @@
 // The page of plans: their time against memory, the best by part, a table to sort and filter, and what was refused.
 
-const PAGE = 100, SWITCHES = ["sp", "overlap"], SVG = "http://www.w3.org/2000/svg";
+const PAGE = 100, SVG = "http://www.w3.org/2000/svg";
 let picked = -1;
 const onPick = [];
+function isSwitch(name) {              // whether a setting is on or off
+  return (data.plans.switches || ["sp", "overlap"]).includes(name);      // older files do not say it
+}
 function pick(plan) {
   picked = plan;
   onPick.forEach(act => act());
@@ -10,11 +13,11 @@ function pick(plan) {
 
 function valueOf(name, plan) {        // of a setting, as a word or a number
   const value = data.plans.columns[name][plan], words = data.plans.words[name];
-  return words ? words[value] : SWITCHES.includes(name) ? (value ? "yes" : "no") : value;
+  return words ? words[value] : isSwitch(name) ? (value ? "yes" : "no") : value;
 }
 function splitOf(plan) {
-  return data.plans.names.filter(name => !SWITCHES.includes(name) || data.plans.columns[name][plan])
-    .map(name => SWITCHES.includes(name) ? name : name + "=" + valueOf(name, plan)).join(" ");
+  return data.plans.names.filter(name => !isSwitch(name) || data.plans.columns[name][plan])
+    .map(name => isSwitch(name) ? name : name + "=" + valueOf(name, plan)).join(" ");
 }
 const gigabytes = value => (value / 1e9).toPrecision(3) + " GB";
 
@@ -134,7 +137,7 @@ function plans(given) {
   }
   function test(word) {               // whether a plan has what a word of the filter says
     const found = /^([a-z]+)(=|<|>)(.+)$/.exec(word);
-    if (SWITCHES.includes(word) && given.columns[word]) return i => given.columns[word][i] === 1;
+    if (isSwitch(word) && given.columns[word]) return i => given.columns[word][i] === 1;
     if (!found || !given.names.includes(found[1])) return i => splitOf(i).includes(word);
     const [, name, sign, text] = found, words = given.words[name];
     if (words) return i => sign === "=" && words[given.columns[name][i]].startsWith(text);

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from parallelism.kernels import SGD, Adam
 from parallelism.pipelining import Pipeline, Schedule
-from parallelism.planning import search, space
+from parallelism.planning import SETTINGS, search
 from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
@@ -358,7 +358,7 @@ NUMBERS = st.sampled_from((0, 1, 2, 3, 8, 97, 10**6, 999999937, 10**9, 10**18 - 
 COUNTS = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--vocab-size", "--devices",
           "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--context-parallel-size",
           "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage", "--simulations")
-a_setting = st.builds("{}={}".format, st.sampled_from(space.SETTINGS), st.lists(
+a_setting = st.builds("{}={}".format, st.sampled_from(list(SETTINGS)), st.lists(
     NUMBERS | st.sampled_from(("gpipe", "dual_pipe_v", "looped_bfs", "full", "x", "tp-cp-dp-pp")), max_size=3
 ).map(",".join))
 broken = st.one_of(

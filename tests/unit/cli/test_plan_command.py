@@ -18,11 +18,12 @@ import pytest
 
 from parallelism import ir, models
 from parallelism.planning import SETTINGS
-from parallelism.planning.space import checked_settings
+from parallelism.planning.settings import checked_settings
+from parallelism.planning.trained import TrainedModel
 from parallelism.slicing import find_slicing
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
-from parallelism.transforms import MixedPrecision
+from parallelism.transforms import SGD, MixedPrecision
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.plan import fixed_settings, question, settings
@@ -321,7 +322,7 @@ def test_a_question_has_settings_or_flags(text: str, asked: dict[str, Any]) -> N
 def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
     spec = models.TransformerSpec(layers=8, width=8, heads=2, vocabulary=4, sequence=4)
     with pytest.raises(ValueError, match=error):
-        checked_settings(question(text, spec, {"pp": 4}))
+        checked_settings(question(text, spec, {"pp": 4}), TrainedModel.of(spec, SGD(1.0)))
 
 
 @pytest.mark.parametrize(("words", "error"), [
