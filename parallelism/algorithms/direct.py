@@ -6,6 +6,7 @@ priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter an
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 
@@ -21,58 +22,79 @@ IN_GROUP_ORDER = "in group order"
 @lru_cache(maxsize=256)
 def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -> CollectiveAlgorithm:
     """The direct algorithm of a kind: each member that gets a result receives its parts straight from their givers."""
-    unit = kind.unit
-    in_parts = kind.in_shards or kind.cuts      # a message carries S / g, otherwise S
+    direct = _Direct(kind)
+    return CollectiveAlgorithm(
+        name, (kind.name,), _formula(kind), direct.closed_form, direct.steps, direct.chunks, direct.phases,
+        IN_GROUP_ORDER if kind.reduces else "", turns=True, rounds=int(name == "direct"), preference=preference)
 
-    def whole(g: int) -> int:
+
+@dataclass(frozen=True)
+class _Direct:
+    """What the direct algorithm of a kind does in a group of ``g`` members."""
+
+    kind: CollectiveKind
+
+    def whole(self, g: int) -> int:
+        """The number of messages that carry S together: g if each carries a part, otherwise 1."""
+        in_parts = self.kind.in_shards or self.kind.cuts
         return g if in_parts else 1
 
-    def sources(target: int, g: int, root: int, pairs: Pairs) -> Collection[int]:
-        needed = kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
-        return frozenset(needed) if callable(kind.sources) else needed
+    def chunks(self, g: int) -> int:
+        """The number of chunks of a buffer."""
+        return {ARRAYS: g, PIECES: 1, BLOCKS: g, BLOCKS_OF_ALL: g * g}.get(self.kind.unit, 0)
 
-    def message(source: int, target: int, g: int) -> tuple[int, ...]:
-        return {ARRAYS: (source,), PIECES: (0,), BLOCKS: (target,), BLOCKS_OF_ALL: (source * g + target,)}.get(unit, ())
+    def sources(self, target: int, g: int, root: int, pairs: Pairs) -> Collection[int]:
+        """The members from which one receives."""
+        needed = self.kind.sources_of(target, g, root, pairs) if self.kind.moves else range(g)
+        return frozenset(needed) if callable(self.kind.sources) else needed
 
-    def steps(g: int, root: int, pairs: Pairs) -> Iterable[Stage]:
-        if kind.paired:
+    def message(self, source: int, target: int, g: int) -> tuple[int, ...]:
+        """The chunks that one member sends to another."""
+        of_unit = {ARRAYS: (source,), PIECES: (0,), BLOCKS: (target,), BLOCKS_OF_ALL: (source * g + target,)}
+        return of_unit.get(self.kind.unit, ())
+
+    def steps(self, g: int, root: int, pairs: Pairs) -> Iterable[Stage]:
+        """All messages at once."""
+        if self.kind.paired:
             return [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))] if pairs else []
-        needed = cache(lambda target: sources(target, g, root, pairs))
-        return [Pairwise(lambda s, t: message(s, t, g) if s in needed(t) else None, kind.reduces)]
+        needed = cache(lambda target: self.sources(target, g, root, pairs))
+        return [Pairwise(lambda s, t: self.message(s, t, g) if s in needed(t) else None, self.kind.reduces)]
 
-    def closed_form(g: int, root: int, pairs: Pairs) -> Cost:
-        needed = [[source for source in sources(target, g, root, pairs) if source != target] for target in range(g)]
+    def closed_form(self, g: int, root: int, pairs: Pairs) -> Cost:
+        """The messages and bytes of each member."""
+        needed = []
+        for target in range(g):
+            needed.append([source for source in self.sources(target, g, root, pairs) if source != target])
         sent = Counter(chain.from_iterable(needed))
-        messages, part = tuple(sent[p] for p in range(g)), int(kind.moves)
-        used = not kind.paired or bool(pairs)
+        messages, part = tuple(sent[p] for p in range(g)), int(self.kind.moves)
+        used = not self.kind.paired or bool(pairs)
         return Cost(int(used), tuple(part * n for n in messages), tuple(part * len(mine) for mine in needed), messages,
-                    whole(g))
+                    self.whole(g))
 
-    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Rule]:
+    def phases(self, g: int, root: int, pairs: Pairs) -> Iterable[Rule]:
+        """The messages by phases, in which each member sends to one other."""
+        kind = self.kind
         if kind.paired:
             moved = [(s, t, 1) for s, t in sorted(pairs) if s != t]
-            if moved:
-                yield listed(moved, 1)
-        elif not kind.moves:
-            yield Turns(g, 0, 1)
-        elif callable(kind.sources):
-            needed = np.zeros((g, g), np.bool_)
-            for target in range(g):
-                needed[list(sources(target, g, root, pairs)), target] = True
-            for d in range(1, g):
-                phase = around(g, d, 1, whole(g))
-                some = needed[phase.sources, phase.targets]
-                if some.any():
-                    yield Phase(1, phase.sources[some], phase.targets[some], phase.parts[some], phase.whole)
-        elif kind.sources == "root" or kind.gets == "root":
-            yield with_root(g, root, kind.sources == "root", whole(g))
-        else:
-            yield Turns(g, 1, whole(g))
+            return [listed(moved, 1)] if moved else []
+        if not kind.moves:
+            return [Turns(g, 0, 1)]
+        if callable(kind.sources):
+            return self._phases_of_some(g, root, pairs)
+        if kind.sources == "root" or kind.gets == "root":
+            return [with_root(g, root, kind.sources == "root", self.whole(g))]
+        return [Turns(g, 1, self.whole(g))]
 
-    return CollectiveAlgorithm(
-        name, (kind.name,), _formula(kind), closed_form, steps,
-        lambda g: {ARRAYS: g, PIECES: 1, BLOCKS: g, BLOCKS_OF_ALL: g * g}.get(unit, 0), phases,
-        IN_GROUP_ORDER if kind.reduces else "", turns=True, rounds=int(name == "direct"), preference=preference)
+    def _phases_of_some(self, g: int, root: int, pairs: Pairs) -> Iterator[Rule]:
+        """`phases` where only some members receive from each other."""
+        needed = np.zeros((g, g), np.bool_)
+        for target in range(g):
+            needed[list(self.sources(target, g, root, pairs)), target] = True
+        for d in range(1, g):
+            phase = around(g, d, 1, self.whole(g))
+            some = needed[phase.sources, phase.targets]
+            if some.any():
+                yield Phase(1, phase.sources[some], phase.targets[some], phase.parts[some], phase.whole)
 
 
 def _formula(kind: CollectiveKind) -> str:

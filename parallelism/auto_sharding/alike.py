@@ -23,38 +23,69 @@ class Alike:
 
 def alike(function: Function, blocks: str | None) -> Alike:
     """The classes; ``blocks`` is a pattern of regions such as ``block.*``.  None: nothing is alike."""
-    numbers: dict[Hashable, int] = {}
-
-    def number(key: Hashable) -> int:
-        return numbers.setdefault(key, len(numbers))
-
-    inputs = {value.name: number(("input", value.name)) for value in function.inputs}
-    bodies: dict[str, list[int]] = {}
-    for at, op in enumerate(function.ops):
-        region = None if blocks is None else _block(op, blocks)
-        if region is not None:
-            bodies.setdefault(region, []).append(at)
+    bodies = _bodies(function, blocks)
+    classes = _Classes(function)
     if not bodies:
-        return Alike(tuple(number(("op", at)) for at in range(len(function.ops))), inputs)
-    found: dict[int, int] = {}
-    for region, places in bodies.items():
-        body = number((region.startswith(f"{MARK}."), *(_form(function.ops[at]) for at in places)))
-        found.update((at, number((body, place))) for place, at in enumerate(places))
-    fresh = set(inputs)
+        return Alike(tuple(classes.number(("op", at)) for at in range(len(function.ops))), classes.inputs)
+    classes.add_bodies(bodies)
+    classes.add_inputs()
+    classes.add_other_ops()
+    return Alike(tuple(classes.ops[at] for at in range(len(function.ops))), classes.inputs)
+
+
+def _bodies(function: Function, blocks: str | None) -> dict[str, list[int]]:
+    """The ops of each block, forward and backward apart, by its region."""
+    found: dict[str, list[int]] = {}
+    if blocks is None:
+        return found
     for at, op in enumerate(function.ops):
-        for place, value in enumerate(op.inputs):
-            if value.name in fresh and at in found:
-                inputs[value.name] = number(("first used", found[at], place))
-                fresh.remove(value.name)
-    for name in fresh:                                      # "mean.w" is alike if "w" is
-        kept, _, owner = name.partition(".")
-        if owner in inputs:
-            inputs[name] = number((kept, inputs[owner]))
-    made = dict(inputs)
-    for at, op in enumerate(function.ops):
-        own = found.setdefault(at, number((_form(op), *(made[value.name] for value in op.inputs))))
-        made.update((value.name, number(("made", own, place))) for place, value in enumerate(op.outputs))
-    return Alike(tuple(found[at] for at in range(len(function.ops))), inputs)
+        region = _block(op, blocks)
+        if region is not None:
+            found.setdefault(region, []).append(at)
+    return found
+
+
+class _Classes:
+    """The numbers of the classes of ops and inputs, while they are found."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._numbers: dict[Hashable, int] = {}
+        self.ops: dict[int, int] = {}
+        self.inputs = {value.name: self.number(("input", value.name)) for value in function.inputs}
+
+    def number(self, key: Hashable) -> int:
+        """A number for each different key."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def add_bodies(self, bodies: dict[str, list[int]]) -> None:
+        """Ops at the same place of blocks with the same ops are alike."""
+        for region, places in bodies.items():
+            forms = [_form(self.function.ops[at]) for at in places]
+            body = self.number((region.startswith(f"{MARK}."), *forms))
+            for place, at in enumerate(places):
+                self.ops[at] = self.number((body, place))
+
+    def add_inputs(self) -> None:
+        """Inputs that ops of one class use first are alike, and so is what the optimizer keeps of them."""
+        fresh = set(self.inputs)
+        for at, op in enumerate(self.function.ops):
+            for place, value in enumerate(op.inputs):
+                if value.name in fresh and at in self.ops:
+                    self.inputs[value.name] = self.number(("first used", self.ops[at], place))
+                    fresh.remove(value.name)
+        for name in fresh:                                      # "mean.w" is alike if "w" is
+            kept, _, owner = name.partition(".")
+            if owner in self.inputs:
+                self.inputs[name] = self.number((kept, self.inputs[owner]))
+
+    def add_other_ops(self) -> None:
+        """Ops outside of blocks are alike if they are of one form and take values that are alike."""
+        made = dict(self.inputs)
+        for at, op in enumerate(self.function.ops):
+            own = self.ops.setdefault(at, self.number((_form(op), *(made[value.name] for value in op.inputs))))
+            for place, value in enumerate(op.outputs):
+                made[value.name] = self.number(("made", own, place))
 
 
 def _form(op: Op) -> Hashable:

@@ -272,7 +272,6 @@ class _Added:
 def _add_value(model: _Model, problem: Problem, number: int, ways: Sequence[range], *, phased: bool) -> _Added:
     """Adds the variables and rows of a class of values.  ``phased``: copies are made anew in each phase, or kept."""
     value = problem.values[number]
-    count = len(value.names)
     lies = model.binaries([0.0] * len(value.layouts))
     first: dict[tuple[int, int], int] = {}
     if value.made_by is None:
@@ -280,20 +279,31 @@ def _add_value(model: _Model, problem: Problem, number: int, ways: Sequence[rang
     else:
         op, made = value.made_by
         pairs = np.argwhere(value.first < IMPOSSIBLE)
-        flows = model.flows(count * value.first[a, b] * _SCALE for a, b in pairs)
+        flows = model.flows(len(value.names) * value.first[a, b] * _SCALE for a, b in pairs)
         first = {(a, b): flow for flow, (a, b) in zip(flows, pairs.tolist(), strict=True)}
         _balance(model, flows, pairs, [(ways[op], made)], lies)
-    needing: dict[tuple[int, int, int], list[int]] = {}
+    needing: dict[_Copy, list[int]] = {}
     for use in value.uses:
         pairs = np.argwhere(value.second < IMPOSSIBLE)
         pairs = pairs[np.isin(pairs[:, 1], use.needed)]
         flows = model.flows([0.0] * len(pairs))
         _balance(model, flows, pairs[:, ::-1], [(ways[use.op], use.needed)], lies)
+        phase = problem.phases[use.op] if phased else 0
         for flow, (a, b) in zip(flows, pairs.tolist(), strict=True):
-            needing.setdefault((problem.phases[use.op] if phased else 0, a, b), []).append(flow)
-    copies: dict[tuple[int, int, int], int] = {}
+            needing.setdefault((phase, a, b), []).append(flow)
+    copies = _add_copies(model, value, needing, phased=phased)
+    return _Added(lies, first, copies, _add_kept(model, value, copies))
+
+
+_Copy = tuple[int, int, int]
+"""A copy of a value: the phase, the layout in which the value lies, and the layout that is needed."""
+
+
+def _add_copies(model: _Model, value: Any, needing: dict[_Copy, list[int]], *, phased: bool) -> dict[_Copy, int]:
+    """Adds a variable for each copy that costs something; those that need it flow through it."""
+    copies: dict[_Copy, int] = {}
     for (phase, a, b), flowing in needing.items():
-        cost = count * float(value.second[a, b]) * _SCALE
+        cost = len(value.names) * float(value.second[a, b]) * _SCALE
         if value.layouts[a] == value.needed[b] or not (cost or phased):
             continue
         if len(flowing) == 1:
@@ -304,13 +314,18 @@ def _add_value(model: _Model, problem: Problem, number: int, ways: Sequence[rang
         copies[phase, a, b] = moved
         for flow in flowing:
             model.row([(moved, 1.0), (flow, -1.0)], 0.0, np.inf)
+    return copies
+
+
+def _add_kept(model: _Model, value: Any, copies: dict[_Copy, int]) -> dict[tuple[int, int], int]:
+    """Adds a variable for each copy that may be kept from the first phase to the second."""
     kept: dict[tuple[int, int], int] = {}
     for phase, a, b in list(copies):
         if phase == 0 and (1, a, b) in copies:
-            kept[a, b], = model.binaries([-count * float(value.second[a, b]) * _SCALE])
+            kept[a, b], = model.binaries([-len(value.names) * float(value.second[a, b]) * _SCALE])
             for of in (0, 1):
                 model.row([(copies[of, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
-    return _Added(lies, first, copies, kept)
+    return kept
 
 
 def _balance(

@@ -59,41 +59,56 @@ def terms(
         made = tuple(each_phase(rules))
         each = len(made) // rounds
         rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
-    own_ports = has_own_ports(hardware)
-    alone = own_ports and len(groups) == 1
+    found = _Terms(hardware, groups, share)
+    alone = found.own_ports and len(groups) == 1
     blocks = blocks_of(hardware, groups[0]) if alone else None
-    found: dict[Term | Falling, int] = {}
-
-    def add(made: Iterable[tuple[Term | Falling, int]]) -> None:
-        for term, times in made:
-            found[term] = found.get(term, 0) + times
-
-    def look(made: list[Phase]) -> None:
-        """Of phases without a rule; many together, if each device has ports of its own."""
-        ranks, places = _ranks_and_places(hardware, groups)
-        lines = many_lines(hardware, made, places, share) if own_ports else [None] * len(made)
-        add((Term(_lines_of(hardware, phase, groups, ranks, places, share, patterns, seen) if known is None else known,
-                  phase.piped), phase.times) for phase, known in zip(made, lines, strict=True))
-
-    shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
-    patterns, seen = patterns_of(shapes, tuple(hardware.placement or ())), Seen()
-    waiting: list[Phase] = []
-    most = max(1, MOST_LOADS // (len(groups) * len(groups[0])))
     for rule in rules:
         by_rule = terms_by_rule(hardware, rule, groups[0], blocks, share) if alone else None
-        for phase in each_phase((rule,)) if by_rule is None else ():
-            waiting.append(phase)
-            if len(waiting) == most:
-                look(waiting)
-                waiting = []
-        if by_rule is not None:
-            if waiting:
-                look(waiting)
-                waiting = []
-            add(by_rule)
-    if waiting:
-        look(waiting)
-    return found
+        if by_rule is None:
+            found.add_phases(rule)
+        else:
+            found.add_waiting()
+            found.add(by_rule)
+    found.add_waiting()
+    return found.times
+
+
+class _Terms:
+    """The terms of phases that are looked at one after the other, and how many are alike."""
+
+    def __init__(self, hardware: Hardware, groups: Groups, share: float) -> None:
+        self.hardware, self.groups, self.share = hardware, groups, share
+        self.own_ports = has_own_ports(hardware)
+        self.times: dict[Term | Falling, int] = {}
+        shapes = tuple((link.shape, link.extents, link.ports, link.striped) for link in hardware.links)
+        self._patterns, self._seen = patterns_of(shapes, tuple(hardware.placement or ())), Seen()
+        self._waiting: list[Phase] = []
+        self._most = max(1, MOST_LOADS // (len(groups) * len(groups[0])))
+
+    def add(self, made: Iterable[tuple[Term | Falling, int]]) -> None:
+        """Adds terms, with how many there are of each."""
+        for term, times in made:
+            self.times[term] = self.times.get(term, 0) + times
+
+    def add_phases(self, rule: Rule) -> None:
+        """Adds the phases of a rule, when there are many or with `add_waiting`."""
+        for phase in each_phase((rule,)):
+            self._waiting.append(phase)
+            if len(self._waiting) == self._most:
+                self.add_waiting()
+
+    def add_waiting(self) -> None:
+        """Adds the phases that wait; many together, if each device has ports of its own."""
+        made, self._waiting = self._waiting, []
+        if not made:
+            return
+        ranks, places = _ranks_and_places(self.hardware, self.groups)
+        known = many_lines(self.hardware, made, places, self.share) if self.own_ports else [None] * len(made)
+        for phase, lines in zip(made, known, strict=True):
+            if lines is None:
+                lines = _lines_of(
+                    self.hardware, phase, self.groups, ranks, places, self.share, self._patterns, self._seen)
+            self.add([(Term(lines, phase.piped), phase.times)])
 
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLoads:
@@ -108,12 +123,14 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLo
     for phase in made:
         times = (1 if phase.piped else phase.times) / phase.whole
         for used in _used(hardware, phase, ranks, places):
-            if hardware.links[used.level].shared:
-                some = used.loads != 0
-                by_level.setdefault(used.level, []).append((used.channels[some], times * used.loads[some]))
-                for i, concerned in enumerate(used.slowed):
-                    if load := float(used.parts[concerned].sum()):
-                        slowed[used.level, i] = slowed.get((used.level, i), 0.0) + times * load
+            if not hardware.links[used.level].shared:
+                continue
+            some = used.loads != 0
+            by_level.setdefault(used.level, []).append((used.channels[some], times * used.loads[some]))
+            for i, concerned in enumerate(used.slowed):
+                load = float(used.parts[concerned].sum())
+                if load:
+                    slowed[used.level, i] = slowed.get((used.level, i), 0.0) + times * load
     found: ByLevel = {key: (np.zeros(1, np.int64), np.array([load])) for key, load in slowed.items()}
     for level, each in by_level.items():
         numbers, place = np.unique(np.concatenate([channels for channels, _ in each]), return_inverse=True)

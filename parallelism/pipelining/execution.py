@@ -14,7 +14,7 @@ from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Work
 from parallelism.pipelining.actions import MESSAGES, Action
-from parallelism.pipelining.messages import NOBODY, passed
+from parallelism.pipelining.messages import NOBODY, Passed, passed
 from parallelism.pipelining.pipeline import Pipeline
 
 
@@ -89,27 +89,37 @@ def run_actions(
     posted: dict[int, Work[Array]] = {}
     sent: list[Work[None]] = []
     moves = passed(pipeline, order)
-    for action, (source, taken, target, given), following in zip(order, moves, [*moves[1:], None], strict=True):
+
+    def pass_message(move: Passed) -> None:
+        """Posts the receive, or starts the send, of a message that the schedule lists."""
+        if move.source != NOBODY:
+            posted[move.taken] = device.irecv(move.source, tag=move.taken, axes=axis)
+        else:
+            sent.append(device.isend(kept.pop(move.given), move.target, tag=move.given, axes=axis))
+
+    def taken_by(move: Passed) -> Array | None:
+        """What an action takes."""
+        if move.source == here:
+            return kept.pop(move.taken)
+        if move.source == NOBODY:
+            return None
+        work = posted.pop(move.taken, None)
+        return device.recv(move.source, tag=move.taken, axes=axis) if work is None else work.wait()
+
+    for action, move, following in zip(order, moves, [*moves[1:], None], strict=True):
         number, kind, k = action
         if kind in MESSAGES:
-            if source != NOBODY:
-                posted[taken] = device.irecv(source, tag=taken, axes=axis)
-            else:
-                sent.append(device.isend(kept.pop(given), target, tag=given, axes=axis))
+            pass_message(move)
             continue
-        x: Array | None = None
-        if source == here:
-            x = kept.pop(taken)
-        elif source != NOBODY:
-            x = posted.pop(taken).wait() if taken in posted else device.recv(source, tag=taken, axes=axis)
+        x = taken_by(move)
         if not listed and following is not None and following.source not in (NOBODY, here):
             posted[following.taken] = device.irecv(following.source, tag=following.taken, axes=axis)
         y = run_action(device, stages[number], action, x)
-        if y is not None and target != NOBODY:
-            if listed or target == here:
-                kept[given] = y
+        if y is not None and move.target != NOBODY:
+            if listed or move.target == here:
+                kept[move.given] = y
             else:
-                sent.append(device.isend(y, target, tag=given, axes=axis))
+                sent.append(device.isend(y, move.target, tag=move.given, axes=axis))
         if done is not None and kind in ("B", "W"):
             done(number, k)
     for work in sent:

@@ -54,6 +54,16 @@ def _check_needs(schedule: Schedule, places: Places, rank: int, step: int, actio
             raise ValueError(f"{at}: {action} needs {word}, which the same step runs; they cannot overlap")
 
 
+def _put(schedule: Schedule, places: Places, rank: int, step: int, action: Action) -> None:
+    """Notes the place of an action.  ``ValueError`` if it has one already."""
+    stage, kind, k = action
+    for part in parts(kind):
+        first = places.setdefault((stage, part, k), (rank, step))
+        if first != (rank, step):
+            before = schedule.actions[rank][first[1]]
+            raise ValueError(f"{_at(schedule, rank, step)}: {action} is doubled; {before} was at step {first[1]}")
+
+
 def _places(schedule: Schedule) -> Places:
     """The rank and step of every action.  ``ValueError`` for an action that is wrong by itself."""
     places: Places = {}
@@ -62,14 +72,10 @@ def _places(schedule: Schedule) -> Places:
         for step, entry in enumerate(row):
             for action in entry.works:
                 _check_alone(schedule, rank, step, action)
-                stage, kind, k = action
-                at = f"{_at(schedule, rank, step)}: {action}"
-                if owner.setdefault(stage, rank) != rank:
-                    raise ValueError(f"{at} runs stage {stage}, which lies on rank {owner[stage]}")
-                for part in parts(kind):
-                    first = places.setdefault((stage, part, k), (rank, step))
-                    if first != (rank, step):
-                        raise ValueError(f"{at} is doubled; {row[first[1]]} was at step {first[1]}")
+                if owner.setdefault(action.stage, rank) != rank:
+                    raise ValueError(f"{_at(schedule, rank, step)}: {action} runs stage {action.stage}, which lies on "
+                                     f"rank {owner[action.stage]}")
+                _put(schedule, places, rank, step, action)
             kinds = [action.kind for action in entry.works]
             if entry.kind == OVERLAPPED and (kinds[0] != "F" or kinds[1] not in ("B", "I")):
                 raise ValueError(f"{_at(schedule, rank, step)}: {entry} should overlap an F with a B")

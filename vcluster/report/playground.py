@@ -106,14 +106,12 @@ def schedules() -> dict[str, Any]:
     for name in SCHEDULES:
         kind = SCHEDULES[name]
         chunk_counts = (2, 4) if kind.is_interleaved else (kind.fewest_chunks,)
-        for ranks in PIPELINE_RANKS:
-            for microbatches in MICROBATCHES:
-                for chunks in chunk_counts:
-                    try:
-                        schedule = Pipeline(ranks * chunks, microbatches, name, chunks).schedule
-                    except ValueError:             # the schedule has no order for these sizes
-                        continue
-                    found.setdefault(name, {})[f"{ranks * chunks}/{microbatches}/{chunks}"] = _order(schedule)
+        for ranks, microbatches, chunks in product(PIPELINE_RANKS, MICROBATCHES, chunk_counts):
+            try:
+                schedule = Pipeline(ranks * chunks, microbatches, name, chunks).schedule
+            except ValueError:             # the schedule has no order for these sizes
+                continue
+            found.setdefault(name, {})[f"{ranks * chunks}/{microbatches}/{chunks}"] = _order(schedule)
     return found
 
 

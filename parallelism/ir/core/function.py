@@ -280,16 +280,7 @@ def verify(function: Function) -> None:
         known[value.name] = value
     for number, op in enumerate(function.ops):
         try:
-            for value in op.inputs:
-                if known.get(value.name) is not value:
-                    _check_known(value, known)
-            if not op.checked:
-                check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
-                object.__setattr__(op, "checked", True)
-            for value in op.outputs:
-                if value.name in known:
-                    raise ValueError(f"%{value.name} is defined already; every value is defined once")
-                known[value.name] = value
+            _verify_op(op, known)
         except (ValueError, TypeError) as error:
             raise VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}") from None
     for value in function.outputs:
@@ -299,6 +290,20 @@ def verify(function: Function) -> None:
             raise VerifyError(f"@{function.name}, return: {error}") from None
     if any(operator(kind).reuses for kind in {op.kind for op in function.ops}):
         _check_reused(function)
+
+
+def _verify_op(op: Op, known: dict[str, Value]) -> None:
+    """Check an op, whose outputs are ``known`` afterwards."""
+    for value in op.inputs:
+        if known.get(value.name) is not value:
+            _check_known(value, known)
+    if not op.checked:
+        check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
+        object.__setattr__(op, "checked", True)
+    for value in op.outputs:
+        if value.name in known:
+            raise ValueError(f"%{value.name} is defined already; every value is defined once")
+        known[value.name] = value
 
 
 def _check_reused(function: Function) -> None:

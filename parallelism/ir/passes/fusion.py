@@ -32,57 +32,95 @@ def chained(
     equal ``mark``s, if that is given.  Without ``rows`` an op that needs the last dim whole, such as a softmax, is in
     no chain.
     """
-    spaces = [space_of(op) if rows or _is_elementwise(op) else None for op in function.ops]
-    users: dict[Value, set[int]] = {}
-    for number, op in enumerate(function.ops):
-        for value in op.inputs:
-            users.setdefault(value, set()).add(number)
-    maker = {value: number for number, op in enumerate(function.ops) for value in op.outputs}
-    chain_of: dict[int, int] = {}
-    """By op in a chain, the chain."""
-    chains: dict[int, list[int]] = {}
-    open_chains: set[int] = set()
-    """Those that an op may still join: no other op has used their values."""
-    for number, op in enumerate(function.ops):
-        if op.kind == "accumulate" and (made := maker.get(op.inputs[1])) is not None and (
-                chain_of.get(made, made) == number - 1 and len(users[op.inputs[1]]) == 1
-                and op.inputs[1] not in function.outputs and _is_kernel(function.ops[made])
-                and (mark is None or mark(function.ops[made]) == mark(op))):
-            chains[number] = [*chains.pop(number - 1, [number - 1]), number]
-            chain_of.update(dict.fromkeys(chains[number], number))
-            open_chains.clear()
-            continue
-        if op.operator.reuses:
-            open_chains.clear()         # what it writes over may be read by an op that waits for its chain
-        space, joined = spaces[number], dict[int, None]()
-        if space is not None:
-            for value in op.inputs:
-                made = maker.get(value)
-                if made is None or chain_of.get(made) not in open_chains or len(users[value]) > 1 or (
-                        mark is not None and mark(function.ops[made]) != mark(op)):
-                    continue
-                if function.ops[made].kind == "constant" or _alike(spaces[made], space):
-                    joined[chain_of[made]] = None
-        for value in op.inputs:
-            if value in maker and (used := chain_of.get(maker[value])) is not None and used not in joined:
-                open_chains.discard(used)
-        if space is None:
-            continue
-        members = sorted(member for chain in joined for member in chains.pop(chain))
-        open_chains.difference_update(joined)
-        chains[number] = [*members, number]
-        chain_of.update(dict.fromkeys(chains[number], number))
-        open_chains.add(number)
+    chains = _Chains(function, mark, rows=rows)
+    for number in range(len(function.ops)):
+        chains.add(number)
     ordered: list[Op] = []
     lengths: list[int] = []
     for number in range(len(function.ops)):
-        if (chain := chain_of.get(number, number)) == number:
-            whole = chains.get(chain, [number])
+        if chains.chain_of.get(number, number) == number:
+            whole = chains.members.get(number, [number])
             ordered += [function.ops[member] for member in whole]
             lengths.append(len(whole))
     if max(lengths, default=1) == 1:
         return function, (1,) * len(function.ops)
     return replace(function, ops=tuple(ordered)), tuple(lengths)
+
+
+class _Chains:
+    """The chains of a function's ops, which are added in order.  A chain has the number of its last op."""
+
+    def __init__(self, function: Function, mark: Callable[[Op], object] | None, *, rows: bool) -> None:
+        self.ops, self.outputs, self.mark = function.ops, function.outputs, mark
+        self.spaces = [space_of(op) if rows or _is_elementwise(op) else None for op in function.ops]
+        self.users: dict[Value, set[int]] = {}
+        for number, op in enumerate(function.ops):
+            for value in op.inputs:
+                self.users.setdefault(value, set()).add(number)
+        self.maker = {value: number for number, op in enumerate(function.ops) for value in op.outputs}
+        self.chain_of: dict[int, int] = {}
+        """By op in a chain, the chain."""
+        self.members: dict[int, list[int]] = {}
+        """By chain, its ops."""
+        self.open: set[int] = set()
+        """The chains that an op may still join: no other op has used their values."""
+
+    def add(self, number: int) -> None:
+        """Adds an op: to the chains that it joins, to a chain of its own, or to none."""
+        op = self.ops[number]
+        if self._ends_the_op_before(number):
+            self.open.clear()
+            self._close(number, self.members.pop(number - 1, [number - 1]))
+            return
+        if op.operator.reuses:
+            self.open.clear()         # what it writes over may be read by an op that waits for its chain
+        joined = self._joined(number)
+        for value in op.inputs:
+            used = self.chain_of.get(self.maker.get(value, -1))
+            if used is not None and used not in joined:
+                self.open.discard(used)
+        if self.spaces[number] is None:
+            return
+        before = sorted(member for chain in joined for member in self.members.pop(chain))
+        self.open.difference_update(joined)
+        self._close(number, before)
+        self.open.add(number)
+
+    def _close(self, number: int, before: list[int]) -> None:
+        """Makes a chain of the ops ``before`` an op, and of this op."""
+        self.members[number] = [*before, number]
+        self.chain_of.update(dict.fromkeys(self.members[number], number))
+
+    def _ends_the_op_before(self, number: int) -> bool:
+        """Whether an op adds the result of the op before it to a buffer, as the end of that op."""
+        op = self.ops[number]
+        if op.kind != "accumulate":
+            return False
+        added = op.inputs[1]
+        made = self.maker.get(added)
+        if made is None or self.chain_of.get(made, made) != number - 1:
+            return False
+        is_used_once = len(self.users[added]) == 1 and added not in self.outputs
+        return is_used_once and _is_kernel(self.ops[made]) and self._is_marked_alike(made, number)
+
+    def _joined(self, number: int) -> dict[int, None]:
+        """The open chains that an op joins, in the order of its inputs."""
+        found: dict[int, None] = {}
+        space = self.spaces[number]
+        if space is None:
+            return found
+        for value in self.ops[number].inputs:
+            made = self.maker.get(value)
+            if made is None or self.chain_of.get(made) not in self.open or len(self.users[value]) > 1:
+                continue
+            if not self._is_marked_alike(made, number):
+                continue
+            if self.ops[made].kind == "constant" or _alike(self.spaces[made], space):
+                found[self.chain_of[made]] = None
+        return found
+
+    def _is_marked_alike(self, made: int, number: int) -> bool:
+        return self.mark is None or self.mark(self.ops[made]) == self.mark(self.ops[number])
 
 
 def space_of(op: Op) -> Shape | None:

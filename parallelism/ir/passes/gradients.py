@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Builder, Function, TensorType, Value
+from parallelism.ir.core import Builder, Function, Op, TensorType, Value
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.sharding import TensorSharding
@@ -44,44 +44,64 @@ def gradient(
     builder = Builder()
     builder.copy(function)
     with recording(builder):
-        traced = {value: Traced(builder, value) for value in function.values}
-        grads_by_value: dict[Value, Traced] = {}
-        regions: dict[Value, str | None] = {}
-        """The region of the op that reads a value first: its gradient is complete there."""
+        backward = _Backward(function, chosen, builder)
         for value, seed in _seeds(function, of, builder):
-            _accumulate(grads_by_value, value, seed)
-        depends = depending(function, chosen)
-        complete: dict[Value, Value] = {}
-
-        def returned(value: Value) -> Value:
-            """The gradient of a value, when no op can add to it any more."""
-            if value not in complete:
-                with builder.region(regions.get(value) and f"{MARK}.{regions[value]}"):
-                    complete[value] = _of(grads_by_value, value, builder).value
-            return complete[value]
-
+            _accumulate(backward.grads, value, seed)
         first_read = _first_read(function, chosen)
         for number, op in reversed([*enumerate(function.ops)]):
-            if (op.operator.gradient == "starts" and not depends.isdisjoint(op.inputs)) or \
-                    (not depends.isdisjoint(op.outputs) and not grads_by_value.keys().isdisjoint(op.outputs)):
-                if (derivative := op.operator.derivative) is None:
-                    raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-                outputs = [traced[value] for value in op.outputs]
-                with builder.region(op.region and f"{MARK}.{op.region}"):
-                    grads = [
-                        _of(grads_by_value, value, builder) if value in grads_by_value else None
-                        for value in op.outputs]
-                    g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
-                    parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
-                    for value, part in zip(op.inputs, parts, strict=True):
-                        if part is not None and value in depends:
-                            _accumulate(grads_by_value, value, part)
-                            regions[value] = op.region
+            if backward.needs(op):
+                backward.add(op)
             for value in first_read.get(number, ()):
-                returned(value)
-        gradients = [returned(value) for value in chosen]
+                backward.complete(value)
+        gradients = [backward.complete(value) for value in chosen]
     kept = function.outputs if keep_outputs else ()
     return builder.function(f"{function.name}.gradient", [*kept, *gradients], prune=True)
+
+
+class _Backward:
+    """The backward ops of a function, which are added from its last op to its first."""
+
+    def __init__(self, function: Function, chosen: Sequence[Value], builder: Builder) -> None:
+        self.function, self.builder = function, builder
+        self.traced = {value: Traced(builder, value) for value in function.values}
+        self.grads: dict[Value, Traced] = {}
+        """The sum of the gradients of each value so far."""
+        self.depends = depending(function, chosen)
+        self._regions: dict[Value, str | None] = {}
+        """The region of the op that reads a value first: its gradient is complete there."""
+        self._complete: dict[Value, Value] = {}
+
+    def needs(self, op: Op) -> bool:
+        """Whether a gradient passes through an op, or starts there."""
+        if op.operator.gradient == "starts" and not self.depends.isdisjoint(op.inputs):
+            return True
+        return not self.depends.isdisjoint(op.outputs) and not self.grads.keys().isdisjoint(op.outputs)
+
+    def add(self, op: Op) -> None:
+        """Adds the backward of an op."""
+        derivative = op.operator.derivative
+        if derivative is None:
+            raise ValueError(f"@{self.function.name}: the operator {op.kind} has no derivative: {op}")
+        inputs, outputs = ([self.traced[value] for value in side] for side in (op.inputs, op.outputs))
+        with self.builder.region(op.region and f"{MARK}.{op.region}"):
+            grads = [self._gradient(value) for value in op.outputs]
+            g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
+            parts = derivative(g, y, *inputs, **dict(op.attributes))
+            for value, part in zip(op.inputs, parts, strict=True):
+                if part is not None and value in self.depends:
+                    _accumulate(self.grads, value, part)
+                    self._regions[value] = op.region
+
+    def _gradient(self, value: Value) -> Traced | None:
+        return _of(self.grads, value, self.builder) if value in self.grads else None
+
+    def complete(self, value: Value) -> Value:
+        """The gradient of a value, when no op can add to it any more."""
+        if value not in self._complete:
+            region = self._regions.get(value)
+            with self.builder.region(region and f"{MARK}.{region}"):
+                self._complete[value] = _of(self.grads, value, self.builder).value
+        return self._complete[value]
 
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:

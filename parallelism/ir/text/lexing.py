@@ -188,27 +188,7 @@ class Reader:
             self.next = self._token(match.end())
             return self._types[match[0]]
         self.expect("tensor")
-        place = self.expect("<").place + 1
-        shape: list[Extent] = []
-        while True:
-            if len(shape) > MOST_DIMS:
-                self.fail(f"a tensor has at most {MOST_DIMS} dims", place)
-            if self.text.startswith("(", place):
-                self.next = self._token(place + 1)
-                shape.append(self.nested(self.whole_extent))
-                place = self.next.place + 1
-                if self.next.text != ")":
-                    self.wrong("')'")
-                if not self.text.startswith("x", place):
-                    self.fail(f"expected 'x' after an extent, got {self.text[place:place + 1]!r}", place)
-                place += 1
-            elif extent := _EXTENT.match(self.text, place):
-                if len(extent[0]) > MOST_DIGITS + 1 and extent[1]:
-                    self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(extent[1])}", place)
-                shape.append(int(extent[1]) if extent[1] else symbol(extent[2]))
-                place = extent.end()
-            else:
-                break
+        shape, place = self._shape(self.expect("<").place + 1)
         dtype = _DTYPE.match(self.text, place)
         if dtype is None or dtype[1] not in DTYPES:
             got = self.text[place:place + 12].partition("\n")[0]
@@ -221,3 +201,32 @@ class Reader:
         if match and match.end() == dtype.end():
             self._types[match[0]] = result
         return result
+
+    def _shape(self, place: int) -> tuple[list[Extent], int]:
+        """Read extents with an ``x`` behind each, from a place of the text on; and the place behind them."""
+        shape: list[Extent] = []
+        while True:
+            if len(shape) > MOST_DIMS:
+                self.fail(f"a tensor has at most {MOST_DIMS} dims", place)
+            if self.text.startswith("(", place):
+                extent, place = self._extent_in_parentheses(place)
+                shape.append(extent)
+                continue
+            match = _EXTENT.match(self.text, place)
+            if match is None:
+                return shape, place
+            if len(match[0]) > MOST_DIGITS + 1 and match[1]:
+                self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(match[1])}", place)
+            shape.append(int(match[1]) if match[1] else symbol(match[2]))
+            place = match.end()
+
+    def _extent_in_parentheses(self, place: int) -> tuple[Extent, int]:
+        """Read an extent such as ``(2*D)x``; and the place behind it."""
+        self.next = self._token(place + 1)
+        extent = self.nested(self.whole_extent)
+        place = self.next.place + 1
+        if self.next.text != ")":
+            self.wrong("')'")
+        if not self.text.startswith("x", place):
+            self.fail(f"expected 'x' after an extent, got {self.text[place:place + 1]!r}", place)
+        return extent, place + 1

@@ -22,7 +22,7 @@ is a `Conflict`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from parallelism.ir.core import Extent, Function, Op, Value
 from parallelism.layouts.propagation.annotation import laid_out
@@ -104,11 +104,16 @@ class _Propagation:
         while any(map(any, waiting)):
             for side, order in ((1, numbers), (0, reversed(numbers))):
                 for number in order:
-                    if waiting[side][number]:
-                        waiting[side][number] = False
-                        for changed in self._step(number, self.sides[number][side]):
-                            for near in self.near[changed]:
-                                waiting[0][near] = waiting[1][near] = True
+                    if not waiting[side][number]:
+                        continue
+                    waiting[side][number] = False
+                    for near in self._near(self._step(number, self.sides[number][side])):
+                        waiting[0][near] = waiting[1][near] = True
+
+    def _near(self, changed: Iterable[str]) -> Iterator[int]:
+        """The ops that read or make one of these values."""
+        for name in changed:
+            yield from self.near[name]
 
     def _step(self, number: int, side: range) -> set[str]:
         """Propagate to the values on one side of an op from all its other values; the names of what changed."""
