@@ -132,31 +132,47 @@ class Lockstep:
             self._turns[rank].acquire()
             self._threads[rank] = threading.Thread(target=one, args=(rank,), daemon=True)
         try:
-            with self._lock:
-                self._give_turn()
-                while len(self._returned) < self._size:
-                    turns = self.turns
-                    if not self._ended.wait(LONG_TURN_SECONDS) and self.turns == turns and self._can_go_on:
-                        self._give_turn()
+            self._give_turns()
         except BaseException as error:      # an interrupt, or no more threads can be started
-            with self._lock:
-                self._can_go_on = deque(rank for rank in self._can_go_on if self._threads[rank].ident)
-                self._fail(-1, error)
-                while self._can_go_on:
-                    self._give_turn()
+            self._end_all(error)
             raise
         for thread in self._threads.values():
             thread.join()
+        self._raise_failures()
+        return results
+
+    def _give_turns(self) -> None:
+        """Gives turns until all ranks have returned.  A rank that keeps its turn for long is not waited for."""
+        with self._lock:
+            self._give_turn()
+            while len(self._returned) < self._size:
+                turns = self.turns
+                has_ended = self._ended.wait(LONG_TURN_SECONDS)
+                if not has_ended and self.turns == turns and self._can_go_on:
+                    self._give_turn()
+
+    def _end_all(self, error: BaseException) -> None:
+        """Lets all ranks that have begun fail with an error of the run."""
+        with self._lock:
+            self._can_go_on = deque(rank for rank in self._can_go_on if self._threads[rank].ident)
+            self._fail(-1, error)
+            while self._can_go_on:
+                self._give_turn()
+
+    def _raise_failures(self) -> None:
+        """Raises the error of the lowest rank that failed, or of messages that nobody received."""
         if self._failures:
             first = self._failures[min(self._failures)]
             if isinstance(first, ClusterError) and not first.locations:
-                raise located(
-                    first, {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}) from None
+                lines = {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}
+                raise located(first, lines) from None
             raise first
-        if undelivered := [Undelivered(*channel, len(messages), messages[0].location)
-                           for channel, messages in self._messages.items() if messages and channel.target != HOST]:
+        undelivered = []
+        for channel, messages in self._messages.items():
+            if messages and channel.target != HOST:
+                undelivered.append(Undelivered(*channel, len(messages), messages[0].location))
+        if undelivered:
             raise undelivered_error(undelivered)
-        return results
 
     def state(self, rank: int, group: Sequence[int], call: Any) -> Meeting:
         """The next operation of a group, in which ``rank`` makes this call."""
