@@ -11,7 +11,6 @@ from parallelism.kernels.attention import (
     attend_backward,
     attend_backward_flops,
     attend_flops,
-    causal_mask,
     gather_heads,
     merge,
     row_products,
@@ -27,6 +26,7 @@ from parallelism.kernels.dense import (
 )
 from parallelism.kernels.dropout import dropout, dropout_mask, splitmix64
 from parallelism.kernels.losses import LOSSES, Loss, mean_squared_error, softmax_cross_entropy
+from parallelism.kernels.masks import Mask, causal_mask
 from parallelism.kernels.normalization import (
     feature_products,
     feature_sums,
@@ -70,6 +70,7 @@ __all__ = [
     "Attended",
     "Choice",
     "Loss",
+    "Mask",
     "Optimizer",
     "attend",
     "attend_backward",

@@ -2,8 +2,8 @@
 
 Queries are ``(batch, rows, heads, head_dim)``; keys and values are ``(batch, columns, heads, head_dim)``; results have
 the shape of the queries.  Quantities per row of the scores are ``(batch, heads, rows)``.  ``mask`` is ``(rows,
-columns)``, true where a row may attend to a column; None allows every column.  ``factors``, of the shape of the scores,
-multiply the weights after the softmax, as dropout does.  ``scale`` is 1 / sqrt(d) if it is None.
+columns)``, true where a row may attend to a column (`Mask.allowed`); None allows every column.  ``factors``, of the
+shape of the scores, multiply the weights after the softmax, as dropout does.  ``scale`` is 1 / sqrt(d) if it is None.
 
 `merge` joins the results over two sets of columns; it needs only the logarithm of each softmax's denominator (the
 log-sum-exp ``lse``).  So keys may arrive block by block, and no row of scores is ever held whole (Milakov and
@@ -87,16 +87,6 @@ def row_products(out: Array, grad: Array) -> Array:
     """The ``delta`` of `attend_backward`: the dot product of each row of the result with its gradient."""
     # The same dot product computes the scores, so the gradient of a row that attends to one column is exactly zero.
     return np.ascontiguousarray(np.vecdot(out, grad).swapaxes(1, 2))
-
-
-def causal_mask(rows: Sequence[int] | Array, columns: Sequence[int] | Array) -> Array:
-    """True where a column is not after a row, given the positions of rows and columns in the sequence.
-
-    >>> causal_mask([2, 3], [1, 2, 3]).astype(int).tolist()
-    [[1, 1, 0], [1, 1, 1]]
-    """
-    mask: Array = np.asarray(columns)[None, :] <= np.asarray(rows)[:, None]
-    return mask
 
 
 def spread_heads(x: Array, serves: Sequence[int]) -> Array:

@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.tracing.tracing import apply
+from parallelism.kernels import Mask
+
+CAUSAL = Mask(causal=True)
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, causal: bool = True, scale: float | None = None, step: Any = None, rate: float = 0.0,
+    q: Any, k: Any, v: Any, *, mask: Mask = CAUSAL, scale: float | None = None, step: Any = None, rate: float = 0.0,
     seed: int = 0, fused: bool = True,
 ) -> Any:
     """Attention, softmax(scale * q k^T) v.
 
     ``q`` is ``(batch, rows, heads, width)``; ``k`` and ``v`` are ``(batch, columns, groups, width)``, and each of their
     groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``.  ``scale`` is 1 / sqrt(width)
-    if it is None.  With ``causal`` a row attends to the columns up to its own position.  ``rate`` is that of dropout of
-    the weights; ``step`` and ``seed`` select the mask, as for `dropout`.
+    if it is None.  ``mask`` says to which columns a row attends: to those up to its own position, if none is given.
+    ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select what is dropped, as for `dropout`.
 
     ``fused``: one operator, whose scores are never written.  Without it scores, weights, mask and dropped weights are
     arrays; the numbers are the same.
@@ -29,11 +32,11 @@ def attention(
     scale = 1 / sqrt(width) if scale is None else scale
     if fused:
         random = {"rate": rate, "seed": seed if rate else 0, "whole": q.shape, "starts": (0, 0, 0, 0)}
-        mixed, _ = apply("attention", q, k, v, *([step] if rate else []), scale=scale, causal=causal, **random)
+        mixed, _ = apply("attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(mask), **random)
         return mixed
     grouped = q.reshape((batch, rows, groups, heads // groups, width))
     scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k)
-    weights = apply("attention_weights", scores, scale=scale, causal=causal, starts=(0,) * 5)
+    weights = apply("attention_weights", scores, scale=scale, mask=str(mask), starts=(0,) * 5)
     weights = dropout(weights, step, rate, seed)
     return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape(q.shape)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.dtypes import common_dtype, is_floating
-from parallelism.kernels import rotate, rotate_backward
+from parallelism.kernels import Mask, rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import ReshardingPlan
@@ -47,7 +47,8 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
     (model, kv_heads, head_dim), Wo is (heads, head_dim, model).  With fewer key-value heads than query heads, each of
     them serves ``heads / kv_heads`` consecutive query heads (grouped queries).  With ``causal`` a row attends to no
-    later row.  The default ``policy`` is the first that the layouts allow: RING, where ULYSSES is possible, too.
+    later row, with a ``window`` only to the last so many rows up to its own.  The default ``policy`` is the first that
+    the layouts allow: RING, where ULYSSES is possible, too.
     ``print(operation.plan((x.shape, wq.shape, wk.shape, wv.shape, wo.shape), mesh))`` shows what will run.
 
     ``zigzag`` balances a causal ring: the rows of x, of the result and of their gradients are in `zigzag_order`, so
@@ -79,22 +80,29 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
 
     def __init__(
         self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
-        zigzag: bool = False, rotary_base: float | None = None,
+        window: int | None = None, zigzag: bool = False, rotary_base: float | None = None,
     ) -> None:
         super().__init__(sharding)
+        self.mask = Mask(bool(causal), window)
         self.policy = wanted = self._allowed(policy, AttentionShardingPolicy, sharding.policies)
         if zigzag and not (causal and wanted in RINGS):
             raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
                              f"causal={causal}")
         if rotary_base is not None and not rotary_base > 0:
             raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
-        self.causal = bool(causal)
         self.zigzag = bool(zigzag)
         self.rotary_base = rotary_base
 
     def __repr__(self) -> str:
         rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
-        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
+        window = "" if self.mask.window is None else f", window={self.mask.window}"
+        return (f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}{window}, zigzag={self.zigzag}"
+                f"{rotary})")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a row attends to no later row."""
+        return self.mask.causal
 
     def forward(
         self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None
@@ -155,7 +163,7 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
             raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
                              f"{of.head_dim}")
         self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
-        return AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, dtype, mesh)
+        return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, of, dtype, mesh)
 
     def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
         """The dtype of the computation: integers become float64."""

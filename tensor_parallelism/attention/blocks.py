@@ -14,11 +14,11 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.kernels import (
     Attended,
+    Mask,
     attend,
     attend_backward,
     attend_backward_flops,
     attend_flops,
-    causal_mask,
     gather_heads,
     merge,
     row_products,
@@ -40,7 +40,13 @@ class _Blockwise:
     q: Array
     rows: Runs
     serves: Sequence[int]
-    causal: bool = field(kw_only=True)
+    mask: Mask = field(kw_only=True)
+
+    def allowed(self, piece: Piece, columns: Runs) -> Array | None:
+        """Which rows of a piece attend to which of its columns; None: all to all."""
+        if not piece.masked:
+            return None
+        return self.mask.allowed(_places(self.rows)[piece.rows], _places(columns)[piece.columns])
 
 
 @dataclass
@@ -52,14 +58,14 @@ class BlockwiseAttention(_Blockwise):
 
     def add(self, k: Array, v: Array, columns: Runs) -> None:
         """Attend to a block.  ``columns`` are its positions in the sequence; add each block once."""
-        todo = pieces(self.rows, columns, causal=self.causal)
+        todo = pieces(self.rows, columns, self.mask)
         if not todo:
             return
         k, v = spread_heads(k, self.serves), spread_heads(v, self.serves)
         for piece in todo:
             q = self.q[:, piece.rows]
             with _computing(self.device, "attention", attend_flops, q, piece, scores=1):
-                part = attend(q, k[:, piece.columns], v[:, piece.columns], _mask(piece, self.rows, columns))
+                part = attend(q, k[:, piece.columns], v[:, piece.columns], self.allowed(piece, columns))
                 before = self.parts.get(piece.run)
                 self.parts[piece.run] = part if before is None else merge(before, part)
 
@@ -99,11 +105,11 @@ class BlockwiseBackward(_Blockwise):
 
         ``last`` says that no other block follows for these queries.
         """
-        todo, lse = pieces(self.rows, columns, causal=self.causal), self.attended.lse
+        todo, lse = pieces(self.rows, columns, self.mask), self.attended.lse
         k_all, v_all = spread_heads(k, self.serves), spread_heads(v, self.serves)
         if first and self.nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self.q, k):
             with _computing(self.device, "attention_backward", attend_backward_flops, self.q, todo[0], scores=2):
-                attend_backward(self.q, k, v, lse, self.delta, self.grad, _mask(todo[0], self.rows, columns),
+                attend_backward(self.q, k, v, lse, self.delta, self.grad, self.allowed(todo[0], columns),
                                 out=(self.q_grad, k_grad, v_grad))
             self.nothing_yet = False
             return
@@ -117,7 +123,7 @@ class BlockwiseBackward(_Blockwise):
             with _computing(self.device, "attention_backward", attend_backward_flops, q, piece, scores=2):
                 by_q, by_k, by_v = attend_backward(
                     q, k_all[:, here], v_all[:, here], lse[:, :, rows], self.delta[:, :, rows], self.grad[:, rows],
-                    _mask(piece, self.rows, columns),
+                    self.allowed(piece, columns),
                 )
                 self.q_grad[:, rows] += by_q
                 k_grad[:, here] += gather_heads(by_k, self.serves, k.shape[2])
@@ -138,10 +144,6 @@ def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *,
 
 def _is_whole(piece: Piece, q: Array, k: Array) -> bool:
     return piece.rows == slice(0, q.shape[1]) and piece.columns == slice(0, k.shape[1])
-
-
-def _mask(piece: Piece, rows: Runs, columns: Runs) -> Array | None:
-    return causal_mask(_places(rows)[piece.rows], _places(columns)[piece.columns]) if piece.masked else None
 
 
 def _places(runs: Runs) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.kernels import attend_backward_flops, attend_flops
+from parallelism.kernels import Mask, attend_backward_flops, attend_flops
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
@@ -82,7 +82,7 @@ class AttentionPlan(Plan):
 
     sharding: AttentionSharding
     policy: AttentionShardingPolicy
-    causal: bool
+    mask: Mask
     zigzag: bool
     shapes: AttentionShapes
     dtype: np.dtype[Any]
@@ -205,9 +205,12 @@ class AttentionPlan(Plan):
             if self.is_ulysses:
                 rows, heads = (range(self.shapes.x[1]),), self.exchanged[position].queries
                 blocks = (rows,)
-            sizes = ((piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start)
-                     for block in blocks for piece in pieces(rows, block, causal=self.causal))
-            by_rank.append(sum(flops(self._batch(rank), len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
+            total = 0
+            for block in blocks:
+                for piece in pieces(rows, block, self.mask):
+                    m, n = piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start
+                    total += flops(self._batch(rank), len(heads), m, n, self.shapes.head_dim)
+            by_rank.append(total)
         return tuple(by_rank)
 
     # -- text ----------------------------------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ class AttentionPlan(Plan):
     def __str__(self) -> str:
         shapes = self.shapes
         shared = f" by {shapes.kv_heads} key-value heads" if shapes.kv_heads != shapes.heads else ""
-        order = (", causal" if self.causal else "") + (" in zigzag order" if self.zigzag else "")
+        order = (f", {self.mask}" if self.mask.causal else "") + (" in zigzag order" if self.zigzag else "")
         flops = f"{sum(self.flops)} and {sum(self.backward_flops)} flops while they attend"
         return "\n".join([
             f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "

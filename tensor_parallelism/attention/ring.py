@@ -58,7 +58,7 @@ class RingKept(NamedTuple):
         grads_of_all = np.empty((*self.q.shape[:2], heads + 2 * keys, self.q.shape[3]), self.q.dtype)
         q_grad, *own = np.split(grads_of_all, [heads, heads + keys], axis=2)
         rows = BlockwiseBackward(
-            device, self.q, plan.runs[place], plan.serves(device.rank), self.attended, grad, q_grad, causal=plan.causal
+            device, self.q, plan.runs[place], plan.serves(device.rank), self.attended, grad, q_grad, mask=plan.mask
         )
         grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
         device.hold(GRADIENTS, sum(one.nbytes for one in grads))
@@ -100,7 +100,7 @@ def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) ->
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, k.nbytes + v.nbytes)
     del k, v
-    rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)
+    rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), mask=plan.mask)
     for step in range(size):
         at = (place - step) % size
         coming = _passed_on(device, plan, block, at, by=1) if step < size - 1 else None

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.kernels import Mask
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
@@ -70,13 +71,14 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def pieces(rows: Runs, columns: Runs, *, causal: bool) -> tuple[Piece, ...]:
+def pieces(rows: Runs, columns: Runs, mask: Mask) -> tuple[Piece, ...]:
     """The pieces of the scores of some rows and columns, without those that are masked completely."""
-    return tuple(
-        Piece(number, row, column, causal and other[-1] > run[0])
-        for number, run, row in _placed(rows) for _, other, column in _placed(columns)
-        if run and other and not (causal and other[0] > run[-1])
-    )
+    found = []
+    for number, run, row in _placed(rows):
+        for _, other, column in _placed(columns):
+            if not mask.hides_all(run, other):
+                found.append(Piece(number, row, column, mask.hides_some(run, other)))
+    return tuple(found)
 
 
 def _placed(runs: Runs) -> list[tuple[int, range, slice]]:

@@ -79,8 +79,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
     `Attention`; ``norm2`` and ``norm2_bias``; ``w1``, ``b1``, ``w2`` and ``b2`` of `FeedForward`.  With
     ``norm="rms_norm"`` the norms have no biases.  `shapes` returns the shapes of all of them.  An integer, the step,
     may follow the weights.  Dropout is a function of ``seed`` and step; the same elements are dropped on every mesh.
-    ``causal``, ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` the block runs the first
-    policy that the layouts allow; that is RING if ULYSSES is possible, too.
+    ``causal``, ``window``, ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` the block runs
+    the first policy that the layouts allow; that is RING if ULYSSES is possible, too.
     ``print(operation.plan(shapes.values(), mesh))`` shows the communications.
 
     **Communication**: see `TransformerBlockPolicy`.  ``plan(...).bytes_received`` and
@@ -113,8 +113,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
 
     def __init__(
         self, sharding: TransformerBlockSharding, policy: TransformerBlockPolicy | None = None, *,
-        causal: bool = False, zigzag: bool = False, rotary_base: float | None = None, norm: str = "layer_norm",
-        activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
+        causal: bool = False, window: int | None = None, zigzag: bool = False, rotary_base: float | None = None,
+        norm: str = "layer_norm", activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
     ) -> None:
         super().__init__(sharding)
         self.policy = self._allowed(policy, TransformerBlockPolicy, sharding.policies)
@@ -122,8 +122,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
             raise ValueError(f"norm is one of {', '.join(NORMS)}, got {norm!r}")
         self.norm1, self.norm2 = (NORMS[norm](sharding.x, epsilon=epsilon) for _ in range(2))
         self.attention = Attention(
-            sharding.attention, AttentionShardingPolicy(self.policy.value), causal=causal, zigzag=zigzag,
-            rotary_base=rotary_base,
+            sharding.attention, AttentionShardingPolicy(self.policy.value), causal=causal, window=window,
+            zigzag=zigzag, rotary_base=rotary_base,
         )
         self.feed_forward = FeedForward(sharding.feed_forward, activation=activation)
         Dropout(sharding.out, dropout, seed)                    # checks rate and seed, without dropout, too

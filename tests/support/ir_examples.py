@@ -209,23 +209,23 @@ example("layer_norm_gradient", (3, 2, 4), (3, 2, 4), (4,), epsilon=1e-5)
 example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
 
 
-def attention(kind, batch, rows, columns, heads, groups, width, *, causal=True, rate=0.0, starts=(0, 0, 0, 0)):
+def attention(kind, batch, rows, columns, heads, groups, width, *, mask="causal", rate=0.0, starts=(0, 0, 0, 0)):
     """An example of attention, or of its gradient; the rows may be a part of all rows."""
     q, kv = (batch, rows, heads, width), (batch, columns, groups, width)
     inputs = (q, kv, kv) if kind == "attention" else (q, q, (batch, heads, rows), q, kv, kv)
     whole = tuple(2 * start + extent for start, extent in zip(starts, q, strict=True))
     return Example(kind, (*inputs, *([Ints((), 9)] if rate else [])), {
-        "scale": 0.5, "causal": causal, "rate": rate, "seed": 3, "whole": whole, "starts": starts})
+        "scale": 0.5, "mask": mask, "rate": rate, "seed": 3, "whole": whole, "starts": starts})
 
 
 for _kind in ("attention", "attention_gradient"):
     EXAMPLES.append(attention(_kind, 2, 3, 3, 2, 2, 2))
     EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5))
-    EXAMPLES.append(attention(_kind, 2, 2, 4, 6, 2, 1, causal=False))
+    EXAMPLES.append(attention(_kind, 2, 2, 4, 6, 2, 1, mask="whole"))
     EXAMPLES.append(attention(_kind, 1, 2, 5, 3, 1, 2, rate=0.25, starts=(1, 3, 3, 0)))
-example("attention_weights", (2, 3, 3), scale=0.5, causal=True, starts=(0, 0, 0))
-example("attention_weights", (1, 2, 7), scale=2.0, causal=True, starts=(0, 5, 0))
-example("attention_weights", (3, 4), scale=1, causal=False, starts=(0, 0))
+example("attention_weights", (2, 3, 3), scale=0.5, mask="causal", starts=(0, 0, 0))
+example("attention_weights", (1, 2, 7), scale=2.0, mask="causal:3", starts=(0, 5, 0))
+example("attention_weights", (3, 4), scale=1, mask="whole", starts=(0, 0))
 example("rotary", (3, 2, 4), base=100.0, inverse=False, starts=(0, 0, 0))
 example("rotary", (2, 5, 1, 2), base=7.0, inverse=True, starts=(0, 4, 0, 0))
 for _kind in ("dropout", "dropout_gradient"):

@@ -285,12 +285,15 @@ def _normalized_gradient(kind, rng):
     return Example(kind, (shape, shape, shape[-1:]), {"epsilon": 0.5})
 
 
+MASKS = "whole", "causal", "causal:2"
+
+
 @maker("attention", "attention_gradient")
 def _attention(kind, rng):
     batch, rows, groups, served, width = (int(n) for n in rng.choice((1, 2, 3), 5))
     rate = float(rng.choice([0, 0.5]))
     starts = (*rng.integers(0, 3, 3).tolist(), 0)
-    return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, causal=bool(rng.integers(2)),
+    return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, mask=MASKS[rng.integers(3)],
                      rate=rate, starts=starts)
 
 
@@ -298,7 +301,7 @@ def _attention(kind, rng):
 def _attention_weights(kind, rng):
     shape = (*extents(rng), int(rng.integers(1, 5)))
     shape = (*shape, shape[-1]) if len(shape) < 2 else shape
-    return Example(kind, (shape,), {"scale": 0.5, "causal": bool(rng.integers(2)),
+    return Example(kind, (shape,), {"scale": 0.5, "mask": MASKS[rng.integers(3)],
                                     "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
 
 

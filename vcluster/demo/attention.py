@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.kernels import attend, attend_backward, causal_mask, gather_heads, row_products, spread_heads
+from parallelism.kernels import Mask, attend, attend_backward, gather_heads, row_products, spread_heads
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.recorder import record
@@ -125,7 +125,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.heading("Verdict")
     results = whole_outputs(run, layouts, mesh)
     results[:2] = [x[:, np.argsort(order)] for x in results[:2]]
-    verdict_of_values(screen, results, in_one_process(values, grad, causal=operation.causal))
+    verdict_of_values(screen, results, in_one_process(values, grad, operation.mask))
     verdict_of_bytes(
         screen, run.trace, planned_bytes(plan), "as planned, above; AttentionShardingPolicy has it as a formula"
     )
@@ -134,17 +134,17 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     show_elsewhere(screen, run.trace, mesh, hardware)
 
 
-def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:
+def in_one_process(values: list[Any], grad: Any, mask: Mask) -> list[Any]:
     """y and the gradients of x, Wq, Wk, Wv and Wo."""
     x, wq, wk, wv, wo = values
     q, k, v = (np.einsum("bsm,mhd->bshd", x, weights) for weights in (wq, wk, wv))
     rows = np.arange(x.shape[1])
-    mask = causal_mask(rows, rows) if causal else None
+    allowed = mask.allowed(rows, rows)
     serves = [head // (wq.shape[1] // wk.shape[1]) for head in range(wq.shape[1])]
     k, v = spread_heads(k, serves), spread_heads(v, serves)
-    out, lse = attend(q, k, v, mask)
+    out, lse = attend(q, k, v, allowed)
     of_out = np.einsum("bsm,hdm->bshd", grad, wo)
-    of_q, *of_keys = attend_backward(q, k, v, lse, row_products(out, of_out), of_out, mask)
+    of_q, *of_keys = attend_backward(q, k, v, lse, row_products(out, of_out), of_out, allowed)
     projected = [of_q, *(gather_heads(x, serves, wk.shape[1]) for x in of_keys)]
     of_x = sum(np.einsum("bshd,mhd->bsm", g, w) for g, w in zip(projected, (wq, wk, wv), strict=True))
     weights = [np.einsum("bsm,bshd->mhd", x, g) for g in projected]
@@ -166,7 +166,7 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
         for step in range(steps):
             at = (place - step) % size
             cell, computed = _seen(rows, whole if ulysses else plan.runs[at], "all" if steps == 1 else LETTERS[at],
-                                   causal=plan.causal)
+                                   plan.mask)
             cells.append(cell)
             scores += computed
         spans = map(_spans, (rows, (heads.queries,), (heads.keys,)))
@@ -179,9 +179,9 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     screen.line("  keys: key-value heads; scores: number per head and sequence")
 
 
-def _seen(rows: Runs, columns: Runs, name: str, *, causal: bool) -> tuple[str, int]:
+def _seen(rows: Runs, columns: Runs, name: str, mask: Mask) -> tuple[str, int]:
     """The name of some columns, in small letters if rows attend only to some, and the number of scores computed."""
-    blocks = list(pieces(rows, columns, causal=causal))
+    blocks = list(pieces(rows, columns, mask))
     scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
     return (name if whole else name.lower()) if blocks else "-", scores

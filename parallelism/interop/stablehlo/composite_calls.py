@@ -10,6 +10,7 @@ import numpy as np
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.ir.core import Op
+from parallelism.kernels import Mask
 
 Call = Callable[[Any, Op, list[Any]], Any]
 
@@ -46,10 +47,7 @@ def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
     q, k, v = (each.astype(wide) for each in (q, jax.numpy.repeat(k, served, 2), jax.numpy.repeat(v, served, 2)))
     q = q * (1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"])
     scores = jax.numpy.einsum("bqhd,bkhd->bhqk", q, k)
-    if op["causal"]:
-        rows = op["starts"][1] + np.arange(q.shape[1])
-        scores = jax.numpy.where(np.arange(k.shape[1]) <= rows[:, None], scores, -np.inf)
-    return q, k, v, scores
+    return q, k, v, _masked(jax, op, scores, op["starts"][1])
 
 
 def _finite(jax: Any, lse: Any) -> Any:
@@ -84,10 +82,14 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
     scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
-    if op["causal"]:
-        rows = op["starts"][-2] + np.arange(scores.shape[-2])
-        scores = jax.numpy.where(np.arange(scores.shape[-1]) <= rows[:, None], scores, -np.inf)
-    return jax.nn.softmax(scores, -1)
+    return jax.nn.softmax(_masked(jax, op, scores, op["starts"][-2]), -1)
+
+
+def _masked(jax: Any, op: Op, scores: Any, start: int) -> Any:
+    """The scores of rows from ``start`` on, minus infinity where a row does not attend to a column."""
+    rows, columns = scores.shape[-2:]
+    allowed = Mask.parse(op["mask"]).allowed(range(start, start + rows), range(columns))
+    return scores if allowed is None else jax.numpy.where(allowed, scores, -np.inf)
 
 
 def _rotary(jax: Any, op: Op, x: list[Any]) -> Any:

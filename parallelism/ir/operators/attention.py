@@ -6,9 +6,10 @@ makes their softmax, and ``dropout`` and a second product follow; then the weigh
 the weights after dropout are kept for the gradient.
 
 Queries are ``(batch, rows, heads, width)``, keys and values ``(batch, columns, groups, width)``; each group of keys and
-values serves ``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  With ``causal`` a row
-attends to the columns up to its own position.  Batch, heads and rows may be split: ``starts`` is the position of the
-part in an output of shape ``whole``.
+values serves ``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  ``mask`` is the text
+of a `parallelism.kernels.Mask`: under ``causal`` a row attends to the columns up to its own position, under
+``causal:128`` to the last 128 of them.  Batch, heads and rows may be split: ``starts`` is the position of the part in
+an output of shape ``whole``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from parallelism.ir.core.table import register
 from parallelism.ir.operators.activations import floating
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import (
+    Mask,
     attend,
     attend_backward,
-    causal_mask,
     dropout_mask,
     gather_heads,
     rotate,
@@ -71,11 +72,12 @@ def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
 
 
 def _check(
-    q: TensorType, k: TensorType, step: Sequence[TensorType], scale: float, causal: bool, rate: float, seed: int,
+    q: TensorType, k: TensorType, step: Sequence[TensorType], scale: float, mask: str, rate: float, seed: int,
     whole: Shape, starts: Shape,
 ) -> None:
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"queries, keys and values must have 4 dims, got {q} and {k}")
+    Mask.parse(mask)
     if not 0 <= seed < 2**64 or not 0 <= rate < 1:
         raise ValueError(f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}")
     if not len(whole) == len(starts) == 4:
@@ -111,7 +113,7 @@ class _Part:
     """What all kernels of attention need: the arrays in the dtype of the sums, the mask, and the factors of dropout."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, step: Sequence[Any], causal: bool, rate: float, seed: int, whole: Sequence[int],
+        self, q: Any, k: Any, v: Any, step: Sequence[Any], mask: str, rate: float, seed: int, whole: Sequence[int],
         starts: Sequence[int],
     ) -> None:
         self.served = [head for head in range(k.shape[2]) for _ in range(q.shape[2] // k.shape[2])]
@@ -119,7 +121,7 @@ class _Part:
         self.q = q.astype(self.dtype, copy=False)
         self.k, self.v = (spread_heads(x.astype(self.dtype, copy=False), self.served) for x in (k, v))
         rows, columns = np.arange(starts[1], starts[1] + q.shape[1]), np.arange(k.shape[1])
-        self.mask = causal_mask(rows, columns) if causal else None
+        self.mask = Mask.parse(mask).allowed(rows, columns)
         self.factors = None
         if rate:
             block = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
@@ -129,19 +131,19 @@ class _Part:
 
 
 def _attention(
-    q: Any, k: Any, v: Any, *step: Any, scale: float, causal: bool, rate: float, seed: int, whole: Sequence[int],
+    q: Any, k: Any, v: Any, *step: Any, scale: float, mask: str, rate: float, seed: int, whole: Sequence[int],
     starts: Sequence[int],
 ) -> Any:
-    part = _Part(q, k, v, step, causal, rate, seed, whole, starts)
+    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
     out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale)
     return out.astype(q.dtype, copy=False), lse
 
 
 def _attention_gradient(
-    grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *step: Any, scale: float, causal: bool, rate: float,
+    grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *step: Any, scale: float, mask: str, rate: float,
     seed: int, whole: Sequence[int], starts: Sequence[int],
 ) -> Any:
-    part = _Part(q, k, v, step, causal, rate, seed, whole, starts)
+    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
     q_grad, *others = attend_backward(
         part.q, part.k, part.v, lse, row_products(out, grad), grad, part.mask, factors=part.factors, scale=scale)
@@ -166,7 +168,7 @@ def _derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes
 
 
 _ATTENTION = {
-    "scale": "a number", "causal": "a bool", "rate": "a number", "seed": "an integer", "whole": "a shape",
+    "scale": "a number", "mask": "a string", "rate": "a number", "seed": "an integer", "whole": "a shape",
     "starts": "a shape",
 }
 
@@ -180,7 +182,8 @@ register(Operator(
 # -- weights of attention whose scores are kept ------------------------------------------------------------------------
 
 
-def _weights_rule(scores: TensorType, scale: float, causal: bool, starts: Shape) -> Rule:
+def _weights_rule(scores: TensorType, scale: float, mask: str, starts: Shape) -> Rule:
+    Mask.parse(mask)
     if scores.ndim < 2 or len(starts) != scores.ndim:
         raise ValueError(f"scores have at least 2 dims, rows and columns, and starts has an entry for each: {scores}, "
                          f"{len(starts)} entries")
@@ -188,12 +191,13 @@ def _weights_rule(scores: TensorType, scale: float, causal: bool, starts: Shape)
     return rule(f"{names}z!->{names}z!", [scores.shape])
 
 
-def _weights(scores: Any, scale: float, causal: bool, starts: Sequence[int]) -> Any:
+def _weights(scores: Any, scale: float, mask: str, starts: Sequence[int]) -> Any:
     weights = scores.astype(sums_dtype(scores.dtype))
     weights *= scale
-    if causal:
-        rows = np.arange(starts[-2], starts[-2] + scores.shape[-2])
-        np.copyto(weights, -np.inf, where=~causal_mask(rows, np.arange(scores.shape[-1])))
+    rows = np.arange(starts[-2], starts[-2] + scores.shape[-2])
+    allowed = Mask.parse(mask).allowed(rows, np.arange(scores.shape[-1]))
+    if allowed is not None:
+        np.copyto(weights, -np.inf, where=~allowed)
     weights -= weights.max(axis=-1, keepdims=True, initial=-np.inf)
     np.exp(weights, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -202,8 +206,8 @@ def _weights(scores: Any, scale: float, causal: bool, starts: Sequence[int]) -> 
 
 register(Operator(
     "attention_weights", _weights_rule, floating, _weights,
-    lambda g, y, scores, scale, causal, starts: [apply("softmax_gradient", g, y, axis=y.ndim - 1, scale=float(scale))],
-    5, {"scale": "a number", "causal": "a bool", "starts": "a shape"},
+    lambda g, y, scores, scale, mask, starts: [apply("softmax_gradient", g, y, axis=y.ndim - 1, scale=float(scale))],
+    5, {"scale": "a number", "mask": "a string", "starts": "a shape"},
 ))
 
 

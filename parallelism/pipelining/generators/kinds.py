@@ -18,7 +18,13 @@ PLACEMENTS = ONE, TURNS, V
 class ScheduleKind:
     """A schedule: its generator, how stages lie on ranks, and what its actions mean.
 
-    ``ValueError`` for a ``placement`` that is not one of `PLACEMENTS`.
+    >>> from parallelism import ScheduleKind
+    >>> def forwards(rank, ranks, microbatches):
+    ...     yield from ((rank, "F", k) for k in range(microbatches))
+    >>> ScheduleKind("forwards", forwards, training=False).trains_whole_model
+    False
+
+    `parallelism.register_schedule` makes it known by its name.  ``ValueError`` for a ``placement`` that is not one of `PLACEMENTS`.
     """
 
     name: str

@@ -60,7 +60,7 @@ def _layer_norm(x, weight, bias, epsilon):
     return centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + epsilon) * weight + bias
 
 
-def _attention_weights(scores, scale, causal, starts):
+def _attention_weights(scores, scale, mask, starts):
     places = np.arange(scores.shape[-1])
     return _softmax(np.where(places <= places[:scores.shape[-2], None], scores * scale, -np.inf), -1)
 
@@ -70,9 +70,9 @@ def _dropout(x, step, rate, seed, whole, starts):
     return x * kept / (1 - rate), kept
 
 
-def _attention(q, k, v, step=0, *, scale, causal, rate, seed, whole, starts):
+def _attention(q, k, v, step=0, *, scale, mask, rate, seed, whole, starts):
     k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    weights = _attention_weights(np.einsum("bqhd,bkhd->bhqk", q, k), scale, causal, starts)
+    weights = _attention_weights(np.einsum("bqhd,bkhd->bhqk", q, k), scale, mask, starts)
     weights, _ = _dropout(weights, step, rate, seed, weights.shape, starts)
     return np.einsum("bhqk,bkhd->bqhd", weights, v), None
 

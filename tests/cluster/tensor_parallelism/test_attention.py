@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh
+from parallelism.kernels import Mask
 from parallelism.recorder import record
 from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, zigzag_order
 from tensor_parallelism.attention import ring as attention_ring
@@ -52,27 +53,30 @@ def arrays(seed, batch=3, sequence=11, model=7, heads=6, kv_heads=6, head_dim=4,
     return [rng.standard_normal(shape) for shape in shapes], rng.standard_normal((batch, sequence, outputs))
 
 
-def parts(x, wq, wk, wv, causal):
+def parts(x, wq, wk, wv, mask):
     """Queries, keys and values with a head for each query, (batch, heads, rows, head_dim), and the weights."""
     share = wq.shape[1] // wk.shape[1]
     q, k, v = (np.einsum("bsm,mhd->bhsd", x, w) for w in (wq, np.repeat(wk, share, 1), np.repeat(wv, share, 1)))
     scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3])
-    if causal:
-        scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
+    rows, columns = np.indices(scores.shape[2:])
+    if mask.causal:
+        scores = np.where(columns <= rows, scores, -np.inf)
+    if mask.window is not None:
+        scores = np.where(rows - columns < mask.window, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return q, k, v, weights / weights.sum(-1, keepdims=True)
 
 
-def attention(x, wq, wk, wv, wo, causal):
+def attention(x, wq, wk, wv, wo, mask):
     """The global function, written anew."""
-    _, _, v, weights = parts(x, wq, wk, wv, causal)
+    _, _, v, weights = parts(x, wq, wk, wv, mask)
     return np.einsum("bhsd,hdm->bsm", weights @ v, wo)
 
 
-def gradients(values, grad, causal):
+def gradients(values, grad, mask):
     """Of the sum of ``grad`` times attention, in one process."""
     x, wq, wk, wv, wo = values
-    q, k, v, weights = parts(x, wq, wk, wv, causal)
+    q, k, v, weights = parts(x, wq, wk, wv, mask)
     mixed = np.einsum("bsm,hdm->bhsd", grad, wo)
     by_weights = mixed @ v.swapaxes(2, 3)
     scores = weights * (by_weights - (by_weights * weights).sum(-1, keepdims=True)) / np.sqrt(q.shape[3])
@@ -122,7 +126,7 @@ def check(cluster, operation, values, grad):
     """Everything equals one process; the bytes are those of the plan."""
     plan = operation.plan([x.shape for x in values], cluster.mesh)      # before: else each thread searches for it
     run = run_step(cluster, operation, values, grad)
-    expected = [attention(*values, operation.causal), *gradients(values, grad, operation.causal)]
+    expected = [attention(*values, operation.mask), *gradients(values, grad, operation.mask)]
     for one, other in zip(joined(run, operation), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max(initial=0))
     assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
@@ -137,6 +141,7 @@ def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh,
     values, grad = arrays(7, kv_heads=3 if grouped and sharding.split.kv_heads == () else 6)
     for causal in (True, False) if mesh.size == 4 and "zigzag" not in name else (True,):
         check(cluster, Attention(sharding, policy, causal=causal, zigzag="zigzag" in name), values, grad)
+    check(cluster, Attention(sharding, policy, causal=True, window=4, zigzag="zigzag" in name), values, grad)
 
 
 @pytest.mark.sampled(4)
@@ -170,7 +175,7 @@ def test_the_result_of_a_run_has_its_rows_in_order(cluster_of):
     values, _ = arrays(4, kv_heads=2)
     for policy, zigzag in ((P.RING, False), (P.RING, True), (P.ULYSSES, False)):
         run = cluster_of(Mesh(x=4), "thread").run(Attention(A.ring("x"), policy, causal=True, zigzag=zigzag), *values)
-        np.testing.assert_allclose(run.result, attention(*values, True), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(run.result, attention(*values, Mask(causal=True)), rtol=1e-10, atol=1e-10)
 
 
 def test_single_precision_stays_so_and_integers_become_double(cluster_of):
@@ -179,10 +184,10 @@ def test_single_precision_stays_so_and_integers_become_double(cluster_of):
     single = [x.astype(np.float32) for x in values]
     run = run_step(cluster_of(Mesh(x=4), "thread"), operation, single, grad.astype(np.float32))
     assert {x.dtype for out in run for x in out} == {np.dtype(np.float32)}
-    np.testing.assert_allclose(joined(run, operation)[0], attention(*values, True), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(joined(run, operation)[0], attention(*values, Mask(causal=True)), rtol=1e-3, atol=1e-4)
     whole = [np.rint(x).astype(np.int64) for x in values]
     run = cluster_of(Mesh(x=4), "thread").run(operation, *whole)
-    np.testing.assert_allclose(run.result, attention(*map(np.float64, whole), True), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(run.result, attention(*map(np.float64, whole), Mask(causal=True)), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.sampled(2)
@@ -198,7 +203,7 @@ def test_the_gradients_are_the_central_differences_of_the_global_function(cluste
             for sign in (1, -1):
                 moved = [x.copy() for x in values]
                 moved[i][place] += sign * 1e-5
-                changed.append((attention(*moved, True) * grad).sum())
+                changed.append((attention(*moved, Mask(causal=True)) * grad).sum())
             np.testing.assert_allclose(gradient[place], (changed[0] - changed[1]) / 2e-5, rtol=1e-6, atol=1e-8)
 
 
@@ -304,5 +309,7 @@ def test_any_extents_do_under_any_policy(cluster_of, seed):
         seed, batch=rng.randint(1, 4), sequence=rng.randint(1, 30), model=rng.randint(1, 5), kv_heads=kv_heads,
         heads=kv_heads if same else kv_heads * rng.randint(1, 3), head_dim=rng.randint(1, 4), outputs=rng.randint(1, 4),
     )
-    operation = Attention(sharding, policy, causal="zigzag" in name or rng.random() < 0.5, zigzag="zigzag" in name)
+    causal = "zigzag" in name or rng.random() < 0.5
+    window = rng.choice([None, rng.randint(1, 30)]) if causal else None
+    operation = Attention(sharding, policy, causal=causal, window=window, zigzag="zigzag" in name)
     check(cluster_of(mesh, rng.choice(["thread", "process"])), operation, values, grad)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from parallelism.kernels import (
+    Mask,
     attend,
     attend_backward,
     attend_backward_flops,
@@ -170,21 +171,56 @@ def _parts(extent, factors):
     return parts
 
 
-@given(st.integers(1, 24), st.integers(1, 5), st.booleans(), st.booleans())
-def test_pieces_are_every_score_that_counts_once_and_none_that_is_wholly_masked(extent, devices, zigzag, causal):
+masks = st.builds(Mask, st.booleans()) | st.builds(Mask, st.just(True), st.integers(1, 9))
+
+
+@given(masks, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_a_mask_says_of_blocks_what_it_says_of_their_scores(mask, row, rows, column, columns):
+    block = range(row, row + rows), range(column, column + columns)
+    scores = [[not mask.causal or (j <= i and (mask.window is None or i - j < mask.window)) for j in block[1]]
+              for i in block[0]]
+    allowed = mask.allowed(*block)
+    assert (allowed is None) == (not mask.causal)
+    assert allowed is None or allowed.tolist() == scores
+    assert mask.hides_all(*block) == (not np.any(scores))
+    assert mask.hides_some(*block) == (not np.all(scores))
+    assert Mask.parse(str(mask)) == mask
+
+
+@pytest.mark.parametrize(("arguments", "error"), [
+    ((False, 3), "it needs causal=True; got window=3"), ((True, 0), "at least 1, or None, got 0"),
+    ((True, True), "got True"), ((True, 2.0), "got 2.0"),
+])
+def test_a_window_has_columns_up_to_a_row(arguments, error):
+    with pytest.raises(ValueError, match=error):
+        Mask(*arguments)
+
+
+@pytest.mark.parametrize("text", [
+    "", "Causal", "causal:", "causal:0", "causal:-1", "whole:2", "causal:2:3", "causal:" + "9" * 50])
+def test_a_text_that_is_no_mask_is_refused_in_a_short_line(text):
+    with pytest.raises(ValueError, match=r"a mask is|at least 1") as error:
+        Mask.parse(text)
+    assert len(str(error.value)) < 120
+
+
+@given(st.integers(1, 24), st.integers(1, 5), st.booleans(), masks)
+def test_pieces_are_every_score_that_counts_once_and_none_that_is_wholly_masked(extent, devices, zigzag, mask):
     runs = runs_of(extent, (devices,), zigzag=zigzag)
     seen = np.zeros((extent, extent), int)
     for rows in runs:
         for columns in runs:
             row_places, column_places = ([place for run in mine for place in run] for mine in (rows, columns))
-            for piece in pieces(rows, columns, causal=causal):
+            for piece in pieces(rows, columns, mask):
                 block = np.ix_(row_places[piece.rows], column_places[piece.columns])
-                allowed = causal_mask(row_places[piece.rows], column_places[piece.columns]) if causal else True
+                allowed = mask.allowed(row_places[piece.rows], column_places[piece.columns])
+                allowed = True if allowed is None else allowed
                 assert np.any(allowed)
                 assert piece.masked == (not np.all(allowed))
                 assert list(rows[piece.run]) == row_places[piece.rows]
                 seen[block] += allowed
-    np.testing.assert_array_equal(seen, np.tril(np.ones_like(seen)) if causal else 1)
+    whole = mask.allowed(range(extent), range(extent))
+    np.testing.assert_array_equal(seen, 1 if whole is None else whole)
 
 
 def causal_work(extent, devices, zigzag):
@@ -192,7 +228,7 @@ def causal_work(extent, devices, zigzag):
     runs = runs_of(extent, (devices,), zigzag=zigzag)
     return [
         sum((piece.rows.stop - piece.rows.start) * (piece.columns.stop - piece.columns.start)
-            for other in runs for piece in pieces(mine, other, causal=True)) for mine in runs
+            for other in runs for piece in pieces(mine, other, Mask(causal=True))) for mine in runs
     ]
 
 

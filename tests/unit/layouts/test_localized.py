@@ -115,7 +115,7 @@ def test_ops_of_several_outputs_begin_where_the_first_of_them_does(layout, rate)
     # Of 5 queries each attends to the columns up to its own: a part that begins elsewhere has another mask.
     def loss(q, k, v, weights, step):
         steps, whole = (step,) if rate else (), {"whole": q.shape, "starts": (0, 0, 0, 0)}
-        out, _ = ir.apply("attention", q, k, v, *steps, scale=0.5, causal=True, rate=rate, seed=3, **whole)
+        out, _ = ir.apply("attention", q, k, v, *steps, scale=0.5, mask="causal", rate=rate, seed=3, **whole)
         out, _ = ir.apply("dropout", out, step, rate=0.3, seed=4, **whole)
         return np.sum(out * weights)
 
