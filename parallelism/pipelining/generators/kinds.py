@@ -24,7 +24,8 @@ class ScheduleKind:
     >>> ScheduleKind("forwards", forwards, training=False).trains_whole_model
     False
 
-    `parallelism.register_schedule` makes it known by its name.  ``ValueError`` for a ``placement`` that is not one of `PLACEMENTS`.
+    `parallelism.register_schedule` makes it known by its name.  ``ValueError`` for a ``placement`` that is not one of
+    `PLACEMENTS`.
     """
 
     name: str

@@ -187,7 +187,8 @@ def test_single_precision_stays_so_and_integers_become_double(cluster_of):
     np.testing.assert_allclose(joined(run, operation)[0], attention(*values, Mask(causal=True)), rtol=1e-3, atol=1e-4)
     whole = [np.rint(x).astype(np.int64) for x in values]
     run = cluster_of(Mesh(x=4), "thread").run(operation, *whole)
-    np.testing.assert_allclose(run.result, attention(*map(np.float64, whole), Mask(causal=True)), rtol=1e-10, atol=1e-10)
+    expected = attention(*map(np.float64, whole), Mask(causal=True))
+    np.testing.assert_allclose(run.result, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.sampled(2)
