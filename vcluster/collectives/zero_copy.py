@@ -75,33 +75,36 @@ def show(
     """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies.
 
     With a ``group``, the copy lies in the room that the group keeps for every second operation.
+
+    The others read and write arrays of the shape and dtype of ``call``.  The payload may have another dtype: that of a
+    mean of integers is float64.
     """
-    kind = call.of_kind
+    kind, dtype = call.of_kind, call.dtype
+    assert dtype is not None
     smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
-        payload.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
+        call.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
     target = target_place = None
     if _is_stored_by_owners(call):
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
-        if target_place is None and out is not None and _reduces_alone(call, payload.nbytes):
+        if target_place is None and out is not None and _reduces_alone(call):
             target = None
         elif target_place is None:
-            target = endpoint.heap.empty(payload.shape, payload.dtype)
+            target = endpoint.heap.empty(payload.shape, dtype)
             target_place = endpoint.arena.offset_of(target)
     place = copied = None
     lasts = False
-    is_whole = payload.flags.c_contiguous and payload.dtype == call.dtype
+    is_whole = payload.flags.c_contiguous and payload.dtype == dtype
     if is_whole and (target is not None or out is None or not np.may_share_memory(out, payload)):  # else overwritten
         place = _place(endpoint, payload, private)
     if place is None:
-        assert call.dtype is not None
-        if group is not None and payload.nbytes <= MOST_ROOM:
-            copied, lasts = group.room(payload.shape, call.dtype), target is None
+        if group is not None and call.nbytes <= MOST_ROOM:
+            copied, lasts = group.room(payload.shape, dtype), target is None
         else:
-            copied = endpoint.heap.empty(payload.shape, call.dtype)
+            copied = endpoint.heap.empty(payload.shape, dtype)
         copied[...] = payload
         place = endpoint.arena.offset_of(copied)
     return Shown(place or 0, target_place or 0, target, copied, lasts)
@@ -117,13 +120,13 @@ def _is_stored_by_owners(call: Call) -> bool:
     return call.of_kind.sums_all and call.size > 1
 
 
-def _reduces_alone(call: Call, nbytes: int) -> bool:
+def _reduces_alone(call: Call) -> bool:
     """Whether a member of an all_reduce computes its whole result, if the owners cannot store into it.
 
     Else they store into shared memory, and the result is copied from there.  The members of a small group read no more
     bytes if each reads all terms.
     """
-    return call.size <= 4 and call.size * nbytes <= thresholds.ALONE_BYTES
+    return call.size <= 4 and call.size * call.nbytes <= thresholds.ALONE_BYTES
 
 
 def owners_of(nbytes: int, members: int, cores: int) -> int:
