@@ -1,4 +1,4 @@
-"""Fences around memory: bytes on both sides of every block of shared memory, and of an array, that nobody may change."""
+"""Fences: bytes on both sides of each block of shared memory, or of an array, that nobody may change."""
 
 from __future__ import annotations
 
