@@ -197,7 +197,8 @@ class ZeroCopy:
         """
         position, flat = self._group.position, out.reshape(-1)
         owners = self._owners_store and owners_of(out.nbytes, len(self._calls), self._endpoint.layout.cores)
-        if owners and position >= owners and self._group.own.buffers[sequence & 1].words[OUT]:
+        own = self._group.own.buffers[sequence & 1].words
+        if owners and position >= owners and own[OUT] and own[OUT] != own[PAYLOAD]:
             return  # the owners write all of it
         buffers = self._group.buffers(sequence)
         sources: list[Any] = [
@@ -211,7 +212,7 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            shown = [buffer.words[OUT] for buffer in buffers]
+            shown = self._stored_places(sequence)
             targets = [self._stretch(i, place) for i, place in enumerate(shown) if place]
             if targets and position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
@@ -223,6 +224,28 @@ class ZeroCopy:
             first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0
             terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
             _reduce_into(terms, first, flat, self._reduction)
+
+    def target(self, sequence: int, shown: Shown) -> NDArray[Any] | None:
+        """The array in which this member's result is made; None: in any."""
+        is_in_place = shown.target is not None and shown.place == shown.target_place
+        if is_in_place and not self._stored_places(sequence)[self._group.position]:
+            assert shown.target is not None
+            return np.empty_like(shown.target)
+        return shown.target
+
+    def _stored_places(self, sequence: int) -> list[int]:
+        """The places of the results into which the owners store; 0 for a member that makes its whole result itself.
+
+        If one does, it reads all terms at any time.  So a result in the place of a term is made elsewhere by its
+        member, and copied there when all have read.
+        """
+        words = [buffer.words for buffer in self._group.buffers(sequence)]
+        places = [of[OUT] for of in words]
+        if 0 in places:
+            for position, of in enumerate(words):
+                if of[OUT] == of[PAYLOAD]:
+                    places[position] = 0
+        return places
 
     def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
         """Copy the whole payload of the member at position ``place``."""
