@@ -150,7 +150,7 @@ def test_names_of_torch_and_of_the_papers_are_known(spelling, name):
     assert Pipeline(2 * chunks, 2, spelling, chunks).schedule.name == name
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", list(SCHEDULES))
 def test_the_actions_of_a_rank_are_single_actions_of_its_stages(name):
     ranks, count = 3, 5
     pipeline = Pipeline(ranks * chunks_of(name)[-1], count, name, chunks_of(name)[-1])
