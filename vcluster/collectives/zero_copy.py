@@ -17,7 +17,7 @@ from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 from vcluster.collectives import thresholds
-from vcluster.collectives.group import OUT, PAYLOAD, Call, Group
+from vcluster.collectives.group import OUT, PAYLOAD, Buffer, Call, Group
 from vcluster.memory import address_of
 from vcluster.messages import Endpoint
 
@@ -212,7 +212,7 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            shown = self._stored_places(sequence)
+            shown = _stored_places(buffers)
             targets = [self._stretch(i, place) for i, place in enumerate(shown) if place]
             if targets and position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
@@ -227,25 +227,11 @@ class ZeroCopy:
 
     def target(self, sequence: int, shown: Shown) -> NDArray[Any] | None:
         """The array in which this member's result is made; None: in any."""
-        is_in_place = shown.target is not None and shown.place == shown.target_place
-        if is_in_place and not self._stored_places(sequence)[self._group.position]:
-            assert shown.target is not None
-            return np.empty_like(shown.target)
-        return shown.target
-
-    def _stored_places(self, sequence: int) -> list[int]:
-        """The places of the results into which the owners store; 0 for a member that makes its whole result itself.
-
-        If one does, it reads all terms at any time.  So a result in the place of a term is made elsewhere by its
-        member, and copied there when all have read.
-        """
-        words = [buffer.words for buffer in self._group.buffers(sequence)]
-        places = [of[OUT] for of in words]
-        if 0 in places:
-            for position, of in enumerate(words):
-                if of[OUT] == of[PAYLOAD]:
-                    places[position] = 0
-        return places
+        target = shown.target
+        if target is None or shown.place != shown.target_place:
+            return target
+        places = _stored_places(self._group.buffers(sequence))
+        return target if places[self._group.position] else np.empty_like(target)
 
     def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
         """Copy the whole payload of the member at position ``place``."""
@@ -261,6 +247,20 @@ class ZeroCopy:
             stretch = Stretch(self._endpoint, call.ranks[position], place, call.dtype, prod(call.shape or ()))
             self._stretches[position, place] = stretch
         return stretch
+
+
+def _stored_places(buffers: Sequence[Buffer]) -> list[int]:
+    """The places of the results into which the owners store; 0 for a member that makes its whole result itself.
+
+    If one does, it reads all terms at any time.  So a result in the place of a term is made elsewhere by its member,
+    and copied there when all have read.
+    """
+    places = [buffer.words[OUT] for buffer in buffers]
+    if 0 in places:
+        for position, buffer in enumerate(buffers):
+            if places[position] == buffer.words[PAYLOAD]:
+                places[position] = 0
+    return places
 
 
 def _reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reduction: Reduction) -> None:
