@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
+from operator import index
+from typing import SupportsIndex
 
 from parallelism.display import shortened
-from parallelism.pipelining.actions import Action, Overlapped, Step, Written
+from parallelism.pipelining.actions import Action, Overlapped, Written
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.pipelining.generators.kinds import spelt
 from parallelism.pipelining.schedule import Schedule, counts
@@ -79,11 +81,20 @@ class Pipeline:
         """The number of ranks along the axis of the pipeline: ``stages / chunks``."""
         return self.schedule.ranks
 
-    def actions(self, rank: int) -> tuple[Step, ...]:
-        """The actions of the rank at this position of the axis, in order."""
-        if not 0 <= rank < self.ranks:
-            raise ValueError(f"the pipeline has ranks 0 to {self.ranks - 1}, got {rank}")
-        return self.schedule.actions[rank]
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """The actions of the rank at this position of the axis, in order.
+
+        The two actions of an overlapped pair follow each other, forward first; ``schedule.actions`` has the pairs.
+        ``ValueError`` for a position that the axis does not have.
+        """
+        if not isinstance(rank, SupportsIndex):
+            raise TypeError(f"a rank of the pipeline is an integer, its position on axis {self.axis!r}; got {rank!r}")
+        position = index(rank)
+        if not 0 <= position < self.ranks:
+            raise ValueError(
+                f"the pipeline has ranks 0 to {self.ranks - 1}, got {position}; a rank is a position on axis "
+                f"{self.axis!r}, as device.position({self.axis!r}) gives")
+        return self.schedule.works[position]
 
     def __str__(self) -> str:
         return str(self.schedule)

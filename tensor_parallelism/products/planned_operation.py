@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array, plain_array
 from parallelism.display.markup import Markup, figure, note, table, tint
-from parallelism.dtypes import as_dtype, common_dtype
+from parallelism.dtypes import as_dtype, common_dtype, is_numeric
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.resharding import plan_resharding
@@ -131,10 +131,18 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
         """``ValueError`` or ``TypeError`` for wrong values."""
 
     def _named(self, *args: Any) -> list[Array]:
-        """The inputs as arrays; ``TypeError`` unless there is one for each name."""
+        """The inputs as arrays; ``TypeError`` unless there is one of numbers or bools for each name."""
         if len(args) != len(self.NAMES):
             raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
-        return [plain_array(name, arg) for name, arg in zip(self.NAMES, args, strict=True)]
+        arrays = []
+        for name, arg in zip(self.NAMES, args, strict=True):
+            array = plain_array(name, arg)
+            if not is_numeric(array.dtype):
+                raise TypeError(
+                    f"{name} of {with_article(type(self))} takes numbers or bools, got an array of dtype "
+                    f"{array.dtype}; convert it first, as by {name}.astype(np.float64)")
+            arrays.append(array)
+        return arrays
 
     def _arrived(
         self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None

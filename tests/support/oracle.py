@@ -73,7 +73,7 @@ def results(
                 pieces(x, factors, split_dim) if sizes is None else np.split(x, np.cumsum(sizes)[:-1], split_dim)
                 for x, sizes in zip(xs, split_sizes or [None] * g, strict=True)
             ]
-            return [np.concatenate([cut[source][target] for source in range(g)], concat_dim) for target in range(g)]
+            return [_join([cut[source][target] for source in range(g)], concat_dim) for target in range(g)]
         case "shift":
             return [xs[(position - by) % g] for position in range(g)]
         case "permute":
@@ -83,7 +83,8 @@ def results(
 
 
 def _join(xs, dim):
-    return np.stack(xs) if xs[0].ndim == 0 else np.concatenate(xs, dim)
+    dtype = xs[0].dtype     # with the order of its bytes, which NumPy alone would not keep
+    return np.stack(xs, dtype=dtype) if xs[0].ndim == 0 else np.concatenate(xs, dim, dtype=dtype)
 
 
 def assert_same(found, expected, where=""):

@@ -140,7 +140,7 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
     stages = pipelined.stages_on(position)
     say(f"rank {rank} of {mesh!r}: stage {' and '.join(map(str, stages))} of {len(pipelined.stages)}, replica "
         f"{replica}, microbatches of {part[1]} rows")
-    say(f"actions: {' '.join(map(str, pipelined.pipeline.actions(position)))}")
+    say(f"actions: {' '.join(map(str, pipelined.pipeline.schedule.actions[position]))}")
     kinds = dict.fromkeys(work.kind for work in pipelined.pipeline.schedule.works[position])
     for number in stages:
         programs = pipelined.programs(number, {}, rows, mesh, rank)

@@ -156,4 +156,6 @@ class General(Way):
         if isinstance(look, list):
             copy = memory.copy_payload
             return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(look)]
-        return look and look._replace(fill=partial(memory.fill, self.sequence), target=self.shown.target)
+        if look is None:
+            return None
+        return look._replace(fill=partial(memory.fill, self.sequence), target=memory.target(self.sequence, self.shown))

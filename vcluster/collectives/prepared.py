@@ -181,7 +181,8 @@ class PreparedZeroCopy(Prepared):
         self.shown = NOTHING
         try:
             if result is not None:
-                result = result._replace(fill=partial(self._memory.fill, sequence), target=shown.target)
+                target = self._memory.target(sequence, shown)
+                result = result._replace(fill=partial(self._memory.fill, sequence), target=target)
             array = write(self._endpoint, self._call.kind, result, out)
         finally:
             group.own.done[0] = sequence + 1

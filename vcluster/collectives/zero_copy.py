@@ -17,7 +17,7 @@ from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 from vcluster.collectives import thresholds
-from vcluster.collectives.group import OUT, PAYLOAD, Call, Group
+from vcluster.collectives.group import OUT, PAYLOAD, Buffer, Call, Group
 from vcluster.memory import address_of
 from vcluster.messages import Endpoint
 
@@ -75,33 +75,36 @@ def show(
     """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies.
 
     With a ``group``, the copy lies in the room that the group keeps for every second operation.
+
+    The others read and write arrays of the shape and dtype of ``call``.  The payload may have another dtype: that of a
+    mean of integers is float64.
     """
-    kind = call.of_kind
+    kind, dtype = call.of_kind, call.dtype
+    assert dtype is not None
     smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
-        payload.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
+        call.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
     target = target_place = None
     if _is_stored_by_owners(call):
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
-        if target_place is None and out is not None and _reduces_alone(call, payload.nbytes):
+        if target_place is None and out is not None and _reduces_alone(call):
             target = None
         elif target_place is None:
-            target = endpoint.heap.empty(payload.shape, payload.dtype)
+            target = endpoint.heap.empty(payload.shape, dtype)
             target_place = endpoint.arena.offset_of(target)
     place = copied = None
     lasts = False
-    is_whole = payload.flags.c_contiguous and payload.dtype == call.dtype
+    is_whole = payload.flags.c_contiguous and payload.dtype == dtype
     if is_whole and (target is not None or out is None or not np.may_share_memory(out, payload)):  # else overwritten
         place = _place(endpoint, payload, private)
     if place is None:
-        assert call.dtype is not None
-        if group is not None and payload.nbytes <= MOST_ROOM:
-            copied, lasts = group.room(payload.shape, call.dtype), target is None
+        if group is not None and call.nbytes <= MOST_ROOM:
+            copied, lasts = group.room(payload.shape, dtype), target is None
         else:
-            copied = endpoint.heap.empty(payload.shape, call.dtype)
+            copied = endpoint.heap.empty(payload.shape, dtype)
         copied[...] = payload
         place = endpoint.arena.offset_of(copied)
     return Shown(place or 0, target_place or 0, target, copied, lasts)
@@ -117,13 +120,13 @@ def _is_stored_by_owners(call: Call) -> bool:
     return call.of_kind.sums_all and call.size > 1
 
 
-def _reduces_alone(call: Call, nbytes: int) -> bool:
+def _reduces_alone(call: Call) -> bool:
     """Whether a member of an all_reduce computes its whole result, if the owners cannot store into it.
 
     Else they store into shared memory, and the result is copied from there.  The members of a small group read no more
     bytes if each reads all terms.
     """
-    return call.size <= 4 and call.size * nbytes <= thresholds.ALONE_BYTES
+    return call.size <= 4 and call.size * call.nbytes <= thresholds.ALONE_BYTES
 
 
 def owners_of(nbytes: int, members: int, cores: int) -> int:
@@ -194,7 +197,8 @@ class ZeroCopy:
         """
         position, flat = self._group.position, out.reshape(-1)
         owners = self._owners_store and owners_of(out.nbytes, len(self._calls), self._endpoint.layout.cores)
-        if owners and position >= owners and self._group.own.buffers[sequence & 1].words[OUT]:
+        own = self._group.own.buffers[sequence & 1].words
+        if owners and position >= owners and own[OUT] and own[OUT] != own[PAYLOAD]:
             return  # the owners write all of it
         buffers = self._group.buffers(sequence)
         sources: list[Any] = [
@@ -208,7 +212,7 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            shown = [buffer.words[OUT] for buffer in buffers]
+            shown = _stored_places(buffers)
             targets = [self._stretch(i, place) for i, place in enumerate(shown) if place]
             if targets and position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
@@ -220,6 +224,14 @@ class ZeroCopy:
             first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0
             terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
             _reduce_into(terms, first, flat, self._reduction)
+
+    def target(self, sequence: int, shown: Shown) -> NDArray[Any] | None:
+        """The array in which this member's result is made; None: in any."""
+        target = shown.target
+        if target is None or shown.place != shown.target_place:
+            return target
+        places = _stored_places(self._group.buffers(sequence))
+        return target if places[self._group.position] else np.empty_like(target)
 
     def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
         """Copy the whole payload of the member at position ``place``."""
@@ -235,6 +247,20 @@ class ZeroCopy:
             stretch = Stretch(self._endpoint, call.ranks[position], place, call.dtype, prod(call.shape or ()))
             self._stretches[position, place] = stretch
         return stretch
+
+
+def _stored_places(buffers: Sequence[Buffer]) -> list[int]:
+    """The places of the results into which the owners store; 0 for a member that makes its whole result itself.
+
+    If one does, it reads all terms at any time.  So a result in the place of a term is made elsewhere by its member,
+    and copied there when all have read.
+    """
+    places = [buffer.words[OUT] for buffer in buffers]
+    if 0 in places:
+        for position, buffer in enumerate(buffers):
+            if places[position] == buffer.words[PAYLOAD]:
+                places[position] = 0
+    return places
 
 
 def _reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reduction: Reduction) -> None:

@@ -34,7 +34,7 @@ from vcluster.processes.descriptors import close_all, is_readable, pipes, write_
 from vcluster.processes.end_with_host import end_with
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 from vcluster.processes.interrupts import DeferredInterrupt
-from vcluster.processes.kernel_forks import keep_from_programs
+from vcluster.processes.kernel_forks import keep_from_programs, refuse_children
 
 LOOK_SECONDS = 0.2
 """Seconds between two looks whether a process has ended of which the fork server tells nothing."""
@@ -375,6 +375,7 @@ def run_received(data: int, life: int, handed: list[int]) -> int:
 
 
 def _run(started: Process, life: int) -> int:
+    refuse_children()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # a fork has a copy of the global generator's state
     return int(started._bootstrap(parent_sentinel=life))  # type: ignore[attr-defined]

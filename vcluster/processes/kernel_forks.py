@@ -1,14 +1,17 @@
 """Forks and devices: a fork of a device is no device, and the programs that a device starts inherit nothing.
 
-A kernel may fork its device. The child may compute and print, and it must end by itself.
+A kernel may fork its device. The child may compute and print, and it must end by itself. A kernel may not start
+processes by multiprocessing: if its device is killed, nobody ends them.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import traceback
 from contextlib import suppress
+from multiprocessing import process
 from typing import Any, NoReturn
 
 from vcluster.processes.output import write_lines
@@ -39,3 +42,34 @@ def keep_from_programs() -> None:
         if int(name) > 2:
             with suppress(OSError):  # that of the directory itself
                 os.set_inheritable(int(name), False)
+
+
+def refuse_children() -> None:
+    """In the process of a device: multiprocessing shall say what to use in place of its processes."""
+    usual = process.BaseProcess.start
+
+    def start(self: process.BaseProcess) -> None:
+        if process.current_process().daemon:
+            raise RuntimeError(
+                "a kernel cannot start processes by multiprocessing (Process, Pool, Manager, ProcessPoolExecutor), "
+                "because its device is itself a daemon process of multiprocessing; use threads (ThreadPoolExecutor, "
+                "multiprocessing.pool.ThreadPool), or more devices, or the pool outside the kernel"
+            )
+        usual(self)
+
+    process.BaseProcess.start = start  # type: ignore[method-assign]
+
+
+def explain_pickling(error: BaseException) -> None:
+    """Add a note to an error of multiprocessing, which cannot send a function of the kernel to a process.
+
+    It comes to that where the devices are threads, or ranks of MPI.
+    """
+    frame = error.__traceback__
+    while frame is not None and isinstance(error, pickle.PicklingError | AttributeError):
+        if frame.tb_frame.f_globals.get("__name__") == "multiprocessing.reduction":
+            error.add_note(
+                "multiprocessing looks up functions by their names, and the functions of a kernel are copies; "
+                "define what the pool calls in a module that can be imported, or use threads (ThreadPoolExecutor)")
+            return
+        frame = frame.tb_next

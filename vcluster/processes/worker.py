@@ -36,7 +36,7 @@ from vcluster.processes.command_link import LOOKS, Wire, WireLink
 from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
 from vcluster.processes.interrupts import defer
 from vcluster.processes.kept_programs import KeptPrograms
-from vcluster.processes.kernel_forks import end_fork
+from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
 from vcluster.processes.output import RankedOutput, refuse_debugger
@@ -164,6 +164,7 @@ class Worker:
             signals.cancel()
             cancel_helpers(signals, own_process=self._own_process)
             explain_keyword(error, VirtualDevice)
+            explain_pickling(error)
             return Failed(describe_exception(error, self._code), self._record())
 
     def _begin(self, command: RunCommand) -> None:

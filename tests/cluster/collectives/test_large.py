@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import product
 
 import numpy as np
 import pytest
@@ -107,6 +108,39 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
                     np.testing.assert_array_equal(found, wanted, err_msg=f"{kind} {options} {place} on rank {rank}")
                     checked += 1
     assert checked > 40 * devices
+
+
+def in_mixed_places(device, choices, times):
+    """Choices of places, one for each rank, with which some all_reduce was wrong: a place is that of x and of out."""
+    wrong = []
+    expected = results("all_reduce", [values(rank) for rank in range(device.size)], [device.size])[0]
+    for places in choices:
+        where, how = places[device.rank].split()
+        for _ in range(times):
+            x = device.empty((ROWS, 7)) if where == "shared" else np.empty((ROWS, 7))
+            x[...] = values(device.rank)
+            out = None
+            if how == "in_place":
+                out = x
+            elif how == "apart":
+                out = np.empty_like(x)
+            elif how == "strided":
+                out = np.empty((ROWS, 14))[:, ::2]
+            if not np.array_equal(device.all_reduce(x, out=out), expected):
+                wrong.append(places)
+    return wrong
+
+
+@pytest.mark.parametrize(("backend", "devices", "times"), [
+    ("process", 2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+        ("process", 3, 3), ("process", 4, 2), ("thread", 3, 3)))])
+def test_a_result_in_the_place_of_a_term_is_read_by_nobody(cluster_of, backend, devices, times):
+    """Each member chooses for itself where its result lies."""
+    every = ("shared in_place", "private in_place", "shared new", "private apart", "shared strided")
+    choices = [places for places in product(every, repeat=devices) if "shared in_place" in places]
+    cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
+    for wrong in cluster.run(in_mixed_places, choices, times):
+        assert wrong == []
 
 
 def behind_ones(device):

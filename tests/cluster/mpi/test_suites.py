@@ -29,6 +29,7 @@ SOME_PROGRAMS = [f"{PROGRAMS}::test_{test}" for test in (
 )]
 """Small ones, on two devices: every rank is a process that loads everything."""
 PARTS = 12
+DTYPE_PARTS = 4
 
 
 def passes(mpi, ranks, tests, *options, part="", per_node=""):
@@ -68,6 +69,15 @@ def test_every_program_is_one_program_five_ways(mpi, part):
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_tests_of_clusters_run_on_four_ranks(mpi, suite, per_node):
     passes(mpi, 4, SUITES[suite], per_node=per_node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@each_mpi
+@pytest.mark.parametrize("per_node", ["", 1])
+@pytest.mark.parametrize("part", range(DTYPE_PARTS))
+def test_each_dtype_on_three_ranks(mpi, per_node, part):
+    passes(mpi, 3, ["collectives/test_dtypes.py"], "-m", "slow", part=f"{part}/{DTYPE_PARTS}", per_node=per_node)
 
 
 @pytest.mark.slow

@@ -227,3 +227,45 @@ def interrupted_as_it_forks():
 def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback(capfd):
     assert in_a_fork(interrupted_as_it_forks) == "[('before', True), ('after_in_parent', True)]"
     assert capfd.readouterr() == ("", "")
+
+
+def pooled(device, kind):
+    """What a pool of a kernel, or a process of it, says."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing.pool import ThreadPool
+
+    with ThreadPool(2) as threads:
+        assert threads.map(lambda x: x * x, range(3)) == [0, 1, 4]
+    if kind == "pool":
+        multiprocessing.Pool(2)
+    elif kind == "executor":
+        with ProcessPoolExecutor(2) as executor:
+            executor.submit(abs, -1)
+    else:
+        multiprocessing.get_context("spawn").Process(target=abs, args=(-1,)).start()
+
+
+@pytest.mark.not_on_mpi("a rank is no daemon")
+@pytest.mark.parametrize("kind", ["pool", "executor", "process"])
+def test_a_kernel_that_starts_processes_by_multiprocessing_is_told_what_to_use(cluster_of, kind):
+    cluster = cluster_of(MESH)
+    with pytest.raises(DeviceFailedError, match=r"a kernel cannot start processes by multiprocessing .* use threads"):
+        cluster.run(pooled, kind)
+    assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+
+
+def in_a_pool(device):
+    import multiprocessing
+
+    def own(x):
+        return x
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(abs, [-1, 2]), pool.map(own, [1])
+
+
+@pytest.mark.not_on_mpi("threads")
+def test_a_pool_of_a_device_that_is_a_thread_is_told_that_it_cannot_look_up_a_function_of_the_kernel(cluster_of):
+    with pytest.raises(DeviceFailedError, match="the functions of a kernel are copies; define what the pool calls in"):
+        cluster_of(MESH, "thread").run(in_a_pool)

@@ -273,8 +273,10 @@ def test_a_schedule_without_training_has_no_backward():
 
 
 def test_ranks_outside_the_pipeline_are_refused():
-    with pytest.raises(ValueError, match="ranks 0 to 2, got 3"):
+    with pytest.raises(ValueError, match="ranks 0 to 2, got 3; a rank is a position on axis 'pp', as device"):
         Pipeline(3, 1).actions(3)
+    with pytest.raises(TypeError, match=r"an integer, its position on axis 'stages'; got 1\.0"):
+        Pipeline(3, 1, axis="stages").actions(1.0)
     with pytest.raises(ValueError, match="stages 0 to 2, got -1"):
         PipelineStage(Pipeline(3, 1), -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import json
 import re
 
@@ -11,7 +12,8 @@ from drawn import up_to
 from hypothesis import given, strategies as st
 from paths import DATA
 
-from parallelism.pipelining import Pipeline, Schedule
+from parallelism.pipelining import Action, Pipeline, Schedule
+from parallelism.pipelining.actions import parts
 from parallelism.pipelining.generators import SCHEDULES
 
 PUBLISHED = json.loads((DATA / "pipeline_schedules.json").read_text())["schedules"]
@@ -146,6 +148,22 @@ def test_stages_of_a_v_lie_on_the_way_down_and_up():
 def test_names_of_torch_and_of_the_papers_are_known(spelling, name):
     chunks = chunks_of(name)[-1]
     assert Pipeline(2 * chunks, 2, spelling, chunks).schedule.name == name
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_the_actions_of_a_rank_are_single_actions_of_its_stages(name):
+    ranks, count = 3, 5
+    pipeline = Pipeline(ranks * chunks_of(name)[-1], count, name, chunks_of(name)[-1])
+    done = []
+    for rank in range(ranks):
+        actions = pipeline.actions(rank)
+        assert {type(action) for action in actions} == {Action}
+        assert {pipeline.schedule.placement[action.stage] for action in actions} == {rank}
+        for action in actions:
+            done += [(action.stage, part, action.microbatch) for part in parts(action.kind)]
+    kinds = "F" if name == "inference" else "FIW"
+    everything = itertools.product(range(pipeline.stages), kinds, range(count))
+    assert sorted(done) == sorted(everything)
 
 
 def test_1f1b_with_fewer_microbatches_than_stages_has_one_shape_on_all_but_the_last():

@@ -116,6 +116,18 @@ def test_arrays_that_do_not_fit_a_feed_forward_are_refused_on_the_host(shapes, t
         operation.inputs(Mesh(x=2), *map(np.zeros, shapes))
 
 
+@pytest.mark.parametrize("layout", [T("x", None), T(None, "x")], ids=["rows", "inner"])
+@pytest.mark.parametrize("dtype", ["O", "U1", "M8[s]", "i4,i4"])
+def test_arrays_that_hold_no_numbers_are_refused_on_the_host(dtype, layout):
+    operation, numbers, others = MatMul(MatMulSharding(layout, WHOLE, WHOLE)), np.ones((4, 4)), np.empty((4, 4), dtype)
+    for name, operands in (("lhs", (others, numbers)), ("rhs", (numbers, others))):
+        with pytest.raises(TypeError) as caught:
+            operation.inputs(Mesh(x=2), *operands)
+        assert str(caught.value) == (
+            f"{name} of a MatMul takes numbers or bools, got an array of dtype {others.dtype}; convert it first, as by "
+            f"{name}.astype(np.float64)")
+
+
 def test_the_plan_of_a_feed_forward_is_shown_in_a_notebook_with_its_names_escaped():
     operation = FeedForward(FeedForwardSharding.megatron("<b>"))
     page = operation.plan(((2, 3, 6), (6, 8), (8, 6)), Mesh(**{"<b>": 2}))._repr_html_()
