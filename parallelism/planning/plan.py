@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from parallelism.display.markup import facts, figure, inside
@@ -17,7 +16,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning.explanation import Account, Need
 from parallelism.planning.settings import SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.simulation import CannotFold, simulate
+from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, scaled_down
 from parallelism.transforms import Pipeline, Step, Strategy
@@ -58,11 +57,7 @@ class Task:
     def simulate(self, settings: Mapping[str, Any], *, fold: bool | None = None, link_sharing: bool = True) -> Trace:
         """The trace of a step of a plan.  If ``fold`` is None, it is folded unless equal devices share links."""
         run = self.run(settings)
-        simulated = partial(simulate, run.step, self.hardware, link_sharing=link_sharing, **run.placed)
-        if fold is None:
-            with suppress(CannotFold):
-                return simulated(fold=True)
-        return simulated(fold=bool(fold))
+        return simulate(run.step, self.hardware, link_sharing=link_sharing, fold=fold, **run.placed)
 
 
 def step_key(settings: Mapping[str, Any], bound_seconds: float, peak_bytes: int) -> Hashable:

@@ -9,7 +9,8 @@ those of a real run.  So a real run with ``compute="modelled"`` has the same kin
 simulation has no traffic with the host.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, NamedTuple
@@ -19,13 +20,14 @@ import numpy as np
 from parallelism.arrays import distinct
 from parallelism.events import HOST, Columns, Table
 from parallelism.hardware import Hardware
+from parallelism.ir import Function
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
-from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
+from parallelism.simulation.folding import CannotFold, Lanes, fold as folded, priced_alike, same_prices
 from parallelism.simulation.operations import Simulable, SimulatedOperation, simulated_operation
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.repeated_stages import MESSAGES
@@ -42,13 +44,14 @@ from parallelism.timeline import (
     roles_of,
 )
 from parallelism.trace import Trace
+from parallelism.transforms import Step
 
 
 @rarely_collected()
 def simulate(
     operation: Simulable, hardware: Hardware | str | PathLike[str], *,
-    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None, fold: bool = False,
-    op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
+    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
+    fold: bool | None = False, op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Trace:
     """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
@@ -66,24 +69,21 @@ def simulate(
 
     With ``fold``, equal devices (`parallelism.simulation.folding`) are simulated once: one device, the representative,
     stands for them.  Its collectives have the prices of its real groups.  The trace has the events of the
-    representatives only and cannot be priced again.  Its times equal those without ``fold``, except where more than 16
-    transfers share links.  There the full simulation uses approximate rates (`parallelism.timeline.fair_sharing`), and
-    the folded one may be exact, because it has fewer transfers.
+    representatives only.  Its times equal those without ``fold``, except where more than 16 transfers share links.
+    There the full simulation uses approximate rates (`parallelism.timeline.fair_sharing`), and the folded one may be
+    exact, because it has fewer transfers.  ``fold=None`` folds unless equal devices share links.
 
     With ``fold``, repeated work, such as that of a stage for each microbatch, may become one compute event, which also
     contains the seconds of its collectives.  With ``op_by_op``, every op and collective is an event, as without
-    ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`.
+    ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`, which simulates the same on another
+    hardware; for this the trace keeps the ``operation``.
 
     ``TypeError`` for an operation that cannot be simulated, and for a ``mesh`` or a ``batch`` that is missing or not
     wanted.  ``ValueError`` for a mesh that does not fit, for a hardware with too few devices, and, with ``fold``, for
     messages or collectives that share links in a way that cannot be folded (`CannotFold`).
     """
-    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
-    size = simulated.mesh.size
-    if fold:
-        return _folded(simulated, pricing, op_by_op=op_by_op).trace
-    events, lengths, _ = simulated.templates().by_rank(range(size))
-    return _trace(replay_columns(events, lengths, pricing), simulated.mesh, pricing)
+    made_by = _Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
+    return made_by.on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
 
 
 @rarely_collected()
@@ -107,8 +107,8 @@ def step_parts(
     differ by rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted
     as often as it is repeated.  The arguments and errors are those of `simulate`.
     """
-    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
-    each, pieces, trace = _folded(simulated, pricing)
+    made_by = _Simulation(operation, mesh, batch, numbers, fold=True)
+    each, pieces, trace = made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
     return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
                     each.lengths, each.lanes.sizes.tolist(), pieces.priced, pieces.same_price)
 
@@ -125,26 +125,74 @@ def equal_devices(
     >>> lanes.sizes.tolist()
     [4]
     """
-    simulated, pricing = _priced(operation, mesh, batch, numbers, hardware, priced_dtype, link_sharing)
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
+    simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
     return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
 
 
-def _priced(
-    operation: Simulable, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None,
-    hardware: Hardware | str | PathLike[str], priced_dtype: str | None, link_sharing: bool,
-) -> tuple[SimulatedOperation, Pricing]:
-    """The operation, in a form that makes events, and the pricing of these on a hardware."""
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
-    software: dict[str, Any] = {} if (on := pricing.hardware) is None else {
-        "fused": on.fused, "overlapping": on.overlapping}
-    simulated = simulated_operation(operation, mesh, batch, numbers, **software)
-    return simulated, pricing.for_devices(simulated.mesh.size)
+@dataclass(frozen=True)
+class _Simulation:
+    """The arguments of `simulate` but for the hardware and its prices."""
 
+    operation: Simulable
+    mesh: Mesh | None
+    batch: int | None
+    numbers: Mapping[str, int] | None
+    fold: bool | None
+    op_by_op: bool = False
 
-def _trace(events: Columns, mesh: Mesh, pricing: Pricing, ranks: Sequence[int] | None = None) -> Trace:
-    is_folded = ranks is not None and len(ranks) < mesh.size
-    return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks,
-                 priced=Priced("modelled", pricing.priced_dtype, pricing.link_sharing, folded=is_folded))
+    @rarely_collected()
+    def on(self, pricing: Pricing) -> Trace:
+        """The trace that the operation would leave under these prices."""
+        if self.fold:
+            return self.folded_on(pricing).trace
+        if self.fold is None:
+            with suppress(CannotFold):
+                return self.folded_on(pricing).trace
+        simulated = self.placed_on(pricing)
+        events, lengths, _ = simulated.templates().by_rank(range(simulated.mesh.size))
+        return self._trace(replay_columns(events, lengths, pricing), simulated.mesh, pricing)
+
+    def placed_on(self, pricing: Pricing) -> SimulatedOperation:
+        """The operation in a form that makes events, for the software of the hardware."""
+        software: dict[str, Any] = {} if (on := pricing.hardware) is None else {
+            "fused": on.fused, "overlapping": on.overlapping}
+        simulated = simulated_operation(self.operation, self.mesh, self.batch, self.numbers, **software)
+        pricing.for_devices(simulated.mesh.size)
+        return simulated
+
+    def folded_on(self, pricing: Pricing) -> "_Folded":
+        """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
+
+        It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
+        not start the piece at the same time.
+        """
+        simulated = self.placed_on(pricing)
+        pieces = _Pieces(simulated.mesh, pricing)
+        each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
+        if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.lanes):
+            each = _representatives(simulated.templates(), pricing)
+        trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
+        return _Folded(each, pieces, trace)
+
+    def _trace(
+        self, events: Columns, mesh: Mesh, pricing: Pricing, each: "_Representatives | None" = None
+    ) -> Trace:
+        """The trace with these events, of all devices or of representatives."""
+        ranks = range(mesh.size) if each is None else each.lanes.first.tolist()
+        has_pieces = each is not None and any(part.pieces for part in each.templates.classes)
+        priced = Priced(
+            "modelled", pricing.priced_dtype, pricing.link_sharing, folded=len(ranks) < mesh.size, pieces=has_pieces,
+            software=self._software(pricing))
+        return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks, priced=priced,
+                     simulation=self)
+
+    def _software(self, pricing: Pricing) -> tuple[bool | str, bool] | None:
+        """The software that the ops depend on; None if the operation was placed before it was simulated."""
+        if not isinstance(self.operation, Function | Step):
+            return None
+        on = pricing.hardware
+        return (False, False) if on is None else (on.fused, on.overlapping)
 
 
 @dataclass(frozen=True)
@@ -165,8 +213,8 @@ def _representatives(templates: Templates, pricing: Pricing) -> _Representatives
     return _Representatives(templates, lanes, *templates.by_rank(lanes.first.tolist()))
 
 
-def _timed(each: _Representatives, pricing: Pricing) -> Trace:
-    """The trace of the representatives."""
+def _timed(each: _Representatives, pricing: Pricing) -> Columns:
+    """The events of the representatives with their times."""
     templates, events, looks = each.templates, each.events, each.looks
     roles = _folded_roles(events, templates.axes_of[looks], each.lanes)
     prices = pricing.prices(events, roles)
@@ -180,10 +228,9 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
     if pricing.shares_links:
         ways, way[at] = folded_ways(
             templates, pricing, each.lanes, own, roles.keys[at], messages=bool(events.isin("kind", {"send"}).any()))
-    timed = replay_columns(
+    return replay_columns(
         events, each.lengths, pricing, roles=roles,
         prices=Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    return _trace(timed, templates.mesh, pricing, each.lanes.first.tolist())
 
 
 class _Pieces:
@@ -288,19 +335,6 @@ class _Folded(NamedTuple):
     representatives: _Representatives
     pieces: _Pieces
     trace: Trace
-
-
-def _folded(simulated: SimulatedOperation, pricing: Pricing, *, op_by_op: bool = False) -> _Folded:
-    """Simulate the representatives.  Where that is exact, an action of a stage is one piece.
-
-    It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do not
-    start the piece at the same time.
-    """
-    pieces = _Pieces(simulated.mesh, pricing)
-    each = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
-    if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.lanes):
-        each = _representatives(simulated.templates(), pricing)
-    return _Folded(each, pieces, _timed(each, pricing))
 
 
 def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:

@@ -20,6 +20,10 @@ class Priced(NamedTuple):
     """The undeclared seconds of events that are not in the trace."""
     folded: bool = False
     """Whether each device stands for all that are equal to it."""
+    pieces: bool = False
+    """Whether some compute events stand for several ops, and have the seconds of these on one hardware."""
+    software: tuple[bool | str, bool] | None = None
+    """Of a simulated program whose ops depend on the hardware, ``fused`` and ``overlapping`` of this; else None."""
 
 
 class UndeclaredComputeWarning(UserWarning):
@@ -32,5 +36,5 @@ def warn_of_undeclared(undeclared_seconds: float, compute_seconds: float, device
         warnings.warn(
             f"{undeclared_seconds:.3g} of {compute_seconds:.3g} s of compute have no price in this modelled trace; "
             "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",
-            UndeclaredComputeWarning, stacklevel=4,
+            UndeclaredComputeWarning, stacklevel=5,
         )

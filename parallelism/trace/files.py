@@ -34,6 +34,7 @@ from parallelism.events import (
     column_of,
     whole_nanoseconds,
 )
+from parallelism.timeline import Priced
 from parallelism.trace.trace import Trace
 from parallelism.whole_files import written_whole
 
@@ -44,6 +45,8 @@ LARGEST_INTEGER = 2**53 - 1
 """The largest integer that every reader of JSON keeps exactly."""
 LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
+_ALWAYS_TOLD = Priced._fields.index("folded")
+"""The number of parts of `Priced` that stand in every file."""
 _LOWEST = {"peer": -1, "tag": -LARGEST_INTEGER, "nbytes": -inf, "start_seconds": -inf, "wall_start_seconds": -inf}
 _RANK_FIELDS = frozenset(("rank", "peer", "group"))
 
@@ -54,7 +57,7 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         "format": FORMAT, "version": VERSION, "size": trace.size,
         "ranks": None if len(trace.ranks) == trace.size else trace.ranks,
         "mesh_shape": trace.mesh_shape, "hardware": trace.hardware, "host_traffic": trace.host_traffic,
-        "priced": trace.priced if trace.priced.folded else trace.priced[:-1],    # as before there was folding
+        "priced": _priced(trace.priced),
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
     columns = {
@@ -66,6 +69,14 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         for i, (name, column) in enumerate(columns.items()):
             file.write((",\n" if i else "") + f"{json.dumps(name)}:{_text(name, column)}")
         file.write("}}\n")
+
+
+def _priced(priced: Priced) -> tuple[Any, ...]:
+    """How it was priced, without the last parts as far as they are at their defaults: as before there were these."""
+    kept = len(priced)
+    while kept > _ALWAYS_TOLD and priced[kept - 1] == Priced()[kept - 1]:
+        kept -= 1
+    return priced[:kept]
 
 
 def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
@@ -114,7 +125,7 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         ("priced", "how compute, dtype and links were priced, and the seconds left out", _is_priced),
     ):
         _expect(is_right([header[key]]), f"{path}: {key} should be {expected}, got {_show(header[key])}")
-    return header
+    return header | {"priced": _frozen(header["priced"])}
 
 
 def _expect(is_right: bool, error: str) -> None:
@@ -274,8 +285,19 @@ def _is_priced(column: Sequence[Any]) -> bool:
     match column[0]:
         case []:
             return True
-        case ["measured" | "modelled", str() | None, bool(), undeclared, left_out, *folded] if folded in ([], [True]):
-            return _numbers(0)([undeclared, left_out])
+        case ["measured" | "modelled", str() | None, bool(), undeclared, left_out, *simulated]:
+            return _numbers(0)([undeclared, left_out]) and _is_of_a_simulation(simulated)
+    return False
+
+
+def _is_of_a_simulation(told: Sequence[Any]) -> bool:
+    """Whether these may be `Priced.folded`, ``pieces`` and ``software``, of which the last ones may be left out."""
+    flags, software = told[:2], told[2:]
+    if not all(type(flag) is bool for flag in flags):
+        return False
+    match software:
+        case [] | [None] | [[bool() | "elementwise", bool()]]:
+            return True
     return False
 
 

@@ -15,7 +15,7 @@ from parallelism.display.quantities import plural
 from parallelism.events import HOST, KINDS, Columns, Event
 from parallelism.events.columns import operations
 from parallelism.spelling import explains_keywords, no_attribute
-from parallelism.timeline import Priced, UndeclaredComputeWarning, warn_of_undeclared
+from parallelism.timeline import Priced, UndeclaredComputeWarning
 from parallelism.trace.totals import (
     HOST_KINDS,
     RankTotals,
@@ -28,6 +28,7 @@ from parallelism.trace.totals import (
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
+    from parallelism.trace.repricing import Simulation
 
 _ELSEWHERE = {
     "exportchrometrace": "trace.to_chrome(path)", "tochrometrace": "trace.to_chrome(path)",
@@ -72,6 +73,8 @@ class Trace(Sequence[Event]):
     """Whether totals are over the traffic with the host, as after ``filter(kind="h2d")``, and over nothing else."""
     priced: Priced
     """How its virtual time was computed."""
+    simulation: Simulation | None
+    """What a simulated trace was made by, and is made by again on other hardware; a file or a part of it has none."""
     columns: Columns
     """The events by columns; everything else here is computed from them."""
 
@@ -79,6 +82,7 @@ class Trace(Sequence[Event]):
         self, events: Iterable[Event] | Columns, size: int | None = None, *,
         mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
         ranks: Iterable[int] | None = None, host_traffic: bool = False, priced: Iterable[Any] = (),
+        simulation: Simulation | None = None,
     ) -> None:
         values = self.__dict__
         if not isinstance(events, Columns):
@@ -95,7 +99,7 @@ class Trace(Sequence[Event]):
             raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
                              f"the trace has {size}")
         values.update(columns=events, size=size, mesh_shape=shape, hardware=hardware, ranks=covered,
-                      host_traffic=host_traffic, priced=Priced(*priced))
+                      host_traffic=host_traffic, priced=Priced(*priced), simulation=simulation)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Trace is immutable; {name!r} cannot be set")
@@ -319,8 +323,11 @@ class Trace(Sequence[Event]):
 
         ``hardware`` is a `Hardware`, the name of a preset, a file, or ``"host"``: this machine as it was calibrated,
         or, if it was not, CPU seconds with free messages.  What is None is as in this trace.
-        ``ValueError`` for a hardware with too few devices or no rate for a dtype, and where CPU times are asked for
-        that a modelled trace has left out.
+
+        What `simulate` returned is simulated anew, folded if it was: the result equals a simulation there.  Else the
+        events are priced; measured compute keeps its CPU seconds, and the ops stay those that were recorded.
+        ``ValueError`` for a hardware with too few devices or no rate for a dtype, where CPU times are asked for that a
+        modelled trace has left out, and for a part or a file of a trace whose events do not tell all their work.
         """
         from parallelism.hardware import Hardware
         from parallelism.timeline import Pricing
@@ -337,16 +344,12 @@ class Trace(Sequence[Event]):
 
     def priced_by(self, pricing: Pricing) -> Trace:
         """`on`, with the prices of a `parallelism.timeline.pricing.Pricing`."""
-        from parallelism.timeline.replay import repriced
+        from parallelism.trace import repricing
 
-        seen = repriced(self.columns, self.size, pricing)
-        left_out = self.priced.left_out_seconds + seen.left_out_seconds
-        undeclared = left_out + seen.undeclared_seconds
-        if self.compute != "modelled":
-            warn_of_undeclared(undeclared, self.priced.left_out_seconds + seen.compute_seconds, self.size)
-        priced = Priced(
-            pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out, self.priced.folded)
-        return Trace(seen.events, **self._header() | {"hardware": pricing.name, "priced": priced})
+        if self.simulation is not None:
+            return self.simulation.on(pricing)
+        events, priced = repricing.repriced_events(self, pricing)
+        return Trace(events, **self._header() | {"hardware": pricing.name, "priced": priced})
 
     # Files and reports
 
