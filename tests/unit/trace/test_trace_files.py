@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from parallelism.timeline import Priced
 from parallelism.trace import Event, Trace
 from parallelism.trace.files import LARGEST_INTEGER
 from parallelism.trace.trace import KINDS
@@ -81,6 +82,17 @@ def test_defaults_take_no_room_and_words_stand_once(tmp_path):
     assert document["columns"]["name"] == {"values": ["work"], "index": [0] * 1000}
 
 
+@pytest.mark.parametrize(("told", "kept"), [
+    ({}, 5), ({"folded": True}, 6), ({"pieces": True}, 7), ({"software": ("elementwise", True)}, 8),
+    ({"folded": True, "software": (False, False)}, 8),
+])
+def test_a_file_tells_of_a_simulation_what_is_not_usual(tmp_path, told, kept):
+    trace = Trace(EXAMPLE, priced=Priced("modelled", **told))
+    document = saved(trace, tmp_path / "t.json")
+    assert len(document["priced"]) == kept
+    assert Trace.load(tmp_path / "t.json") == trace and hash(Trace.load(tmp_path / "t.json")) == hash(trace)
+
+
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     event = Event(np.int64(1), "collective", "shift", flops=np.float32(0.5), bytes_received=np.int32(8),
                   group=(np.int64(1), 0), sources=((np.int64(0), np.int64(8)),))
@@ -114,6 +126,9 @@ def test_an_event_that_could_not_be_loaded_is_not_saved(tmp_path, field, value, 
     (lambda d: d.update(mesh_shape=[["tp", 1]]), "has 1 devices, the trace has 2"),
     (lambda d: d.update(hardware=3), "hardware should be a name or null, got 3"),
     (lambda d: d.pop("host_traffic"), "host_traffic should be true or false, got None"),
+    *((lambda d, told=told: d.update(priced=["modelled", None, True, 0, 0, *told]), "priced should be how compute, dtype")
+      for told in ([1], [True, None], [False, False, [1, True]], [False, False, ["words", True]],
+                   [False, False, [True]], [False, False, None, None])),
     (lambda d: d.update(columns=[]), "an object of columns, got"),
     (lambda d: d["columns"].pop("rank"), "event 0, field 'rank': the column is missing"),
     (lambda d: d["columns"].update(colour=[1, 2, 3]), "no field 'colour'"),
