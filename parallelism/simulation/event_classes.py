@@ -233,6 +233,12 @@ class Templates:
         call = CollectiveCall(event.values("name")[0], group, traffic.payload_bytes, pairs=traffic.pairs)
         return call, event.values("dtype")[0]
 
+    def groups_with(self, look: int) -> list[int]:
+        """The numbers of the groups in which some member has this collective event; others may call nothing."""
+        which = int(np.searchsorted(self.starts, look, "right")) - 1
+        members_of = self.class_of[self.groups[int(self.axes_of[look])]]
+        return [int(number) for number in np.flatnonzero((members_of == which).any(axis=1))]
+
     def moved(self, look: int, number: int) -> Moved:
         """The traffic of a collective event in the group of this number along its axes."""
         traffic = self._even.get(look)

@@ -106,9 +106,7 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
     everywhere = [
-        (look, number) for look in sorted({look for look, _ in simulated})
-        for number in range(len(templates.groups[int(templates.axes_of[look])]))
-    ]
+        (look, number) for look in sorted({look for look, _ in simulated}) for number in templates.groups_with(look)]
     if messages or len(everywhere) > MOST_GROUPS:
         raise CannotFold(_SHARED)
     own, others = set[Channel](), set[Channel]()

@@ -126,7 +126,7 @@ def test_an_event_that_could_not_be_loaded_is_not_saved(tmp_path, field, value, 
     (lambda d: d.update(mesh_shape=[["tp", 1]]), "has 1 devices, the trace has 2"),
     (lambda d: d.update(hardware=3), "hardware should be a name or null, got 3"),
     (lambda d: d.pop("host_traffic"), "host_traffic should be true or false, got None"),
-    *((lambda d, told=told: d.update(priced=["modelled", None, True, 0, 0, *told]), "priced should be how compute, dtype")
+    *((lambda d, told=told: d.update(priced=["modelled", None, True, 0, 0, *told]), "priced should be how compute")
       for told in ([1], [True, None], [False, False, [1, True]], [False, False, ["words", True]],
                    [False, False, [True]], [False, False, None, None])),
     (lambda d: d.update(columns=[]), "an object of columns, got"),
