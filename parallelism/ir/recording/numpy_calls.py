@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, limits_of
-from parallelism.ir.core import Expression, checked_dtype, checked_shape, product
+from parallelism.ir.core import Expression, checked_shape, product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
-from parallelism.ir.tracing import CALLS, Traced, apply, check_promotion, lift, refuse
+from parallelism.ir.tracing import CALLS, PASSING, Traced, apply, check_promotion, lift, meant_dtype, refuse
 
 
 def _of_one_dtype(*operands: Any) -> list[Traced]:
@@ -39,13 +39,17 @@ def _reduced(
 ) -> Any:
     if out is not None:
         refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
-    x = lift(x) if dtype is None else lift(x).astype(dtype)
+    x = lift(x)
+    dtype = None if dtype is None else meant_dtype(dtype)
+    x = x if dtype is None else x.astype(dtype)
     if where is not None:
         if initial is None and kind not in _IDENTITY:
             refuse(f"numpy.{kind} with where= and without initial=")
         x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
     reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
-    return reduced if initial is None else _COMBINE[kind](reduced, initial)
+    if dtype is not None:       # The operator sums small integers and bools as int64: the rest of that is the same.
+        reduced = reduced.astype(dtype)
+    return reduced if initial is None else _COMBINE[kind](reduced, lift(initial, dtype=reduced.dtype))
 
 
 CALLS.update({np.sum: partial(_reduced, "sum"), np.prod: partial(_reduced, "prod")})
@@ -57,19 +61,34 @@ for _kind, _functions in {
         kind, x, axis, None, out, keepdims, **options))
 
 
+def _divided(total: Any, count: Any) -> Any:
+    """A sum over the number of its terms, in the dtype of the sum; the number may be too large for 16 bits."""
+    wide = total.astype(np.float32) if total.dtype == np.float16 else total
+    return (wide / count).astype(total.dtype)
+
+
 @stands_for(np.mean)
 def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
+    x = lift(x)
+    own = np.dtype(np.float16) if x.dtype == np.float16 and dtype is None else None
+    if own is not None:
+        dtype = np.float32
     if x.dtype.kind in "biu" and dtype is None:
         dtype = np.float64
     axes = axes_of(axis, x.ndim)
-    return CALLS[np.sum](x, axes, dtype, out, keepdims) / product(x.shape[d] for d in axes)
+    mean = _divided(_reduced("sum", x, axes, dtype, out, keepdims), product(x.shape[d] for d in axes))
+    return mean if own is None else mean.astype(own)
 
 
 @stands_for(np.var)
-def _var(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> Any:
+def _var(x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False) -> Any:
+    x = lift(x)
+    if x.dtype.kind in "biu" and dtype is None:
+        dtype = np.float64
     axes = axes_of(axis, x.ndim)
-    centred = x - _mean(x, axes, keepdims=True)
-    return CALLS[np.sum](centred * centred, axes, None, None, keepdims) / (product(x.shape[d] for d in axes) - ddof)
+    count = product(x.shape[d] for d in axes)
+    centred = x - _divided(_reduced("sum", x, axes, dtype, None, True), count)
+    return _divided(_reduced("sum", centred * centred, axes, dtype, out, keepdims), count - ddof)
 
 
 @stands_for(np.average)
@@ -90,6 +109,20 @@ def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
 def _extreme(kind: str, x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
     index, reduced = _in_one_dim(kind, x, axis), axes_of(axis, x.ndim)
     return index.reshape([1 if d in reduced else n for d, n in enumerate(x.shape)]) if keepdims else index
+
+
+@stands_for(np.std)
+def _std(x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False) -> Any:
+    variance = _var(x, axis, dtype, out, ddof, keepdims)
+    return np.sqrt(variance).astype(variance.dtype)
+
+
+@stands_for(np.cumsum)
+def _cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Any:
+    if dtype is None:
+        return _in_one_dim("cumsum", x, axis)
+    dtype = meant_dtype(dtype)
+    return _in_one_dim("cumsum", x.astype(dtype), axis).astype(dtype)
 
 
 @stands_for(np.diff)
@@ -139,7 +172,7 @@ def _nan_to_num(x: Any) -> Any:
 
 @stands_for(np.full_like)
 def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None) -> Any:
-    dtype = checked_dtype(x.dtype if dtype is None else dtype)
+    dtype = x.dtype if dtype is None else meant_dtype(dtype)
     if isinstance(fill_value, Traced):
         return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
     return apply("constant", value=np.asarray(fill_value, dtype).item(), dtype=dtype,
@@ -150,16 +183,19 @@ def _places(x: Any, axis: int) -> Any:
     return apply("iota", dim=axis + 2, shape=x.shape[-2:], starts=(0, 0), dtype=np.dtype(np.int64))
 
 
+def _dtype_of(x: Any) -> Any:
+    return x.dtype if isinstance(x, Traced) else meant_dtype(x) if isinstance(x, str) else x
+
+
+PASSING.add(np.astype)
 CALLS.update({
     # reductions
-    np.std: lambda x, axis=None, *, ddof=0, keepdims=False: np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims)),
     np.ptp: lambda x, axis=None, *, keepdims=False: (
         np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)),
     np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
         x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims),
     np.argmax: partial(_extreme, "argmax"),
     np.argmin: partial(_extreme, "argmin"),
-    np.cumsum: lambda x, axis=None, dtype=None: _in_one_dim("cumsum", x if dtype is None else x.astype(dtype), axis),
     np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
     # Equal elements keep their order, which NumPy promises for kind="stable" only.
     np.argsort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("argsort", x, axis),
@@ -168,14 +204,15 @@ CALLS.update({
     np.divmod: lambda a, b: (a // b, a % b),
     np.fabs: lambda x: np.absolute(x if is_floating(x.dtype) else x.astype(np.float64)),
     np.copy: lambda x: x.copy(),
-    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype),
+    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype, copy=copy),
     np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, 0),
     np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, 0),
     np.zeros_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
     np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
     np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
     # types and shapes
-    np.result_type: lambda *given: common_dtype(*(x.dtype if isinstance(x, Traced) else x for x in given)),
+    np.result_type: lambda *given: common_dtype(*map(_dtype_of, given)),
+    np.can_cast: lambda from_, to, casting="safe": bool(np.can_cast(_dtype_of(from_), to, casting)),
     np.iscomplexobj: lambda x: False,
     np.isrealobj: lambda x: True,
     np.shape: lambda x: x.shape,

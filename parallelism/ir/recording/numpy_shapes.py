@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, quotient, rules
-from parallelism.ir.tracing import CALLS, VIEWS, apply, lift, refuse
+from parallelism.ir.tracing import CALLS, PASSING, VIEWS, apply, lift, refuse
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -17,10 +17,14 @@ def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., A
     def keep(call: Callable[..., Any]) -> Callable[..., Any]:
         CALLS.update(dict.fromkeys(functions, call))
         if view:
-            VIEWS.update(functions)
+            VIEWS.update(dict.fromkeys(functions, _first))
         return call
 
     return keep
+
+
+def _first(*_: Any, **__: Any) -> int:
+    return 0
 
 
 def axis_of(axis: Any, ndim: int) -> int:
@@ -56,7 +60,12 @@ def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
 
 @stands_for(np.ravel, view=True)
 def _ravel(x: Any, order: str = "C") -> Any:
-    return reshaped(x, -1, order)
+    """The array in one dim, and by rows: of other arrays NumPy makes a copy, unlike ``reshape``."""
+    flat = reshaped(x, -1, order)
+    if flat is x and x._order is not None:
+        flat = x.copy()
+    flat._order = None
+    return flat
 
 
 @stands_for(np.transpose, np.permute_dims, view=True)
@@ -129,7 +138,10 @@ def _rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 def _broadcast_arrays(*arrays: Any) -> Any:
     parts = [lift(x) for x in arrays]
     shape = rules.broadcast([x.shape for x in parts])
-    return tuple(broadcast(x, shape) for x in parts)
+    return tuple(np.broadcast_to(x, shape) for x in parts)
+
+
+PASSING.add(np.broadcast_arrays)
 
 
 @stands_for(np.lib.stride_tricks.sliding_window_view, view=True)
