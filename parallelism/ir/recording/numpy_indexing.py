@@ -224,13 +224,6 @@ def _diag(x: Any) -> Any:
 VIEWS[np.diag] = lambda x: 0 if x.ndim == 2 else None
 
 
-@stands_for(np.select)
-def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        default = np.where(lift(condition), choice, default)
-    return default
-
-
 CALLS.update({
     np.take: lambda x, indices, axis=None: (
         apply("take", lift(x).reshape(-1), indices, axis=0) if axis is None

@@ -57,10 +57,12 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
 
 
 def _place_seen(equation: Any, *operands: Any, optimize: Any = False) -> int | None:
-    """1 for a sum of one array along no dim: NumPy returns a view of the array, whose dims are in another order."""
-    letters_of, arrow, right = equation.replace(" ", "").replace("...", "").partition("->")
-    return 1 if len(operands) == 1 and (not arrow or {*letters_of} <= {*right}) and \
-        len({*letters_of}) == len(letters_of) else None
+    """1 for the sum of one array along no dim: NumPy returns a view of the array, with its dims in another order."""
+    if len(operands) != 1 or not np.ndim(operands[0]):
+        return None
+    given, arrow, right = equation.replace(" ", "").replace("...", "").partition("->")
+    repeated = len({*given}) < len(given)
+    return None if repeated or (arrow and not {*given} <= {*right}) else 1
 
 
 VIEWS[np.einsum] = _place_seen

@@ -16,11 +16,7 @@ import numpy as np
 
 from parallelism.ir.core import Value
 from parallelism.ir.tracing.memory_order import Order
-from parallelism.ir.tracing.refusing import refuse
-
-DOUBT: Any = object()
-"""The base of an array that NumPy may have copied: whether the array has changed with its base is not known."""
-
+from parallelism.ir.tracing.refusing import Line, recorded_line, refuse
 
 class View(NamedTuple):
     """The base of a view, and how the view is computed from it."""
@@ -47,6 +43,7 @@ class Writable:
         self._view: View | None = None
         self._sharing: list[ref[Any]] | None = None
         self._changed: Any = None
+        """The base, after it was changed in place; for what may be a copy of it, the line that changed it."""
         self._order: Order | None = None
         self.is_number = False
         """Whether NumPy returns a number here, which does not change, and not an array without dims."""
@@ -54,9 +51,9 @@ class Writable:
     @property
     def value(self) -> Value:
         """The value that the array stands for now."""
-        if self._changed is DOUBT:
-            refuse("an array whose base was changed in place after numpy.reshape, einsum or ravel",
-                   "whether NumPy had copied it is open here; write .copy() after it")
+        if isinstance(self._changed, Line):
+            refuse("changing an array in place of which numpy.reshape or ravel has made another one, which is used later",
+                   "whether NumPy copies it is open here: write .copy() after reshape, or change a copy", self._changed)
         if self._changed is not None and self._view is not None:
             base, self._changed = self._changed, None
             self._value = self._view.compute(base).value
@@ -103,7 +100,7 @@ class Writable:
         for part, whole in pairwise(chain if owned else ()):
             whole._value, whole._changed = whole.written(part._view.key[0], part).value, None
         for other in others:
-            other._changed = other._view.base() if other._view.is_view is None else DOUBT
+            other._changed = other._view.base() if other._view.is_view is None else recorded_line()
         return self
 
     def _bases(self) -> list[Any]:

@@ -71,7 +71,7 @@ def check_promotion(function: str, inputs: Sequence[Any], result: np.dtype[Any])
     if result.itemsize <= 2:
         return
     arrays = [x.dtype for x in inputs if isinstance(x, Writable)]
-    if all(is_floating(dtype) and dtype.itemsize <= 2 for dtype in arrays):
+    if arrays and all(is_floating(dtype) and dtype.itemsize <= 2 for dtype in arrays):
         for x in inputs:
             if isinstance(x, np.generic | np.ndarray) and not x.ndim:
                 warn_of_promotion(function, arrays[0], x.dtype, result)

@@ -31,9 +31,17 @@ CONVERSIONS = {
 """For methods that give a number: what cannot be recorded, and what to write instead."""
 
 
-def refuse(what: str, why: str = "") -> NoReturn:
-    """Raise `RecordError` with the line of the user's code that made the call."""
-    line = _recorded_line()
+class Line(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+    text: str
+
+
+def refuse(what: str, why: str = "", line: Line | None = None) -> NoReturn:
+    """Raise `RecordError` with the line of the user's code that made the call, or with another line of it."""
+    line = line or recorded_line()
     reason = f": {why}" if why else ""
     raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
 
@@ -49,20 +57,14 @@ def refuse_symbols(error: SymbolError) -> NoReturn:
 
 def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:
     """Give `PromotionWarning` for an array of 16 or 8 bits that a NumPy number makes larger, at the user's line."""
-    line = _recorded_line()
+    line = recorded_line()
     warnings.warn_explicit(
         f"{function} makes {result} of an array of {array}, because a NumPy number of {number} promotes it: make it a "
         f"Python number, as in x / float(np.sqrt(n)), or convert the result with astype",
         PromotionWarning, line.file, line.number)
 
 
-class _Line(NamedTuple):
-    file: str
-    number: int
-    text: str
-
-
-def _recorded_line() -> _Line:
+def recorded_line() -> Line:
     """The line outside of this library's recording and of NumPy that is being recorded."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
@@ -70,6 +72,6 @@ def _recorded_line() -> _Line:
     return _line(frame, frame.f_lineno)
 
 
-def _line(frame: FrameType, number: int) -> _Line:
+def _line(frame: FrameType, number: int) -> Line:
     name = frame.f_code.co_filename
-    return _Line(name, number, linecache.getline(name, number).strip())
+    return Line(name, number, linecache.getline(name, number).strip())

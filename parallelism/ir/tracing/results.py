@@ -14,7 +14,7 @@ MAY_COPY = {np.reshape: is_reshaped_in_place, np.ravel: lambda place, shape: is_
 """Functions that return a view of some arrays and a copy of others."""
 MAKING_ARRAYS = {
     np.copy, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.where, np.select, np.tensordot, np.roll,
-    np.broadcast_to,
+    np.broadcast_to, np.pad,
 }
 """Functions whose results without dims are arrays.  Others return numbers."""
 BY_ROWS = {np.take, np.take_along_axis, np.outer, np.diag, np.repeat, np.tile}
@@ -96,10 +96,12 @@ def seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any]
 def _seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any], Any]) -> Any:
     if not isinstance(base, Writable):
         return result
-    is_array = result.ndim or call is np.broadcast_to
-    if base.is_number or (not result.ndim and call in _ELEMENTS):
-        if result is not base:
-            result.is_number = not is_array
+    if not result.ndim and call in _ELEMENTS and not base.is_number:
+        result = result.copy() if result is base else result
+        result.is_number = True
+        return result
+    if base.is_number:                      # It never changes, so that a view of it is as good as a copy.
+        result.is_number = result is base or not (result.ndim or call is np.broadcast_to)
         return result
     if result is base:
         return result

@@ -317,14 +317,18 @@ def _filled(name: str, out: Traced, result: Any) -> Any:
 def _picks_first(keys: Sequence[Any]) -> bool:
     """Whether the arrays of an index come first, and whole dims after them: the result then lies by rows."""
     rest = list(keys)
-    while rest and isinstance(rest[0], Traced | np.ndarray | list):
+    while rest and _is_array(rest[0]):
         rest.pop(0)
     return all(k is ... or (isinstance(k, slice) and k == slice(None)) for k in rest)
 
 
 def _picks(key: Any) -> bool:
     """Whether an index contains arrays, so that its result is a copy."""
-    return any(isinstance(k, Traced | np.ndarray | list) for k in (key if isinstance(key, tuple) else (key,)))
+    return any(map(_is_array, key if isinstance(key, tuple) else (key,)))
+
+
+def _is_array(key: Any) -> bool:
+    return not key.is_number if isinstance(key, Traced) else isinstance(key, np.ndarray | list)
 
 
 def _own(result: Any, given: Any) -> Any:
