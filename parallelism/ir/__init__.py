@@ -50,10 +50,10 @@ from parallelism.ir.operators import (  # noqa: F401
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
 from parallelism.ir.recording import (  # noqa: F401
     numpy_calls,
-    numpy_reductions,
     numpy_indexing,
     numpy_joins,
     numpy_products,
+    numpy_reductions,
     numpy_shapes,
     record,
 )

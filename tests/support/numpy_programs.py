@@ -8,8 +8,10 @@ are not such multiples (means, roots) are returned and not used again.
 from __future__ import annotations
 
 import linecache
+import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -149,8 +151,9 @@ class Drawing:
     def _restore(self, kept: dict[str, Any]) -> None:
         for name, numbers in kept.items():
             x = self.values[name]
-            if isinstance(x, np.ndarray) and x.flags.writeable and not np.array_equal(x, numbers, equal_nan=True):
-                x[...] = numbers
+            if isinstance(x, np.ndarray) and not np.array_equal(x, numbers, equal_nan=True):
+                with suppress(ValueError):          # x is a read-only view of another one, which is restored
+                    x[...] = numbers
 
 
 
@@ -224,11 +227,12 @@ def _arithmetic(d: Drawing) -> str:
         a, b = b, a
     if d.chance(0.3):
         function = d.one("add", "subtract", "multiply", "maximum", "minimum", "less", "equal", "floor_divide",
-                         "remainder", "power", "logical_and", "bitwise_and", "left_shift", "fmod", "divide", "not_equal",
-                         "hypot", "logical_xor", "arctan2", "matmul", "greater_equal")
+                         "remainder", "power", "logical_and", "bitwise_and", "left_shift", "fmod", "divide",
+                         "not_equal", "hypot", "logical_xor", "arctan2", "matmul", "greater_equal")
         dtype = f", dtype={d.dtype()}" if d.chance(0.4) else ""
         return f"np.{function}({a}, {b}{dtype})"
-    return f"{a} {d.one('+', '-', '*', '+', '-', '*', '/', '//', '%', '**', '<', '>=', '==', '!=', '&', '|', '^', '@')} {b}"
+    operator = d.one("+", "-", "*", "+", "-", "*", "/", "//", "%", "**", "<", ">=", "==", "!=", "&", "|", "^", "@")
+    return f"{a} {operator} {b}"
 
 
 def _unary(d: Drawing) -> str:
@@ -248,9 +252,11 @@ def _converted(d: Drawing) -> str:
         f"np.ones_like({a}, dtype={dtype})", f"np.full_like({a}, {d.scalar()}, dtype={dtype})", f"np.full_like({a}, 2)",
         f"np.zeros_like({a})", f"np.ones_like({a})", f"np.zeros_like({a}, shape=(2, 3))",
         f"np.full_like({a}, {d.name()}, {dtype})", f"{a}.astype(np.result_type({a}, {dtype}))",
-        f"{a}.astype(np.result_type({a}, {d.name()}, {d.scalar()}))", f"{a} + np.zeros({d.values[a].shape}, {dtype})",
+        f"{a}.astype(np.result_type({a}, {d.name()}, {d.scalar()}))",
+        f"{a} + np.zeros({d.values[a].shape}, {dtype})",
         f"{a} * np.arange({d.values[a].size}, dtype={dtype}).reshape({d.values[a].shape})",
-        f"{a} + np.can_cast({a}.dtype, {dtype})", f"{a} * ({a}.dtype == {dtype})", f"{a}.astype({dtype}).itemsize * {a}",
+        f"{a} + np.can_cast({a}.dtype, {dtype})", f"{a} * ({a}.dtype == {dtype})",
+        f"{a}.astype({dtype}).itemsize * {a}",
         f"{a} + np.asarray(1, {dtype})", f"{a} + np.dtype({dtype}).itemsize", f"np.zeros(3, {dtype})",
         f"{a} * np.can_cast({a}, {dtype})", f"{a} + np.promote_types({a}.dtype, {dtype}).itemsize",
         f"np.astype({a}, {dtype})",
@@ -351,7 +357,8 @@ def _written(d: Drawing) -> str:
     x = d.values[a]
     if d.chance(0.6) or not x.ndim:
         return f"{a}[{d.key(a)}] = {value}"
-    return str(d.one(f"{a}[{a} > 0] = {d.scalar()}", f"{a}[[0]] = {value}", f"{a}[np.arange({x.shape[0]}) < 1] = {value}",
+    return str(d.one(f"{a}[{a} > 0] = {d.scalar()}", f"{a}[[0]] = {value}",
+                     f"{a}[np.arange({x.shape[0]}) < 1] = {value}",
                      f"{a}[:, [0, -1]] = {value}", f"{a}[{a} > {d.name()}] = {d.scalar()}", f"{a}[...] = {value}",
                      f"{a}[[0]] += {value}"))
 
@@ -365,8 +372,10 @@ def _filled(d: Drawing) -> str:
         f"np.{function}({b}, {c}, out={a})", f"np.{function}({b}, {d.scalar()}, out={a})",
         f"np.{function}({b}, {c}, {a})", f"np.{function}({b}, {c}, out={a}, where={mask})",
         f"np.sum({b}, axis={axis}, out={a})", f"np.sum({b}, axis={axis}, out={a}, dtype={d.dtype()})",
-        f"np.prod({b}, axis={axis}, out={a})", f"np.mean({b}, axis={axis}, out={a})", f"np.max({b}, axis={axis}, out={a})",
-        _running(d, a, b, axis), f"np.clip({b}, -1, 1, out={a})", f"{a}.fill({d.scalar()})", f"{a}.sort()",
+        f"np.prod({b}, axis={axis}, out={a})", f"np.mean({b}, axis={axis}, out={a})",
+        f"np.max({b}, axis={axis}, out={a})",
+        _running(d, a, b, axis), f"np.clip({b}, -1, 1, out={a})",
+        f"{a}.fill({d.scalar()})", f"{a}.sort()",
         f"{a}.sort(0)", f"np.concatenate([{b}, {c}], out={a})", f"np.negative({a}, out={a})", f"np.copyto({a}, {b})",
         f"np.add.reduce({b}, out={a})", f"np.exp2({b}, out={a})", f"np.any({b}, axis={axis}, out={a})",
         f"np.take({b}, [0], out={a})", f"np.matmul({b}, {c}, out={a})", f"np.round({b}, out={a})",
@@ -382,6 +391,16 @@ def _running(d: Drawing, a: str, b: str, axis: Any) -> str:
 CHANGES = (_augmented, _augmented, _written, _written, _filled)
 
 
+def turned(d: Drawing, line: str) -> str:
+    """The line, at times with an array read in another order of its elements in memory."""
+    names = list(re.finditer(r"\b[vx]\d+\b(?! =)", line))
+    if not names or not d.chance(0.3):
+        return line
+    name = d.one(*names)
+    view = d.one(".T", ".T", "[::-1]", "[..., ::-1]", "[:, :2]", "[::2]", ".swapaxes(0, -1)", "[:1]", "[None]")
+    return f"{line[:name.end()]}{view}{line[name.end():]}"
+
+
 def draw(seed: int) -> Program:
     """The program of this seed."""
     d = Drawing(np.random.default_rng(seed))
@@ -392,7 +411,7 @@ def draw(seed: int) -> Program:
         if len(d.lines) >= wanted:
             break
         try:
-            d.add(d.one(*CHANGES)(d) if d.chance(0.4) else f"v{number} = {d.one(*MAKERS)(d)}")
+            d.add(turned(d, d.one(*CHANGES)(d) if d.chance(0.4) else f"v{number} = {d.one(*MAKERS)(d)}"))
         except (LookupError, ValueError):   # nothing here has such a shape or dtype
             continue
     return Program(seed, d)
@@ -472,7 +491,8 @@ def _check(program: Program, recorded: Any) -> None:
         found = ir.interpret(recorded, [x.copy() for x in program.inputs.values()]).outputs
     for name, a, b in zip(program.names, found, expected, strict=True):
         b = np.asarray(b)
-        assert a.dtype == b.dtype and a.shape == b.shape, f"{name} is {a.dtype}{a.shape}, not {b.dtype}{b.shape}:\n{program}"
+        kinds = [f"{x.dtype}{x.shape}" for x in (a, b)]
+        assert kinds[0] == kinds[1], f"{name} is {kinds[0]}, not {kinds[1]}:\n{program}"
         if name in program.results and b.dtype.kind == "f":
             tolerance = {2: 1e-2, 4: 1e-5, 8: 1e-12}[b.dtype.itemsize]
             equal = np.allclose(a.astype(float), b.astype(float), tolerance, tolerance, equal_nan=True)

@@ -108,6 +108,8 @@ def expanded(x: Any, axis: Any) -> Any:
 
 @stands_for(np.squeeze, view=True)
 def _squeeze(x: Any, axis: Any = None) -> Any:
+    if axis is None and not all(isinstance(n, int) for n in x.shape):
+        refuse(f"numpy.squeeze of an array of shape {x.shape}", "an extent with symbols may be 1; give axis=")
     axes = [d for d, n in enumerate(x.shape) if n == 1] if axis is None else axes_of(axis, x.ndim)
     if any(x.shape[d] != 1 for d in axes):
         raise ValueError(f"a dim to squeeze must have extent 1, got dims {list(axes)} of shape {x.shape}")
@@ -137,7 +139,7 @@ def _rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 @stands_for(np.broadcast_arrays)
 def _broadcast_arrays(*arrays: Any) -> Any:
     parts = [lift(x) for x in arrays]
-    shape = rules.broadcast([x.shape for x in parts])
+    shape: Any = rules.broadcast([x.shape for x in parts])
     return tuple(np.broadcast_to(x, shape) for x in parts)
 
 

@@ -14,9 +14,10 @@ from weakref import ref
 
 import numpy as np
 
-from parallelism.ir.core import Value
+from parallelism.ir.core import TensorType, Value
 from parallelism.ir.tracing.memory_order import Order
 from parallelism.ir.tracing.refusing import Line, recorded_line, refuse
+
 
 class View(NamedTuple):
     """The base of a view, and how the view is computed from it."""
@@ -49,10 +50,14 @@ class Writable:
         """Whether NumPy returns a number here, which does not change, and not an array without dims."""
 
     @property
+    def type(self) -> TensorType:
+        return self._value.type         # Writing in place never changes the type.
+
+    @property
     def value(self) -> Value:
         """The value that the array stands for now."""
         if isinstance(self._changed, Line):
-            refuse("changing an array in place of which numpy.reshape or ravel has made another one, which is used later",
+            refuse("changing an array in place of which numpy.reshape or ravel has made one that is used later",
                    "whether NumPy copies it is open here: write .copy() after reshape, or change a copy", self._changed)
         if self._changed is not None and self._view is not None:
             base, self._changed = self._changed, None
@@ -87,12 +92,13 @@ class Writable:
         value = new.astype(me.dtype).value
         self._part_with_copies()
         chain = self._bases()
-        others = [other for other in self._those_who_share() if not any(other is one for one in chain)]
-        owned = chain[-1]._view is None
         for part in chain:
             if part._view is not None and part._view.read_only:
                 refuse(f"changing what {part._view.read_only} returned in place", "it cannot be changed in NumPy "
                        "either: change a copy")
+        chain[-1]._inherit()
+        others = [other for other in self._those_who_share() if not any(other is one for one in chain)]
+        owned = chain[-1]._view is None
         if (owned and not all(part._view.key for part in chain[:-1])) or (others and not owned):
             refuse("changing a view of an array in place (x.T, x.reshape(...), a part of np.split)",
                    "write x = x + y, or change a copy")
@@ -122,10 +128,18 @@ class Writable:
             if is_view:
                 other._view = other._view._replace(is_view=None)
             elif is_view is not None:
-                other._part()
+                other.own_memory()
 
-    def _part(self) -> None:
+    def _inherit(self) -> None:
+        """Own the memory, if the base is gone and all who share the memory are views of this array."""
+        if self._view is not None and all(any(one is self for one in other._bases())
+                                          for other in self._those_who_share()):
+            self._view = None
+
+    def own_memory(self) -> None:
         """Become an array of its own, with its views."""
+        if self._view is None:
+            return
         mine = [other for other in self._those_who_share() if any(one is self for one in other._bases())]
         rest = [other for other in self._those_who_share() if not any(other is one for one in mine)]
         assert self._sharing is not None

@@ -10,7 +10,7 @@ to one, because a dim of one element lies in any order, and once for larger numb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -148,7 +148,7 @@ def _reshaped(old: Lying, shape: Numbers) -> Numbers | None:
     for first, last in _groups([n for n, _ in before], shape):
         end = start + last.joined
         group = before[start:end]
-        for (_, stride), (n, following) in zip(group, group[1:], strict=False):
+        for (_, stride), (n, following) in pairwise(group):
             if stride != n * following:
                 return None
         step = group[-1][1] if group else 1
@@ -213,7 +213,7 @@ VIEWING = _SEEN.keys()
 
 
 def order_of(kind: str, operands: Sequence[Place], shape: tuple[Extent, ...], attributes: Any) -> Order | None:
-    """The order of an output of an op: that of a view, or, for an operator that computes, by rows if all operands are."""
+    """The order of an output of an op: that of a view; what an operator computes lies by rows if all operands do."""
     seen = _SEEN.get(kind)
     if seen is None or (kind == "reshape" and operands[0].order is None):
         return None if all(place.order is None for place in operands) else UNKNOWN
@@ -269,11 +269,15 @@ def _small(lying: Lying, dtype: np.dtype[Any]) -> Any:
     """An array with two elements in each dim that has several, and with strides in the same order."""
     assert lying.strides is not None
     sizes = sorted({abs(stride) for stride in lying.strides} - {0})
-    steps = [((stride > 0) - (stride < 0)) * (1 + sizes.index(abs(stride))) if stride else 0 for stride in lying.strides]
+    steps = [_sign(stride) * (1 + sizes.index(abs(stride))) if stride else 0 for stride in lying.strides]
     shape = [min(n, 2) for n in lying.shape]
     numbers = np.ones(1 + 2 * sum(map(abs, steps)), dtype if dtype.kind in "biuf" else np.float32)
     middle = numbers[sum(map(abs, steps)):]
     return np.lib.stride_tricks.as_strided(middle, shape, [step * numbers.itemsize for step in steps])
+
+
+def _sign(stride: int) -> int:
+    return (stride > 0) - (stride < 0)
 
 
 def _dense(shape: Numbers, small: Any) -> Numbers:

@@ -17,7 +17,7 @@ def meant_dtype(dtype: Any) -> np.dtype[Any]:
     Names that NumPy does not know are those of programs, as ``"bf16"``.
     """
     try:
-        meant = np.dtype(dtype)
+        meant: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         try:
             return checked_dtype(dtype)
@@ -37,13 +37,15 @@ def operand_dtypes(ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any = None) ->
     Python's scalars get the dtype that NumPy gives them.  With ``dtype=`` every operand is converted.
     """
     weak = [_weak_type(x) for x in inputs]
-    given = []
+    given: list[Any] = []
     try:
         for x, kind in zip(inputs, weak, strict=True):
             if isinstance(x, Writable):
-                given.append(x.dtype)
+                given.append(x.type.dtype)
+            elif kind is None:
+                given.append(np.asarray(x).dtype)
             else:
-                given.append(np.dtype(bool) if kind is bool else kind or np.asarray(x).dtype)
+                given.append(np.dtype(bool) if kind is bool else kind)
         if dtype is not None:
             asked = (*[None] * ufunc.nin, meant_dtype(dtype))
             return list(ufunc.resolve_dtypes((*given, None), signature=asked)[:-1])
@@ -70,7 +72,7 @@ def check_promotion(function: str, inputs: Sequence[Any], result: np.dtype[Any])
     """Warn if a NumPy number makes a ``result`` of more than 16 bits of recorded arrays that all have at most 16."""
     if result.itemsize <= 2:
         return
-    arrays = [x.dtype for x in inputs if isinstance(x, Writable)]
+    arrays = [x.type.dtype for x in inputs if isinstance(x, Writable)]
     if arrays and all(is_floating(dtype) and dtype.itemsize <= 2 for dtype in arrays):
         for x in inputs:
             if isinstance(x, np.generic | np.ndarray) and not x.ndim:

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -46,13 +47,23 @@ def refuse(what: str, why: str = "", line: Line | None = None) -> NoReturn:
     raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
 
 
+_MADE_OF_SYMBOLS = {
+    **{name: f"numpy.{name}_like(x, {given}dtype=..., shape=...), where x is any recorded array and the shape may have "
+             "symbols" for name, given in {"zeros": "", "ones": "", "empty": "", "full": "value, "}.items()},
+    "arange": "ir.apply('iota', dim=0, shape=(n,), starts=(0,), dtype=numpy.dtype('int64')) for numpy.arange(n)",
+}
+"""For NumPy functions that make arrays of numbers: what to write for an array whose shape has symbols."""
+
+
 def refuse_symbols(error: SymbolError) -> NoReturn:
     """Raise `RecordError` for code that needs a number of a symbolic extent, with the line of the user's code."""
     frames = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
     frame, number = next((each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)),
                          frames[-1])
     line = _line(frame, number)
-    raise RecordError(f"{error}\n  {line.file}:{line.number}: {line.text}") from None
+    advice = next((f"; or write {text}" for name, text in _MADE_OF_SYMBOLS.items()
+                   if re.search(rf"\b{name}\(", line.text)), "")
+    raise RecordError(f"{error}{advice}\n  {line.file}:{line.number}: {line.text}") from None
 
 
 def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:

@@ -1,16 +1,19 @@
 """What NumPy returns from a call: an array or a number, new memory or that of an argument, and in which order."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from parallelism.ir.tracing.in_place import Writable
-from parallelism.ir.tracing.memory_order import Order, is_by_rows, is_reshaped_in_place, order_made_by, place_of
+from parallelism.ir.tracing.memory_order import Order, Place, is_by_rows, is_reshaped_in_place, order_made_by, place_of
 
 READ_ONLY = {np.broadcast_to, np.diagonal, np.diag, np.lib.stride_tricks.sliding_window_view}
 """Functions whose results NumPy does not allow to change."""
-MAY_COPY = {np.reshape: is_reshaped_in_place, np.ravel: lambda place, shape: is_by_rows(place)}
+MAY_COPY: dict[Any, Callable[[Place, Any], bool | None]] = {
+    np.reshape: is_reshaped_in_place, np.ravel: lambda place, shape: is_by_rows(place),
+}
 """Functions that return a view of some arrays and a copy of others."""
 MAKING_ARRAYS = {
     np.copy, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.where, np.select, np.tensordot, np.roll,
@@ -23,9 +26,11 @@ BY_ROWS = {np.take, np.take_along_axis, np.outer, np.diag, np.repeat, np.tile}
 
 def computed(result: Any, call: Callable[..., Any], args: Any, options: Any) -> Any:
     """``result`` of a function that computes, with what NumPy would say of its memory."""
-    results = [x for x in (result if isinstance(result, list | tuple) else [result]) if isinstance(x, Writable)]
+    given = result if isinstance(result, list | tuple) else [result]
+    results: list[Any] = [x for x in given if isinstance(x, Writable)]
     for x in results:
         x.is_number = not x.ndim and call not in MAKING_ARRAYS
+        x.own_memory()
         x._order = None
     operands = list(_arrays_in((args, options)))
     if call in BY_ROWS or options.get("shape") is not None:
@@ -88,16 +93,20 @@ def _arrays_in(given: Any) -> Iterator[Any]:
 def seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any], Any]) -> Any:
     """``result`` of a function that returns a view of ``base``, or several; ``again`` makes them from the base."""
     if isinstance(result, list | tuple):
-        views = [_seen(x, call, base, lambda base, i=i: again(base)[i]) for i, x in enumerate(result)]
-        return type(result)(views)
+        return type(result)(_seen(x, call, base, partial(_one_of, again, i)) for i, x in enumerate(result))
     return _seen(result, call, base, again)
+
+
+def _one_of(again: Callable[[Any], Any], place: int, base: Any) -> Any:
+    return again(base)[place]
 
 
 def _seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any], Any]) -> Any:
     if not isinstance(base, Writable):
         return result
+    array: Any = base
     if not result.ndim and call in _ELEMENTS and not base.is_number:
-        result = result.copy() if result is base else result
+        result = array.copy() if result is base else result
         result.is_number = True
         return result
     if base.is_number:                      # It never changes, so that a view of it is as good as a copy.
@@ -108,8 +117,7 @@ def _seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any
     name = f"numpy.{call.__name__}" if call in READ_ONLY else ""
     if call not in MAY_COPY:
         return result.lies_in(base, again, read_only=name)
-    place, shape = place_of(base), result.shape
-    return result.lies_in(base, again, is_view=lambda: MAY_COPY[call](place, shape))
+    return result.lies_in(base, again, is_view=partial(MAY_COPY[call], place_of(base), result.shape))
 
 
 _ELEMENTS = {np.flip, np.flipud, np.fliplr, *([np.unstack] if hasattr(np, "unstack") else [])}

@@ -22,7 +22,6 @@ from parallelism.ir.core import (
     Extent,
     IRError,
     RecordError,
-    TensorType,
     Value,
     VerifyError,
     dtype_text,
@@ -59,10 +58,6 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         self.builder = builder
 
     # -- attributes ----------------------------------------------------------------------------------------------------
-
-    @property
-    def type(self) -> TensorType:
-        return self._value.type         # Writing in place never changes the type.
 
     @property
     def shape(self) -> tuple[Extent, ...]:
@@ -180,6 +175,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
         known = type(exponent) in (int, float) and is_floating(self.dtype)
         function = _POWERS.get(exponent) if known else None
+        if self.dtype == bool and type(exponent) is int and exponent == 2 and not self.is_number:
+            function = np.square                # int8, but int64 by numpy.power
         return function(self) if function else np.power(self, exponent)
 
     # -- methods, by the function of the same name ---------------------------------------------------------------------
@@ -192,7 +189,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             return result.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
         result = _own(result, [self])           # a single element is a number, not a view
         result.is_number = is_element
-        result._order = None if self._order is None and _picks_first(keys) else UNKNOWN
+        by_rows = not result.ndim or (self._order is None and _picks_first(keys))
+        result._order = None if by_rows else UNKNOWN
         return result
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -213,7 +211,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         made = self._anew() if dtype == self.dtype else apply("convert", self, dtype=dtype)
         computed(made, np.copy, [self], {})
         made.is_number = self.is_number
-        return made  # type: ignore[no-any-return]
+        return made
 
     def copy(self, order: str = "C") -> Traced:
         if order != "C":
