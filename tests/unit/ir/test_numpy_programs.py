@@ -108,7 +108,8 @@ def on_the_diagonal(x):
 def dtypes(x):
     n = x.astype("i8")
     return (n * 2, x.astype("i1"), np.zeros_like(x, dtype="i4"), np.full_like(n, 2.5, dtype="f2"),
-            np.sum(x, dtype="i8"), np.add(n, n, dtype="f4"), np.less(n, 2, dtype=bool), x.astype(np.result_type(n, "f4")))
+            np.sum(x, dtype="i8"),
+            np.add(n, n, dtype="f4"), np.less(n, 2, dtype=bool), x.astype(np.result_type(n, "f4")))
 
 
 def sums(x):
