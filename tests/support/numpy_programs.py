@@ -135,6 +135,7 @@ class Drawing:
         except Exception:
             self._restore(kept)
             return False
+        names.pop("row", None)
         new = {name: x for name, x in names.items() if name not in self.values}
         changed = [x for name, x in names.items() if name in self.values]
         if not all(map(_is_exact, changed)) or not all(map(_is_kept, new.values())):
@@ -251,6 +252,7 @@ def _converted(d: Drawing) -> str:
         f"{a}.astype({dtype})", f"{a}.astype({dtype})", f"np.zeros_like({a}, {dtype})",
         f"np.ones_like({a}, dtype={dtype})", f"np.full_like({a}, {d.scalar()}, dtype={dtype})", f"np.full_like({a}, 2)",
         f"np.zeros_like({a})", f"np.ones_like({a})", f"np.zeros_like({a}, shape=(2, 3))",
+        f"np.ones_like({a}, shape={d.values[a].shape[::-1]})",
         f"np.full_like({a}, {d.name()}, {dtype})", f"{a}.astype(np.result_type({a}, {dtype}))",
         f"{a}.astype(np.result_type({a}, {d.name()}, {d.scalar()}))",
         f"{a} + np.zeros({d.values[a].shape}, {dtype})",
@@ -300,6 +302,8 @@ def _product(d: Drawing) -> str:
         f"np.einsum('{left},{left}->{kept}', {a}, {a})", f"{a} @ {b}", f"{a} @ {a}.T", f"np.dot({a}, {b})",
         f"np.outer({a}, {b})", f"np.tensordot({a}, {b}, 0)", f"np.inner({a}, {a})", f"np.vdot({a}, {a})",
         f"np.multiply.outer({a}, {b})", f"np.matmul({a}, {b}, dtype={d.dtype()})", f"np.tensordot({a}, {a}, {x.ndim})",
+        f"np.average({a}, weights={d.name(lambda w: w.shape == x.shape)}, axis={d.axes(a)})",
+        f"np.average({b}, weights={b})",
         f"np.trace({a})", f"np.linalg.norm({a})", f"np.vecdot({a}, {a})",
     ))
 
@@ -355,6 +359,11 @@ def _written(d: Drawing) -> str:
     a = d.array()
     value = d.one(d.scalar, d.name, d.plain)()
     x = d.values[a]
+    if d.chance(0.15) and x.ndim:
+        i, j = (int(d.rng.integers(x.shape[0])) if x.shape[0] else 0 for _ in range(2))
+        return str(d.one(f"{a}[{i}], {a}[{j}] = {a}[{j}], {a}[{i}]", f"for row in {a}: row += {value}",
+                         f"{a}[1:] = {a}[:-1]", f"{a}[::-1] = {a}", f"{a}[...] = {a}.T", f"{a}[{i}] += {a}[{j}]",
+                         f"{a}[1:] += {a}[:-1]", f"for row in {a}: row[...] = {a}[{j}] + row"))
     if d.chance(0.6) or not x.ndim:
         return f"{a}[{d.key(a)}] = {value}"
     return str(d.one(f"{a}[{a} > 0] = {d.scalar()}", f"{a}[[0]] = {value}",
@@ -367,6 +376,8 @@ def _filled(d: Drawing) -> str:
     a, b, c = d.array(), d.name(), d.name()
     axis = d.axes(b)
     function = d.one("add", "multiply", "subtract", "maximum")
+    if d.chance(0.3) and d.values[a].ndim:
+        a = f"{a}[{d.key(a)}]"
     mask = d.name(lambda x: x.dtype == bool) if d.chance(0.3) else f"({b} > 0)"
     return str(d.one(
         f"np.{function}({b}, {c}, out={a})", f"np.{function}({b}, {d.scalar()}, out={a})",
@@ -383,7 +394,7 @@ def _filled(d: Drawing) -> str:
 
 
 def _running(d: Drawing, a: str, b: str, axis: Any) -> str:
-    if not d.values[a].ndim:            # NumPy 2.4 crashes
+    if "[" in a or not d.values[a].ndim:            # NumPy 2.4 crashes
         raise LookupError
     return f"np.cumsum({b}, axis={axis}, out={a})"
 

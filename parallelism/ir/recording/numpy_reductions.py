@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
 from parallelism.ir.tracing import CALLS, apply, lift, meant_dtype, refuse
@@ -87,7 +87,11 @@ def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = F
     weights = lift(weights)
     if weights.shape != x.shape:
         refuse("numpy.average with weights of another shape")
-    return np.sum(x * weights, axis=axis, keepdims=keepdims) / np.sum(weights, axis=axis, keepdims=keepdims)
+    dtype = common_dtype(x.dtype, weights.dtype)
+    if lift(x).dtype.kind in "biu":
+        dtype = common_dtype(dtype, np.dtype(np.float64))
+    total = np.sum(x.astype(dtype) * weights.astype(dtype), axis=axis, keepdims=keepdims)
+    return total / np.sum(weights, axis=axis, dtype=dtype, keepdims=keepdims)
 
 
 def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
@@ -117,6 +121,8 @@ def _cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Any:
 @stands_for(np.diff)
 def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
     axis = axis_of(axis, x.ndim)
+    if not n:
+        refuse("numpy.diff of order 0", "it returns the array itself")
     for _ in range(n):
         later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
         x = later ^ earlier if x.dtype == bool else later - earlier

@@ -33,8 +33,12 @@ def computed(result: Any, call: Callable[..., Any], args: Any, options: Any) -> 
         x.own_memory()
         x._order = None
     operands = list(_arrays_in((args, options)))
-    if call in BY_ROWS or options.get("shape") is not None:
+    if call in BY_ROWS:
         return result
+    if options.get("shape") is not None:    # NumPy keeps the order if the new shape has as many dims
+        options = {key: x for key, x in options.items() if key != "shape"}
+        if operands[0].ndim != results[0].ndim:
+            return result
     if call is np.einsum or not all(_lies_by_rows(x) for x in operands):
         for i, x in enumerate(results):
             x._order = _order_of_call(call, args, options, operands, x.shape, i if result is not x else None)

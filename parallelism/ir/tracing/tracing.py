@@ -63,9 +63,17 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def shape(self) -> tuple[Extent, ...]:
         return self.type.shape
 
+    @shape.setter
+    def shape(self, _: Any) -> NoReturn:
+        refuse("setting the shape of an array", "write x = x.reshape(...)")
+
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.type.dtype
+
+    @dtype.setter
+    def dtype(self, _: Any) -> NoReturn:
+        refuse("setting the dtype of an array", "write x = x.astype(...)")
 
     @property
     def ndim(self) -> int:

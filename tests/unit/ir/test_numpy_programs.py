@@ -61,7 +61,8 @@ def by_steps(x):
 
 
 def in_the_order_of(x):
-    columns = [np.copy(x.T), np.zeros_like(x.T), x.T.astype("f4"), np.where(x.T > 1, x.T, 0), np.concatenate([x.T] * 2)]
+    columns = [np.copy(x.T), np.zeros_like(x.T), x.T.astype("f4"), np.where(x.T > 1, x.T, 0), np.concatenate([x.T] * 2),
+               np.ones_like(x.T, shape=(4, 2)), np.zeros_like(x.T, shape=(2, 1, 3))]
     flat = [y.reshape(-1) for y in columns]
     for y in columns:
         y += 1
@@ -160,6 +161,8 @@ REFUSED = {
     "complex": (lambda y: np.sum(y, dtype=complex), "the dtype complex128 cannot be recorded"),
     "unsafe": (lambda y: np.add(y, 1, dtype=int), "numpy.add cannot be recorded: .*same_kind"),
     "another dtype": (lambda y: np.mean(y, out=np.zeros_like(y, "f4", shape=())), "numpy.mean into an array of anoth"),
+    "a shape": (lambda y: setattr(y, "shape", (-1,)), r"setting the shape of an array cannot be .*: write x = x.resh"),
+    "a new dtype": (lambda y: setattr(y, "dtype", int), r"setting the dtype of an array cannot be .*: write x = x.ast"),
     "columns": (lambda y: y.copy("F"), "the array's copy in order 'F' cannot be recorded: it is by rows"),
 }
 
