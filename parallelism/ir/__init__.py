@@ -53,6 +53,7 @@ from parallelism.ir.recording import (  # noqa: F401
     numpy_indexing,
     numpy_joins,
     numpy_products,
+    numpy_reductions,
     numpy_shapes,
     record,
 )

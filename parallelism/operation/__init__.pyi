@@ -20,6 +20,7 @@ from .operation import (
     Operation as Operation,
     ShardedOperation as ShardedOperation,
 )
+from .unfinished import Unfinished as Unfinished
 from .user_lines import (
     PACKAGES as PACKAGES,
     ROOT as ROOT,

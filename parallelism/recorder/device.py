@@ -40,6 +40,7 @@ from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Wor
 from parallelism.operation.declared_work import declared_work
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.operation.trees import leaves
+from parallelism.operation.unfinished import Unfinished
 from parallelism.recorder.calls import CountedCall, blank, result, zeros
 from parallelism.recorder.rendezvous import Channel, Lockstep, Meeting, Message
 from parallelism.resharding import plan_resharding, run_plan
@@ -48,7 +49,7 @@ from parallelism.trace import Event
 
 
 @dataclass
-class _Pending:
+class _Pending(Unfinished):
     """An operation under way."""
 
     conclude: Callable[[], Any]
@@ -61,6 +62,9 @@ class _Pending:
 
     def done(self) -> bool:
         return bool(self.ended)
+
+    def __repr__(self) -> str:
+        return "<the work of a call>"
 
 
 class RecordingDevice:

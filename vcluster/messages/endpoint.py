@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from parallelism.operation import Lane
+from parallelism.operation import Lane, Unfinished
 from vcluster.memory import (
     CROWDED,
     NAPS_SECONDS,
@@ -157,7 +157,7 @@ def pending(owner: Owner, task: Task | Receive, work: int, name: str) -> Pending
     return found
 
 
-class Pending:
+class Pending(Unfinished):
     """An operation that was issued. `wait` returns its result, and `done` tells whether it is finished."""
 
     def __init__(self, owner: Owner, task: Task | Receive, number: int, name: str) -> None:

@@ -8,6 +8,9 @@ class IRError(ValueError):
 class VerifyError(IRError):
     """A function is not valid.  The message names the op by its number and its text."""
 
+    reason = ""
+    """The end of the message, without the names of the op and of its values."""
+
 
 class ParseError(IRError):
     """A text is not a program.  ``line`` and ``column`` count from 1."""

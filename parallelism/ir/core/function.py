@@ -231,6 +231,16 @@ class Function:
                 raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
         if not numbers:
             return self
+        try:
+            return self._specialized(numbers)
+        except (ValueError, TypeError) as error:
+            given = ", ".join(f"{name}={number}" for name, number in numbers.items())
+            if given.partition(",")[0] in str(error):       # that of an extent says it
+                raise
+            reason = error.reason if isinstance(error, VerifyError) and error.reason else str(error)
+            raise type(error)(f"@{self.name} cannot have {given}: {reason}") from None
+
+    def _specialized(self, numbers: Mapping[str, Extent]) -> Function:
         types = {type: type.specialize(numbers) for type in {value.type for value in self.values}}
         values = {
             value: Value(value.name, types[value.type], value.layout) if types[value.type] is not value.type else value
@@ -282,7 +292,9 @@ def verify(function: Function) -> None:
         try:
             _verify_op(op, known)
         except (ValueError, TypeError) as error:
-            raise VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}") from None
+            wrong = VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}")
+            wrong.reason = str(error)
+            raise wrong from None
     for value in function.outputs:
         try:
             _check_known(value, known)

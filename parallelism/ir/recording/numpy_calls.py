@@ -1,104 +1,25 @@
 """Recording of NumPy's functions that compute.  Most become one operator."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, limits_of
-from parallelism.ir.core import Expression, checked_dtype, checked_shape, product
-from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
-from parallelism.ir.tracing import CALLS, Traced, apply, check_promotion, lift, refuse
+from parallelism.ir.core import Expression, checked_shape, resolved
+from parallelism.ir.recording.numpy_shapes import stands_for
+from parallelism.ir.tracing import CALLS, PASSING, Traced, apply, check_promotion, lift, meant_dtype, refuse
 
 
-def _of_one_dtype(*operands: Any) -> list[Traced]:
+def _of_one_dtype(function: str, *operands: Any) -> list[Traced]:
     """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
     weak = [isinstance(x, int | float | Expression) and not isinstance(x, np.generic) for x in operands]
     dtype = common_dtype(*(
         (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x).dtype
         for x, w in zip(operands, weak, strict=True)
     ))
-    check_promotion("numpy.where", operands, dtype)
+    check_promotion(function, operands, dtype)
     return [lift(x, dtype=dtype if w else None).astype(dtype) for x, w in zip(operands, weak, strict=True)]
-
-
-# -- reductions --------------------------------------------------------------------------------------------------------
-
-
-_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
-"""The identity of each reduction; it replaces the elements that ``where=`` leaves out."""
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-}
-
-
-def _reduced(
-    kind: str, x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False,
-    initial: Any = None, where: Any = None,
-) -> Any:
-    if out is not None:
-        refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
-    x = lift(x) if dtype is None else lift(x).astype(dtype)
-    if where is not None:
-        if initial is None and kind not in _IDENTITY:
-            refuse(f"numpy.{kind} with where= and without initial=")
-        x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
-    reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
-    return reduced if initial is None else _COMBINE[kind](reduced, initial)
-
-
-CALLS.update({np.sum: partial(_reduced, "sum"), np.prod: partial(_reduced, "prod")})
-for _kind, _functions in {
-    "max": (np.max, np.amax), "min": (np.min, np.amin), "any": (np.any,), "all": (np.all,),
-}.items():
-    # These functions have no dtype parameter: their third one is out.
-    stands_for(*_functions)(lambda x, axis=None, out=None, keepdims=False, kind=_kind, **options: _reduced(
-        kind, x, axis, None, out, keepdims, **options))
-
-
-@stands_for(np.mean)
-def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
-    if x.dtype.kind in "biu" and dtype is None:
-        dtype = np.float64
-    axes = axes_of(axis, x.ndim)
-    return CALLS[np.sum](x, axes, dtype, out, keepdims) / product(x.shape[d] for d in axes)
-
-
-@stands_for(np.var)
-def _var(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> Any:
-    axes = axes_of(axis, x.ndim)
-    centred = x - _mean(x, axes, keepdims=True)
-    return CALLS[np.sum](centred * centred, axes, None, None, keepdims) / (product(x.shape[d] for d in axes) - ddof)
-
-
-@stands_for(np.average)
-def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = False) -> Any:
-    if weights is None:
-        return _mean(x, axis, keepdims=keepdims)
-    weights = lift(weights)
-    if weights.shape != x.shape:
-        refuse("numpy.average with weights of another shape")
-    return np.sum(x * weights, axis=axis, keepdims=keepdims) / np.sum(weights, axis=axis, keepdims=keepdims)
-
-
-def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
-    """An operator that works along one dim; with ``axis=None`` on the array as one dim."""
-    return apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
-
-
-def _extreme(kind: str, x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-    index, reduced = _in_one_dim(kind, x, axis), axes_of(axis, x.ndim)
-    return index.reshape([1 if d in reduced else n for d, n in enumerate(x.shape)]) if keepdims else index
-
-
-@stands_for(np.diff)
-def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
-    axis = axis_of(axis, x.ndim)
-    for _ in range(n):
-        later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
-        x = later ^ earlier if x.dtype == bool else later - earlier
-    return x
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------
@@ -108,19 +29,33 @@ def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
         refuse("numpy.where with a condition only", "the shape of its result depends on the values")
-    a, b = _of_one_dtype(x, y)
+    a, b = _of_one_dtype("numpy.where", x, y)
     return apply("where", lift(condition), a, b)
+
+
+@stands_for(np.select)
+def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    *choices, default = _of_one_dtype("numpy.select", *choicelist, default)
+    for condition, choice in zip(reversed(condlist), reversed(choices), strict=True):
+        default = np.where(lift(condition), choice, default)
+    return default
 
 
 @stands_for(np.clip)
 def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
     a_min, a_max = min if a_min is None else a_min, max if a_max is None else a_max
+    if a_min is not None and a_max is not None:
+        x, a_min, a_max = _of_one_dtype("numpy.clip", x, a_min, a_max)
     x = x if a_min is None else np.maximum(x, a_min)
     return x if a_max is None else np.minimum(x, a_max)
 
 
 @stands_for(np.round, np.around)
 def _round(x: Any, decimals: int = 0) -> Any:
+    if x.dtype == bool:
+        if decimals:
+            refuse("numpy.round of bools to decimals")
+        return x.astype(np.float16)             # as in NumPy
     if decimals == 0 or x.dtype.kind in "iu":
         if decimals < 0:
             refuse("numpy.round of integers to tens and more")
@@ -139,7 +74,7 @@ def _nan_to_num(x: Any) -> Any:
 
 @stands_for(np.full_like)
 def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None) -> Any:
-    dtype = checked_dtype(x.dtype if dtype is None else dtype)
+    dtype = x.dtype if dtype is None else meant_dtype(dtype)
     if isinstance(fill_value, Traced):
         return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
     return apply("constant", value=np.asarray(fill_value, dtype).item(), dtype=dtype,
@@ -150,32 +85,28 @@ def _places(x: Any, axis: int) -> Any:
     return apply("iota", dim=axis + 2, shape=x.shape[-2:], starts=(0, 0), dtype=np.dtype(np.int64))
 
 
+def _dtype_of(x: Any) -> Any:
+    if isinstance(x, Traced | np.ndarray):
+        return x.dtype
+    return meant_dtype(x) if isinstance(x, str) else x
+
+
+PASSING.add(np.astype)
 CALLS.update({
-    # reductions
-    np.std: lambda x, axis=None, *, ddof=0, keepdims=False: np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims)),
-    np.ptp: lambda x, axis=None, *, keepdims=False: (
-        np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)),
-    np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
-        x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims),
-    np.argmax: partial(_extreme, "argmax"),
-    np.argmin: partial(_extreme, "argmin"),
-    np.cumsum: lambda x, axis=None, dtype=None: _in_one_dim("cumsum", x if dtype is None else x.astype(dtype), axis),
-    np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
-    # Equal elements keep their order, which NumPy promises for kind="stable" only.
-    np.argsort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("argsort", x, axis),
     # elements
     np.positive: lambda x: x,
     np.divmod: lambda a, b: (a // b, a % b),
-    np.fabs: lambda x: np.absolute(x if is_floating(x.dtype) else x.astype(np.float64)),
+    np.fabs: lambda x: np.absolute(x.astype(resolved(np.fabs, x.dtype)[-1])),
     np.copy: lambda x: x.copy(),
-    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype),
-    np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, 0),
-    np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, 0),
+    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype, copy=copy),
+    np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, np.zeros((), x.dtype)),
+    np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, np.zeros((), x.dtype)),
     np.zeros_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
     np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
     np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
     # types and shapes
-    np.result_type: lambda *given: common_dtype(*(x.dtype if isinstance(x, Traced) else x for x in given)),
+    np.result_type: lambda *given: common_dtype(*map(_dtype_of, given)),
+    np.can_cast: lambda from_, to, casting="safe": bool(np.can_cast(_dtype_of(from_), to, casting)),
     np.iscomplexobj: lambda x: False,
     np.isrealobj: lambda x: True,
     np.shape: lambda x: x.shape,

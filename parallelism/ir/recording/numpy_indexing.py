@@ -8,7 +8,7 @@ import numpy as np
 from parallelism.ir.core import Expression, Extent, bounds_in, broadcast as common_shape, from_start, product
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
-from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
+from parallelism.ir.tracing import CALLS, VIEWS, Traced, apply, diagonal, lift, place_of, refuse
 
 Span = tuple[Extent, Extent, int]
 """``begin, end, step`` of a dim.  A negative step goes backwards from ``end - 1``."""
@@ -206,19 +206,22 @@ def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-@stands_for(np.diagonal)
+@stands_for(np.diagonal, view=True)
 def _diagonal(x: Any) -> Any:
     if x.ndim != 2 or not all(isinstance(n, int) for n in x.shape):
         refuse(f"numpy.diagonal of an array of shape {x.shape}", "it takes two dims of known extents")
     n = min(x.shape)
-    return part(reshaped(part(part(x, 0, 0, n), 1, 0, n), -1), 0, 0, n * n, n + 1)
+    found = part(reshaped(part(part(x, 0, 0, n), 1, 0, n), -1), 0, 0, n * n, n + 1)
+    found._order = diagonal(place_of(x), found.shape)
+    return found
 
 
-@stands_for(np.select)
-def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        default = np.where(lift(condition), choice, default)
-    return default
+@stands_for(np.diag)
+def _diag(x: Any) -> Any:
+    return x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x)
+
+
+VIEWS[np.diag] = lambda x: 0 if x.ndim == 2 else None
 
 
 CALLS.update({
@@ -228,5 +231,4 @@ CALLS.update({
     np.take_along_axis: lambda x, indices, axis=-1: apply(
         "take_along", lift(x), indices, axis=axis_of(axis, np.ndim(x))),
     np.trace: lambda x: np.sum(_diagonal(x)),
-    np.diag: lambda x: x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x),
 })

@@ -7,8 +7,8 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import letters
-from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
-from parallelism.ir.tracing import CALLS, apply, lift, refuse
+from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for, transposed
+from parallelism.ir.tracing import CALLS, VIEWS, apply, lift, refuse
 
 
 @stands_for(np.matmul, np.linalg.matmul)
@@ -51,7 +51,21 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     else:
         joined = "".join(terms)
         right = "".join(dots) + "".join(sorted({c for c in joined if joined.count(c) == 1} - set(dots)))
+    if len(arrays) == 1 and sorted(terms[0]) == sorted(right) and len({*right}) == len(right):
+        return transposed(arrays[0], [terms[0].index(letter) for letter in right])
     return apply("einsum", *arrays, equation=f"{','.join(terms)}->{right}")
+
+
+def _place_seen(equation: Any, *operands: Any, optimize: Any = False) -> int | None:
+    """1 for the sum of one array along no dim: NumPy returns a view of the array, with its dims in another order."""
+    if len(operands) != 1 or not np.ndim(operands[0]):
+        return None
+    given, arrow, right = equation.replace(" ", "").replace("...", "").partition("->")
+    repeated = len({*given}) < len(given)
+    return None if repeated or (arrow and not {*given} <= {*right}) else 1
+
+
+VIEWS[np.einsum] = _place_seen
 
 
 @stands_for(np.tensordot)

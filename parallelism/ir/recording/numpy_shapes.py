@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, quotient, rules
-from parallelism.ir.tracing import CALLS, VIEWS, apply, lift, refuse
+from parallelism.ir.tracing import CALLS, PASSING, VIEWS, apply, lift, refuse
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -17,10 +17,14 @@ def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., A
     def keep(call: Callable[..., Any]) -> Callable[..., Any]:
         CALLS.update(dict.fromkeys(functions, call))
         if view:
-            VIEWS.update(functions)
+            VIEWS.update(dict.fromkeys(functions, _first))
         return call
 
     return keep
+
+
+def _first(*_: Any, **__: Any) -> int:
+    return 0
 
 
 def axis_of(axis: Any, ndim: int) -> int:
@@ -56,7 +60,12 @@ def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
 
 @stands_for(np.ravel, view=True)
 def _ravel(x: Any, order: str = "C") -> Any:
-    return reshaped(x, -1, order)
+    """The array in one dim, and by rows: of other arrays NumPy makes a copy, unlike ``reshape``."""
+    flat = reshaped(x, -1, order)
+    if flat is x and x._order is not None:
+        flat = x.copy()
+    flat._order = None
+    return flat
 
 
 @stands_for(np.transpose, np.permute_dims, view=True)
@@ -99,6 +108,8 @@ def expanded(x: Any, axis: Any) -> Any:
 
 @stands_for(np.squeeze, view=True)
 def _squeeze(x: Any, axis: Any = None) -> Any:
+    if axis is None and not all(isinstance(n, int) for n in x.shape):
+        refuse(f"numpy.squeeze of an array of shape {x.shape}", "an extent with symbols may be 1; give axis=")
     axes = [d for d, n in enumerate(x.shape) if n == 1] if axis is None else axes_of(axis, x.ndim)
     if any(x.shape[d] != 1 for d in axes):
         raise ValueError(f"a dim to squeeze must have extent 1, got dims {list(axes)} of shape {x.shape}")
@@ -128,8 +139,11 @@ def _rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 @stands_for(np.broadcast_arrays)
 def _broadcast_arrays(*arrays: Any) -> Any:
     parts = [lift(x) for x in arrays]
-    shape = rules.broadcast([x.shape for x in parts])
-    return tuple(broadcast(x, shape) for x in parts)
+    shape: Any = rules.broadcast([x.shape for x in parts])
+    return tuple(np.broadcast_to(x, shape) for x in parts)
+
+
+PASSING.add(np.broadcast_arrays)
 
 
 @stands_for(np.lib.stride_tricks.sliding_window_view, view=True)

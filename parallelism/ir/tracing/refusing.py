@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -31,11 +32,27 @@ CONVERSIONS = {
 """For methods that give a number: what cannot be recorded, and what to write instead."""
 
 
-def refuse(what: str, why: str = "") -> NoReturn:
-    """Raise `RecordError` with the line of the user's code that made the call."""
-    line = _recorded_line()
+class Line(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+    text: str
+
+
+def refuse(what: str, why: str = "", line: Line | None = None) -> NoReturn:
+    """Raise `RecordError` with the line of the user's code that made the call, or with another line of it."""
+    line = line or recorded_line()
     reason = f": {why}" if why else ""
     raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
+
+
+_MADE_OF_SYMBOLS = {
+    **{name: f"numpy.{name}_like(x, {given}dtype=..., shape=...), where x is any recorded array and the shape may have "
+             "symbols" for name, given in {"zeros": "", "ones": "", "empty": "", "full": "value, "}.items()},
+    "arange": "ir.apply('iota', dim=0, shape=(n,), starts=(0,), dtype=numpy.dtype('int64')) for numpy.arange(n)",
+}
+"""For NumPy functions that make arrays of numbers: what to write for an array whose shape has symbols."""
 
 
 def refuse_symbols(error: SymbolError) -> NoReturn:
@@ -44,25 +61,21 @@ def refuse_symbols(error: SymbolError) -> NoReturn:
     frame, number = next((each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)),
                          frames[-1])
     line = _line(frame, number)
-    raise RecordError(f"{error}\n  {line.file}:{line.number}: {line.text}") from None
+    advice = next((f"; or write {text}" for name, text in _MADE_OF_SYMBOLS.items()
+                   if re.search(rf"\b{name}\(", line.text)), "")
+    raise RecordError(f"{error}{advice}\n  {line.file}:{line.number}: {line.text}") from None
 
 
 def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:
     """Give `PromotionWarning` for an array of 16 or 8 bits that a NumPy number makes larger, at the user's line."""
-    line = _recorded_line()
+    line = recorded_line()
     warnings.warn_explicit(
         f"{function} makes {result} of an array of {array}, because a NumPy number of {number} promotes it: make it a "
         f"Python number, as in x / float(np.sqrt(n)), or convert the result with astype",
         PromotionWarning, line.file, line.number)
 
 
-class _Line(NamedTuple):
-    file: str
-    number: int
-    text: str
-
-
-def _recorded_line() -> _Line:
+def recorded_line() -> Line:
     """The line outside of this library's recording and of NumPy that is being recorded."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
@@ -70,6 +83,6 @@ def _recorded_line() -> _Line:
     return _line(frame, frame.f_lineno)
 
 
-def _line(frame: FrameType, number: int) -> _Line:
+def _line(frame: FrameType, number: int) -> Line:
     name = frame.f_code.co_filename
-    return _Line(name, number, linecache.getline(name, number).strip())
+    return Line(name, number, linecache.getline(name, number).strip())

@@ -22,25 +22,29 @@ from parallelism.ir.core import (
     Extent,
     IRError,
     RecordError,
-    TensorType,
     Value,
-    checked_dtype,
+    VerifyError,
     dtype_text,
     frozen_attributes,
     operator,
-    resolved,
 )
 from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
-from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse, warn_of_promotion
+from parallelism.ir.tracing.memory_order import UNKNOWN, VIEWING, order_of, place_of
+from parallelism.ir.tracing.promotion import meant_dtype, operand_dtypes
+from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse
+from parallelism.ir.tracing.results import computed, seen
 
 MOST_CONSTANT = 4096
 """The largest number of elements of an array that may be a constant of a program."""
 
 CALLS: dict[Any, Callable[..., Any]] = {}
 """How calls of NumPy's functions are recorded, except most ufuncs."""
-VIEWS: set[Any] = set()
-"""Those of the functions whose results share the memory of their first argument."""
+VIEWS: dict[Any, Callable[..., int | None]] = {}
+"""Those of the functions whose results share the memory of an argument: each returns the argument's place, or None if
+these arguments give a copy."""
+PASSING: set[Any] = set()
+"""Those of the functions whose results are known to be views or not, because other functions have made them."""
 
 
 class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
@@ -56,16 +60,20 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     # -- attributes ----------------------------------------------------------------------------------------------------
 
     @property
-    def type(self) -> TensorType:
-        return self._value.type         # Writing in place never changes the type.
-
-    @property
     def shape(self) -> tuple[Extent, ...]:
         return self.type.shape
+
+    @shape.setter
+    def shape(self, _: Any) -> NoReturn:
+        refuse("setting the shape of an array", "write x = x.reshape(...)")
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.type.dtype
+
+    @dtype.setter
+    def dtype(self, _: Any) -> NoReturn:
+        refuse("setting the dtype of an array", "write x = x.astype(...)")
 
     @property
     def ndim(self) -> int:
@@ -105,8 +113,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         name = f"numpy.{ufunc.__name__}"
         if "out" in options:
-            out, = options.pop("out")
-            return _target(name, out).become(self.__array_ufunc__(ufunc, method, *inputs, **options))
+            return self._into(ufunc, method, inputs, options)
         if method == "outer" and len(inputs) == 2 and not options:
             a, b = map(lift, inputs)
             return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
@@ -115,25 +122,45 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         axis = options.get("axis", 0)
         options = {key: value for key, value in options.items() if value is not None}
         if method == "reduce" and ufunc in _REDUCTIONS:
+            if "dtype" in options and ufunc in (np.maximum, np.minimum):
+                refuse(f"{name}.reduce with dtype=", "convert the array before with astype")
             return _REDUCTIONS[ufunc](inputs[0], **{**options, "axis": axis})
         if method != "__call__":
             refuse(f"{name}.{method}")
-        if "dtype" in options and len(options) == 1 and ufunc.nout == 1:
-            dtype = options.pop("dtype")
-            inputs = tuple(lift(x, dtype=dtype).astype(dtype) for x in inputs)
+        dtype = options.pop("dtype", None) if ufunc.nout == 1 else None
         if options:
             refuse(f"{name} with {', '.join(options)}=")
+        if dtype is not None:
+            into = operand_dtypes(ufunc, inputs, dtype)
+            inputs = tuple(lift(x, dtype=own).astype(own) for x, own in zip(inputs, into, strict=True))
         if ufunc in CALLS:
-            return _own(CALLS[ufunc](*inputs), inputs)
-        if ufunc not in _kinds():
+            result = _own(CALLS[ufunc](*inputs), inputs)
+        elif ufunc in _kinds():
+            result = apply(_kinds()[ufunc], *_promoted(ufunc, inputs))
+        else:
             refuse(name)
-        return apply(_kinds()[ufunc], *_promoted(ufunc, inputs))
+        return computed(result, ufunc, inputs, {})
+
+    def _into(self, ufunc: np.ufunc, method: str, inputs: Any, options: Any) -> Any:
+        """A ufunc with ``out=``.  It has the result's dtype in a reduction, and the other elements in ``where=``."""
+        out = _target(f"numpy.{ufunc.__name__}", *options.pop("out"))
+        if method in ("reduce", "accumulate") and ufunc in (np.add, np.multiply) and options.get("dtype") is None:
+            options["dtype"] = out.dtype
+        there = options.pop("where", None) if method == "__call__" else None
+        result = self.__array_ufunc__(ufunc, method, *inputs, **options)
+        if there is None:
+            return out.become(result)
+        if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+            refuse(f"changing an array of {out.dtype} in place into one of {result.dtype}")
+        return out.become(np.where(lift(there), result.astype(out.dtype), out))
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = f"{function.__module__}.{function.__name__}"
         if function not in CALLS:
             refuse(name, REASONS.get(function, ""))
         out = options.pop("out", None)
+        if out is not None and function in _ACCUMULATING and options.get("dtype") is None:
+            options["dtype"] = _target(name, out).dtype
         try:
             result = CALLS[function](*args, **options)
         except IRError:
@@ -141,31 +168,38 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         except (TypeError, ValueError, OverflowError) as error:
             refuse(name, _unfit(CALLS[function], args, options) or str(error))
         if out is not None:
-            return _target(name, out).become(result)
-        if function not in VIEWS:
-            return _own(result, args)
-        first, *rest = args or (None,)
-
-        def again(base: Any) -> Any:
-            return CALLS[function](base, *rest, **options)
-
-        if isinstance(result, list | tuple):
-            return type(result)(x.lies_in(first, lambda base, i=i: again(base)[i]) for i, x in enumerate(result))
-        return result.lies_in(first, again) if isinstance(first, Traced) else result
+            return _filled(name, _target(name, out), result)
+        if function in PASSING:
+            return result
+        place = VIEWS[function](*args, **options) if function in VIEWS else None
+        if place is None:
+            return computed(_own(result, args), function, args, options)
+        if place >= len(args):
+            refuse(f"{name} of an array given by keyword", "give the array first, without its name")
+        before, after = args[:place], args[place + 1:]
+        return seen(result, function, args[place], lambda base: CALLS[function](*before, base, *after, **options))
 
     def __pow__(self, exponent: Any) -> Any:
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
         known = type(exponent) in (int, float) and is_floating(self.dtype)
         function = _POWERS.get(exponent) if known else None
+        if self.dtype == bool and type(exponent) is int and exponent == 2 and not self.is_number:
+            function = np.square                # int8, but int64 by numpy.power
         return function(self) if function else np.power(self, exponent)
 
     # -- methods, by the function of the same name ---------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         result = CALLS["getitem"](self, key)
-        if _picks(key) or (not result.ndim and not (isinstance(key, tuple) and any(k is ... for k in key))):
-            return _own(result, [self])         # a single element is a number, not a view
-        return result.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
+        keys = key if isinstance(key, tuple) else (key,)
+        is_element = not result.ndim and not any(k is ... for k in keys)
+        if not _picks(key) and not is_element and not self.is_number:
+            return result.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
+        result = _own(result, [self])           # a single element is a number, not a view
+        result.is_number = is_element
+        by_rows = not result.ndim or (self._order is None and _picks_first(keys))
+        result._order = None if by_rows else UNKNOWN
+        return result
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # In `x[0] += 1` the in-place addition has changed x already when Python assigns the part.
@@ -176,14 +210,27 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         """A new array: this one with ``value`` in place of ``x[key]``."""
         return CALLS["setitem"](self, key, value)
 
-    def astype(self, dtype: Any, *, copy: bool = True) -> Traced:
-        dtype = checked_dtype(dtype)
-        if dtype != self.dtype:
-            return apply("convert", self, dtype=dtype)  # type: ignore[no-any-return]
-        return Traced(self.builder, self.value) if copy else self
+    def astype(self, dtype: Any, order: str = "K", *, copy: bool = True, **options: Any) -> Traced:
+        if order != "K" or options:
+            refuse("the array's astype with order= or " + ", ".join(options or ["casting"]) + "=")
+        dtype = meant_dtype(dtype)
+        if dtype == self.dtype and not copy:
+            return self
+        made = self._anew() if dtype == self.dtype else apply("convert", self, dtype=dtype)
+        computed(made, np.copy, [self], {})
+        made.is_number = self.is_number
+        return made
 
-    def copy(self) -> Traced:
-        return Traced(self.builder, self.value)
+    def copy(self, order: str = "C") -> Traced:
+        if order != "C":
+            refuse(f"the array's copy in order {order!r}", "it is by rows: order='C'")
+        return self._anew()
+
+    def _anew(self) -> Traced:
+        """This array in memory of its own, by rows."""
+        new = Traced(self.builder, self.value)
+        new.is_number = self.is_number
+        return new
 
     def flatten(self, order: Any = "C") -> Any:
         return np.ravel(self, order).copy()
@@ -239,7 +286,7 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], An
     def change(self: Traced, other: Any) -> Any:
         result = function(self, other)
         # NumPy's sums and single elements are numbers, which do not change in place: the name is bound to a new one.
-        return self.become(result) if self.ndim or self.is_view else result
+        return result if self.is_number else self.become(result)
 
     return change
 
@@ -257,16 +304,37 @@ def _unfit(call: Callable[..., Any], args: Any, options: Any) -> str:
     return ""
 
 
-def _target(name: str, out: Any) -> Traced:
+def _target(name: str, out: Any, *others: Any) -> Traced:
     """The array of ``out=``, which must be traced."""
+    if others:
+        refuse(f"{name} into several arrays (out=)", "write x[...] = y for each result")
     if not isinstance(out, Traced):
         refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
     return out
 
 
+def _filled(name: str, out: Traced, result: Any) -> Any:
+    """``out`` with the result.  A function that is no ufunc computes in the dtype of ``out``, in its own way."""
+    if not isinstance(result, Traced) or result.dtype != out.dtype:
+        refuse(f"{name} into an array of another dtype, {out.dtype}", "write x[...] = and the call without out=")
+    return out.become(result)
+
+
+def _picks_first(keys: Sequence[Any]) -> bool:
+    """Whether the arrays of an index come first, and whole dims after them: the result then lies by rows."""
+    rest = list(keys)
+    while rest and _is_array(rest[0]):
+        rest.pop(0)
+    return all(k is ... or (isinstance(k, slice) and k == slice(None)) for k in rest)
+
+
 def _picks(key: Any) -> bool:
     """Whether an index contains arrays, so that its result is a copy."""
-    return any(isinstance(k, Traced | np.ndarray | list) for k in (key if isinstance(key, tuple) else (key,)))
+    return any(map(_is_array, key if isinstance(key, tuple) else (key,)))
+
+
+def _is_array(key: Any) -> bool:
+    return not key.is_number if isinstance(key, Traced) else isinstance(key, np.ndarray | list)
 
 
 def _own(result: Any, given: Any) -> Any:
@@ -291,12 +359,22 @@ def emit(builder: Builder, kind: str, *operands: Any, **attributes: Any) -> Any:
     try:
         traced = [lift(x, builder=builder) for x in operands]
         outputs = builder.emit(kind, [x.value for x in traced], attributes)
-    except IRError:
+    except RecordError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
-        refuse(f"the operator {kind}", str(error))
+        refuse(f"the operator {kind}", _without_names(error))
     results = tuple(Traced(builder, value) for value in outputs)
+    if kind in VIEWING or any(x._order is not None for x in traced):
+        places = [place_of(x) for x in traced]
+        for result in results:
+            result._order = order_of(kind, places, result.shape, attributes)
     return results[0] if len(results) == 1 else results
+
+
+def _without_names(error: Exception) -> str:
+    """The text of an error; that of a value of the program begins with a name that nobody has given."""
+    text = str(error)
+    return text.partition(": ")[2] if isinstance(error, VerifyError) and text.startswith("%") else text
 
 
 def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced:
@@ -309,7 +387,7 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
     if builder is None:
         raise RecordError(f"nothing is being recorded, so {x!r} cannot become a constant")
     if isinstance(x, Expression):
-        return _constant(builder, x, (), checked_dtype(dtype or np.int64))
+        return _constant(builder, x, (), np.dtype(dtype or np.int64))
     array = np.asarray(x, dtype)
     if dtype_text(array.dtype.newbyteorder("=")) is None:
         refuse(f"an array of {array.dtype} as a constant")
@@ -328,42 +406,19 @@ def _constant(builder: Builder, value: Any, shape: tuple[int, ...], dtype: np.dt
     return constant
 
 
-# -- dtypes ------------------------------------------------------------------------------------------------------------
-
-
 def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
     """The operands of a ufunc.  Python scalars get the dtype that NumPy gives them."""
-    weak = [bool if type(x) is bool else int if isinstance(x, int | Expression) else float
-            if type(x) is float else None for x in inputs]
     try:
-        given = tuple(
-            x.dtype if isinstance(x, Traced) else np.dtype(bool) if w is bool else w or np.asarray(x).dtype
-            for x, w in zip(inputs, weak, strict=True)
-        )
-        used = resolved(ufunc, *given)
-    except (TypeError, ValueError) as error:
-        refuse(f"numpy.{ufunc.__name__}", str(error))
-    check_promotion(f"numpy.{ufunc.__name__}", inputs, used[-1])
-    try:
-        return [lift(x, dtype=used[i] if w else None) for i, (x, w) in enumerate(zip(inputs, weak, strict=True))]
+        return [lift(x, dtype=dtype) for x, dtype in zip(inputs, operand_dtypes(ufunc, inputs), strict=True)]
     except OverflowError as error:
         refuse(f"numpy.{ufunc.__name__}", str(error))
-
-
-def check_promotion(function: str, inputs: Sequence[Any], result: np.dtype[Any]) -> None:
-    """Warn if a NumPy number makes a ``result`` of more than 16 bits of recorded arrays that all have at most 16."""
-    if result.itemsize <= 2:
-        return
-    arrays = [x.dtype for x in inputs if isinstance(x, Traced)]
-    if all(is_floating(dtype) and dtype.itemsize <= 2 for dtype in arrays):
-        for x in inputs:
-            if isinstance(x, np.generic | np.ndarray) and not x.ndim:
-                warn_of_promotion(function, arrays[0], x.dtype, result)
 
 
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
 }
+_ACCUMULATING = {np.sum, np.prod, np.cumsum}
+"""Functions that compute in the dtype of ``out``."""
 _POWERS: dict[float, np.ufunc] = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}
 
 

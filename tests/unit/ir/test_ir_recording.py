@@ -299,7 +299,9 @@ def test_a_symbol_where_a_number_is_needed_says_so():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda x: np.zeros(x.shape), "B has symbols and is not a number"),
+    (lambda x: np.zeros(x.shape), r"B has symbols and is not a number: .*; or write numpy.zeros_like\(x, dtype"),
+    (lambda x: x + np.full((x.shape[0], 6), 2.0), r"or write numpy.full_like\(x, value, dtype=..., shape=...\)"),
+    (lambda x: x * np.arange(x.shape[0]), r"or write ir.apply\('iota', dim=0, shape=\(n,\), starts=\(0,\), dtype="),
     (lambda x: x / np.sqrt(x.shape[0]), r"numpy.sqrt\(B\) needs a number, and B has symbols: give .* specialize\(B="),
     (lambda x: x if x.shape[0] - 1 > 2 else -x, r"\(B-1\) > 2 needs a number, and B-1 has symbols"),
     (lambda x: x * max(x.shape[0], 3), "B < 3 needs a number"),
@@ -316,6 +318,26 @@ def test_code_that_needs_the_number_of_a_symbol_is_refused_at_its_line(call, mes
     text, line = str(caught.value).splitlines()
     assert re.search(message, text)
     assert line.startswith(f"  {__file__}:{call.__code__.co_firstlineno}: ")
+
+
+@pytest.mark.parametrize(("call", "rows", "message"), [
+    (lambda x: x.max(axis=0), 0, "@call cannot have B=0: max: an empty array has no largest or smallest element"),
+    (lambda x: np.lib.stride_tricks.sliding_window_view(x, 3), 2, "@call cannot have B=2: windows: windows of 3"),
+    (lambda x: x[:x.shape[0] - 2], 1, "@call cannot have B=1: an extent must be at least 0"),
+    (lambda x: x[::2], 3, "B/2 must be whole; with B=3 it is 3/2"),
+])
+def test_numbers_that_a_program_cannot_have_are_refused_without_its_own_names(call, rows, message):
+    function = ir.record(call, T("f64", (ir.symbol("B"),)), name="call")
+    with pytest.raises(ValueError, match=message):
+        ir.interpret(function, [np.zeros(rows)])
+    with pytest.raises(ValueError, match=message):
+        function.specialize(B=rows)
+
+
+def test_an_array_may_be_made_in_a_shape_of_symbols():
+    B = ir.symbol("B")
+    function = ir.record(lambda x: np.zeros_like(x, dtype=np.float64, shape=(x.shape[0], 2)) + 1, T("f32", (B, 6)))
+    assert str(function.outputs[0].type) == "tensor<Bx2xf64>"
 
 
 def test_symbols_are_numbers_beside_arrays():
