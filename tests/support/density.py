@@ -1,0 +1,70 @@
+"""How dense the code is: tokens by package and room; ``python tests/support/density.py`` prints them.
+
+A token is what `tokenize` yields, without comments, docstrings and white space; a code line is a line that has one.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import token
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+from paths import ROOT
+
+PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
+_WHITE = {token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER, tokenize.NL, tokenize.COMMENT, tokenize.ENCODING}
+_WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+class Density(NamedTuple):
+    """Tokens, and the lines that have one."""
+
+    tokens: int
+    lines: int
+
+    @property
+    def by_line(self) -> float:
+        """Tokens of a line, in the mean."""
+        return self.tokens / max(self.lines, 1)
+
+    def __add__(self, other: Density) -> Density:  # type: ignore[override]
+        return Density(self.tokens + other.tokens, self.lines + other.lines)
+
+
+def density_of(file: Path) -> Density:
+    """That of a module."""
+    text = file.read_text()
+    strings = _lone_strings(ast.parse(text))
+    lines: set[int] = set()
+    count = 0
+    for each in tokenize.generate_tokens(io.StringIO(text).readline):
+        if each.type in _WHITE or each.start in strings:
+            continue
+        count += 1
+        lines.update(range(each.start[0], each.end[0] + 1))
+    return Density(count, len(lines))
+
+
+def _lone_strings(tree: ast.AST) -> set[tuple[int, int]]:
+    """Where docstrings begin: of modules, classes and functions, and those behind a field."""
+    return {(node.value.lineno, node.value.col_offset) for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)}
+
+
+def of_folder(folder: Path) -> Density:
+    """That of all modules of a folder."""
+    return sum((density_of(file) for file in sorted(folder.rglob("*.py"))), Density(0, 0))
+
+
+if __name__ == "__main__":
+    for package in sys.argv[1:] or PACKAGES:
+        found = of_folder(ROOT / package)
+        print(f"{found.by_line:5.1f} tokens a line, {found.tokens:7,} tokens, {found.lines:6,} lines  {package}")
+        for room in sorted(path for path in (ROOT / package).iterdir() if path.is_dir() and path.name != "__pycache__"):
+            inside = of_folder(room)
+            if inside.tokens:
+                print(f"  {inside.by_line:5.1f} {inside.tokens:9,} {inside.lines:7,}  {room.name}")
