@@ -25,7 +25,7 @@ from vcluster.code import OperationCancelled
 from vcluster.memory.arena import Arena
 from vcluster.memory.core_affinity import HomeCore
 from vcluster.memory.layout import SLEEPING, WAKE, Layout
-from vcluster.memory.threads import Threads
+from vcluster.memory.threads import HostThreads, Threads
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -79,7 +79,7 @@ class Signals:
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(arena.cancel_place)
-        self.threads = Threads(many=endpoint == layout.host)
+        self.threads = HostThreads() if endpoint == layout.host else Threads()
         """The threads that make calls of this endpoint."""
         self._asleep: set[int] = set()
         """Those of them that sleep."""

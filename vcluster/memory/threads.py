@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from parallelism.operation import ROOT
 from parallelism.operation.thread_frames import frames_by_thread
+from vcluster.memory.interrupts import DeferredInterrupt, deliver, leave_block
 
 POLL_SECONDS = 2e-4
 """Seconds between two looks whether the first thread, which holds no lock, has left the library."""
@@ -166,6 +167,33 @@ class Threads:
             for ident, frame in frames_by_thread().items()
             if self._known is None or ident not in self._known or ident in self.helpers
         )
+
+
+class HostThreads(Threads):
+    """Those of the host. Any of them may use its channels, so the lock is taken from the start.
+
+    The handlers of signals run before a call, after it, or while it sleeps, and not in the midst of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(many=True)
+
+    def __enter__(self) -> Self:
+        block = DeferredInterrupt().__enter__()
+        try:
+            return super().__enter__()
+        except BaseException as error:
+            block.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        leave_block()
+
+    def let_go(self) -> Any:
+        """The calling thread is about to sleep: what a handler raises ends the call."""
+        deliver()
+        return super().let_go()
 
 
 def is_passive(frame: FrameType) -> bool:

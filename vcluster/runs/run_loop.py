@@ -20,7 +20,7 @@ from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Fram
 from vcluster.memory import State
 from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
-from vcluster.processes.interrupts import DeferredInterrupt
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.runs.deadlock import look
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
@@ -80,8 +80,11 @@ class Conduct:
             while True:
                 try:
                     interrupt.deliver()
-                    if self._body.closed:
-                        raise ClusterError("the cluster was closed while a run was in progress")
+                except BaseException as error:  # Ctrl-C, the signal of a time limit
+                    self.broken_off = error
+                try:
+                    if self._body.closed:  # by a handler
+                        raise self.broken_off or ClusterError("the cluster was closed while a run was in progress")
                     self.broken_off = self.broken_off or self._body.asked
                     if self.broken_off is not None:
                         self._cancel()
@@ -90,7 +93,7 @@ class Conduct:
                     self._listen()
                     if not self._in_time():
                         return
-                except BaseException as error:  # Ctrl-C, the signal of a time limit, or an output that fails
+                except BaseException as error:  # an output that fails
                     if self._body.closed or (self.broken_off is not None and isinstance(error, Exception)):
                         self._body.finalizer()
                         raise
