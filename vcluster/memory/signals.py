@@ -57,6 +57,9 @@ longest."""
 NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
 """The same for queues. A message arrives after the word that announces it, and its arrival wakes no endpoint."""
 
+NAP_BESIDE_OTHERS_NS = 50_000_000
+"""Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does any more."""
+
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yield this core to another process that wants it."""
 
@@ -205,6 +208,7 @@ class Signals:
         try:
             while True:
                 self._asleep.add(mine)
+                self._arena.asleep.add(mine)
                 self._me[0] = 1
                 self.fence()
                 seen = int(self._word[0])
@@ -219,8 +223,10 @@ class Signals:
                 if self.note_awaited is not None and self.publish_awaited is not None:
                     if self.note_awaited() != awaited:
                         continue
-                    if not self.threads.some_other_may_act(self._asleep):
+                    if not self.threads.some_other_may_act(self._arena.asleep):
                         self.publish_awaited(awaited)
+                    else:  # which may begin to wait, too
+                        nap_ns = min(nap_ns, NAP_BESIDE_OTHERS_NS)
                 if self.home is not None:
                     self.home.stay()
                 held = self.threads.let_go()
@@ -233,6 +239,7 @@ class Signals:
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
             self._asleep.discard(mine)
+            self._arena.asleep.discard(mine)
             self._me[0] = 1 if self._asleep else 0
             if self.home is not None:
                 self.home.leave()

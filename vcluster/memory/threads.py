@@ -25,6 +25,7 @@ POLL_SECONDS = 2e-4
 
 _ROOMS = ("device", "collectives", "messages", "tracing", "memory", "mpi")
 _INSIDE = tuple(f"{ROOT}{os.sep}vcluster{os.sep}{room}{os.sep}" for room in _ROOMS)
+_WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _PASSIVE = {"threading.py": {"wait", "join", "_wait_for_tstate_lock"}, "thread.py": {"_worker"}}
 """Functions of the standard library, by file, in which a thread waits until another thread of its process acts."""
 
@@ -160,8 +161,12 @@ class Threads:
                 self._lock.acquire()
 
     def some_other_may_act(self, asleep: set[int]) -> bool:
-        """Whether a thread of the kernel runs, or can go on by itself, besides those that are ``asleep`` in a call."""
-        ours = {thread.ident for thread in own} | {threading.get_ident()}
+        """Whether a thread of the kernel runs, or can go on by itself, besides those that are ``asleep`` in a call of
+        any device.
+
+        The kernel's own thread is one of the library's where a device has no process of its own.
+        """
+        ours = {thread.ident for thread in own} - {self.first} | {threading.get_ident()}
         return any(
             ident not in ours and ident not in asleep and not is_passive(frame)
             for ident, frame in frames_by_thread().items()
@@ -211,8 +216,8 @@ def is_in_library(frame: FrameType | None) -> bool:
 
 
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether a thread is in a call of the library."""
-    while frame is not None:
+    """Whether a thread of a kernel is in a call of the library. What called the kernel, over MPI too, is none."""
+    while frame is not None and frame.f_code.co_filename != _WORKER:
         if is_in_library(frame):
             return True
         frame = frame.f_back
