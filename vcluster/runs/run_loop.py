@@ -212,4 +212,9 @@ class Conduct:
 def print_with_rank(rank: int, stream: str, text: str) -> None:
     """Print lines of a device to the host's ``stdout`` or ``stderr``, with the rank in front of each line."""
     file = sys.stdout if stream == "stdout" else sys.stderr
-    print("".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n")), end="", file=file, flush=True)
+    lines = "".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n"))
+    try:
+        print(lines, end="", file=file, flush=True)
+    except UnicodeEncodeError:  # a kernel may print what the host's locale has not
+        encoding = getattr(file, "encoding", None) or "ascii"
+        print(lines.encode(encoding, "backslashreplace").decode(encoding), end="", file=file, flush=True)
