@@ -1,8 +1,8 @@
 """The handlers of signals are deferred until the books of the host and the devices agree.
 
-A handler may raise: Ctrl-C does, and so does the alarm of a time limit. Python runs handlers between any two bytecodes of
-the main thread, for example between a command that is sent and the note that it was, so that what it raises would leave
-a device in a kernel of which the host knows nothing.
+A handler may raise: Ctrl-C does, and so does the alarm of a time limit. Python runs handlers between any two bytecodes
+of the main thread, for example between a command that is sent and the note that it was. What one raised there would
+leave a device in a kernel of which the host knows nothing.
 
 So is the cancellation of a device whose kernel has a cluster of its own.
 """

@@ -58,7 +58,7 @@ NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
 """The same for queues. A message arrives after the word that announces it, and its arrival wakes no endpoint."""
 
 NAP_BESIDE_OTHERS_NS = 50_000_000
-"""Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does any more."""
+"""Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does."""
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yield this core to another process that wants it."""

@@ -159,7 +159,8 @@ class Status:
         if encoded is None:
             if len(self._encoded) >= MOST_CALLS:  # a program may create new code in every run
                 self._encoded.clear()
-            encoded = self._encoded[name, location] = f"{name}\0{location}".encode(errors="surrogatepass")[: PAGE - 1] + b"\0"
+            noted = f"{name}\0{location}".encode(errors="surrogatepass")
+            encoded = self._encoded[name, location] = noted[: PAGE - 1] + b"\0"
         start = self._notes[rank]
         self._arena.view[start : start + len(encoded)] = encoded
 

@@ -170,7 +170,7 @@ class Threads:
         return any(
             ident not in ours and ident not in asleep and not is_passive(frame)
             for ident, frame in frames_by_thread().items()
-            if self._known is None or ident not in self._known or ident in self.helpers
+            if self._known is None or ident not in self._known or ident == self.first or ident in self.helpers
         )
 
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
 from vcluster.processes.deaths import is_ending
 from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
-from vcluster.memory.interrupts import DeferredInterrupt
 
 if TYPE_CHECKING:
     from vcluster.processes.worker import Worker

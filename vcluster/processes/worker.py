@@ -29,12 +29,12 @@ from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
+from vcluster.memory.interrupts import defer
 from vcluster.memory.threads import is_in_library
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire, WireLink
 from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
-from vcluster.memory.interrupts import defer
 from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation

@@ -19,11 +19,11 @@ from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.environment import environment
 from vcluster.memory import Arena, Layout, Status
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
-from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.processes.kept_programs import SentProgram
 from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
@@ -137,6 +137,8 @@ class Body:
             raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
         encoded, mine, kept = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
+            if not self.finalizer.alive:  # the handler of a signal has closed the cluster just now
+                raise ClusterError("the cluster was closed while a run was in progress")
             common = hand_over(self.endpoint, encoded, self.layout.host)
             sent: SentProgram | None = None
             conduct = Conduct(self)

@@ -18,9 +18,9 @@ from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
 from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame, ranks_in_words
 from vcluster.memory import State
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
-from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.runs.deadlock import look
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
