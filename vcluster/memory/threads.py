@@ -215,6 +215,17 @@ def is_in_library(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_INSIDE)
 
 
+def is_starting_thread(frame: FrameType | None) -> bool:
+    """Whether a thread is about to start another. What is raised in it by its number may reach the new one: CPython
+    gives that the number of its creator at first.
+    """
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_inside(frame: FrameType | None) -> bool:
     """Whether a thread of a kernel is in a call of the library. What called the kernel, over MPI too, is none."""
     while frame is not None and frame.f_code.co_filename != _WORKER:

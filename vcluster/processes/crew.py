@@ -149,8 +149,9 @@ class ProcessCrew:
 
     def wake(self) -> None:
         """Make `receive` return. A signal handler or another thread may call this."""
-        with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
-            os.write(self._waker[1], b"!")
+        if self._waker[1] >= 0:
+            with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
+                os.write(self._waker[1], b"!")
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
@@ -186,7 +187,8 @@ class ProcessCrew:
         self._processes.clear()
         self._wires.clear()
         self._selector.close()
-        for fd in self._waker:
+        ends, self._waker = self._waker, (-1, -1)
+        for fd in ends:
             os.close(fd)
 
     def pids(self) -> list[int]:

@@ -30,7 +30,7 @@ from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
 from vcluster.memory.interrupts import defer
-from vcluster.memory.threads import is_in_library
+from vcluster.memory.threads import is_in_library, is_starting_thread
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire, WireLink
@@ -128,7 +128,8 @@ class Worker:
         if self._in_kernel and self._own_process and not self.endpoint.signals.cancelled:
             _die_of_interrupt()
         first = self.endpoint.threads.first
-        if is_in_library(frame or frames_by_thread().get(first)):
+        frame = frame or frames_by_thread().get(first)
+        if is_in_library(frame) or is_starting_thread(frame):
             return
         if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
             try:

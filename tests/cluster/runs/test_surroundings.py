@@ -92,6 +92,55 @@ def test_a_signal_that_a_device_gets_is_named(processes, number):
     assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
 
 
+class LateError(Exception):
+    """What the handlers of kernels raise."""
+
+
+def with_alarm(call, seconds):
+    """Call with a limit of time, as programs make one of SIGALRM. Whether it was in time."""
+    def late(*_):
+        raise LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        call()
+    except LateError:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
+def test_a_kernel_that_waits_for_a_message_with_a_limit_of_time_can_wait_again(processes):
+    def kernel(device):
+        if device.rank == 0:
+            coming = device.irecv(1, tag=9)
+            late = [with_alarm(lambda: device.recv(1), 0.05), with_alarm(coming.wait, 0.05)]
+            device.send(0.0, 1)
+            return late, device.recv(1), coming.wait()
+        if device.rank == 1:
+            device.recv(0)
+            device.send(7, 0)
+            device.send(8, 0, tag=9)
+        return None
+
+    assert processes.run(kernel).outputs == [([False, False], 7, 8), None, None]
+
+
+def test_a_collective_that_a_handler_breaks_off_is_the_last_of_its_run(processes):
+    def kernel(device):
+        if device.rank == 0:
+            return with_alarm(device.barrier, 0.05)
+        device.recv(0)
+        return None
+
+    with pytest.raises(DeviceFailedError, match="broken off by LateError, which the handler of a signal raised"):
+        processes.run(kernel)
+    assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
+
+
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
