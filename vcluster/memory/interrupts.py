@@ -25,6 +25,9 @@ _NUMBERS = tuple(sorted(
                                                                        getattr(signal, "SIGSTOP", 0))))
 """The signals that can have a handler."""
 
+_known: tuple[tuple[Any, ...], dict[int, Any]] = (), {}
+"""The handlers of all signals when they were looked at last, and those of them that Python calls."""
+
 _innermost: dict[int, DeferredInterrupt] = {}
 """By thread, the block that it is in."""
 
@@ -128,11 +131,14 @@ class DeferredInterrupt:
 
     def _take_over(self) -> None:
         """Note the signals from now on that have a handler in Python. The default, and to ignore it, are none."""
+        global _known
         self._is_open = True
-        for number, handler in zip(_NUMBERS, map(_signal.getsignal, _NUMBERS), strict=True):
-            if callable(handler):
-                self._before[number] = handler
-                _signal.signal(number, self._note)
+        handlers = tuple(map(_signal.getsignal, _NUMBERS))
+        if handlers != _known[0]:  # they seldom change
+            _known = handlers, {number: each for number, each in zip(_NUMBERS, handlers, strict=True) if callable(each)}
+        for number, handler in _known[1].items():
+            self._before[number] = handler
+            _signal.signal(number, self._note)
 
     def _put_back(self) -> None:
         """Put the handlers back that this block has replaced, but for those that the program has replaced since."""

@@ -113,15 +113,23 @@ def with_alarm(call, seconds):
     return True
 
 
-def test_a_kernel_that_waits_for_a_message_with_a_limit_of_time_can_wait_again(processes):
+def compute_until_there_is(file):
+    """A device that computes is no part of a deadlock, however long another one waits."""
+    while not file.exists():
+        pass
+
+
+def test_a_kernel_that_waits_for_a_message_with_a_limit_of_time_can_wait_again(processes, tmp_path):
+    ready = tmp_path / "ready"
+
     def kernel(device):
         if device.rank == 0:
             coming = device.irecv(1, tag=9)
             late = [with_alarm(lambda: device.recv(1), 0.05), with_alarm(coming.wait, 0.05)]
-            device.send(0.0, 1)
+            ready.touch()
             return late, device.recv(1), coming.wait()
         if device.rank == 1:
-            device.recv(0)
+            compute_until_there_is(ready)
             device.send(7, 0)
             device.send(8, 0, tag=9)
         return None
@@ -129,12 +137,15 @@ def test_a_kernel_that_waits_for_a_message_with_a_limit_of_time_can_wait_again(p
     assert processes.run(kernel).outputs == [([False, False], 7, 8), None, None]
 
 
-def test_a_collective_that_a_handler_breaks_off_is_the_last_of_its_run(processes):
+def test_a_collective_that_a_handler_breaks_off_is_the_last_of_its_run(processes, tmp_path):
+    ready = tmp_path / "ready"
+
     def kernel(device):
         if device.rank == 0:
-            return with_alarm(device.barrier, 0.05)
-        device.recv(0)
-        return None
+            with_alarm(device.barrier, 0.05)
+            ready.touch()
+        else:
+            compute_until_there_is(ready)
 
     with pytest.raises(DeviceFailedError, match="broken off by LateError, which the handler of a signal raised"):
         processes.run(kernel)
