@@ -33,6 +33,8 @@ class ClusterError(RuntimeError):
         self.ranks, self.operation, self.locations = tuple(ranks), operation, tuple(locations)
         self.outputs: dict[int, Any] = {}
         """By rank, the results of the ranks that had finished when a run failed."""
+        self.called_at = ""
+        """On a rank that found the error in an asynchronous operation: the line that called it."""
 
 
 class DeadlockError(ClusterError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -91,11 +92,28 @@ def kinds_of_groups(device):
     return {ranks: type(group).__name__ for ranks, group in device.collectives._groups.items()}
 
 
+def helped(device):
+    """Calls in a thread that the kernel waits for."""
+    found = []
+    helper = threading.Thread(target=lambda: found.extend(device.all_reduce(numbers(device, n)) for n in ELEMENTS * 5))
+    helper.start()
+    helper.join()
+    return found
+
+
 def raises(device):
     device.barrier()
     if device.rank == 2:
         raise ValueError("on purpose")
     device.barrier()
+
+
+def raises_beside_helpers(device):
+    if device.rank == 2:
+        raise ValueError("on purpose")
+    helper = threading.Thread(target=device.barrier)
+    helper.start()
+    helper.join()
 
 
 def mismatch(device):
@@ -156,7 +174,8 @@ def everything(**options):
             found[f"time of {kernel.__name__}"] = run.trace.makespan_seconds
         run = cluster.run(*trained(Strategy.parse_on_mesh("dp=2 tp=2 zero=2")[0]))
         found |= {"a program": run.result, "events of a program": events_of(run)}
-        for kernel in (raises, mismatch, surprise, deadlock, endless):
+        found["helped"] = cluster.run(helped).outputs
+        for kernel in (raises, raises_beside_helpers, mismatch, surprise, deadlock, endless):
             found[f"error of {kernel.__name__}"] = text_of(cluster, kernel)
         cluster.channel(3).send(np.arange(4))
         found["from the host"] = cluster.run(lambda d: d.channel(-1).recv().sum() if d.rank == 3 else None).outputs

@@ -15,7 +15,9 @@ import functools
 import io
 import os
 import pickle
+import signal
 import sys
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
@@ -27,6 +29,7 @@ import numpy as np
 from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
 
 from parallelism.operation import is_installed
+from vcluster.code.call_sites import code_of
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
 """Names of files that pytest collects. They should not be imported twice, and often cannot be imported by name."""
@@ -86,12 +89,14 @@ def dump(value: object, subject: str, buffer_callback: BufferCallback | None = N
     """Pickle ``value``. Its arrays go to ``buffer_callback``, in the order in which `load` needs them.
 
     ``subject`` names the value in an error, for example "argument 'x'" or "the function". Raises ``TypeError`` that
-    names the part that cannot be pickled and its type.
+    names the part that cannot be pickled and its type. What the handler of a signal raises meanwhile arrives as itself.
     """
     stream = io.BytesIO()
     try:
         Pickler(stream, buffer_callback).dump(value)
     except Exception as error:
+        if is_from_handler(error) or _failure(value) is None:  # the value is not to blame
+            raise
         trail, culprit, reason = _culprit(value, error)
         where = "".join(f"{step} of " for step in reversed(trail))
         raise TypeError(
@@ -183,6 +188,15 @@ def _culprit(value: object, error: Exception, above: frozenset[int] = frozenset(
             trail, culprit, reason = _culprit(part, failure, above)
             return [step, *trail], culprit, reason
     return [], value, next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def is_from_handler(error: Exception) -> bool:
+    """Whether the handler of a signal has raised an exception that was caught in the calling function."""
+    caught = error.__traceback__
+    if caught is None or caught.tb_next is None:  # no function of Python was called
+        return False
+    handlers = {code_of(handler) for handler in map(signal.getsignal, signal.valid_signals())} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(caught))
 
 
 def _failure(value: object) -> Exception | None:

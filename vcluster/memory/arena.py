@@ -45,6 +45,8 @@ class Arena:
         self.nbytes = nbytes
         self.cancel_place = 0
         """Offset of the word that says whether the run is cancelled."""
+        self.asleep: set[int] = set()
+        """The threads of this process that sleep in calls."""
         if sys.platform == "win32":  # there is only the thread backend, so private pages suffice
             self.fd = -1
             self._mapping = mmap.mmap(-1, nbytes)

@@ -25,7 +25,7 @@ from vcluster.code import OperationCancelled
 from vcluster.memory.arena import Arena
 from vcluster.memory.core_affinity import HomeCore
 from vcluster.memory.layout import SLEEPING, WAKE, Layout
-from vcluster.memory.threads import Threads
+from vcluster.memory.threads import HostThreads, Threads
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -57,6 +57,9 @@ longest."""
 NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
 """The same for queues. A message arrives after the word that announces it, and its arrival wakes no endpoint."""
 
+NAP_BESIDE_OTHERS_NS = 50_000_000
+"""Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does."""
+
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yield this core to another process that wants it."""
 
@@ -79,7 +82,7 @@ class Signals:
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(arena.cancel_place)
-        self.threads = Threads(many=endpoint == layout.host)
+        self.threads = HostThreads() if endpoint == layout.host else Threads()
         """The threads that make calls of this endpoint."""
         self._asleep: set[int] = set()
         """Those of them that sleep."""
@@ -205,6 +208,7 @@ class Signals:
         try:
             while True:
                 self._asleep.add(mine)
+                self._arena.asleep.add(mine)
                 self._me[0] = 1
                 self.fence()
                 seen = int(self._word[0])
@@ -219,8 +223,10 @@ class Signals:
                 if self.note_awaited is not None and self.publish_awaited is not None:
                     if self.note_awaited() != awaited:
                         continue
-                    if not self.threads.some_other_may_act(self._asleep):
+                    if not self.threads.some_other_may_act(self._arena.asleep):
                         self.publish_awaited(awaited)
+                    else:  # which may begin to wait, too
+                        nap_ns = min(nap_ns, NAP_BESIDE_OTHERS_NS)
                 if self.home is not None:
                     self.home.stay()
                 held = self.threads.let_go()
@@ -233,6 +239,7 @@ class Signals:
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
             self._asleep.discard(mine)
+            self._arena.asleep.discard(mine)
             self._me[0] = 1 if self._asleep else 0
             if self.home is not None:
                 self.home.leave()

@@ -74,6 +74,14 @@ class LastSeen(NamedTuple):
         return f"; its last call was {self.operation} at {self.location}" if self.operation else ""
 
 
+def _as_text(noted: bytes) -> str:
+    """What was noted. The name of a file need not be UTF-8, nor what the locale has: then it holds surrogates."""
+    try:
+        return noted.decode(errors="surrogatepass")
+    except UnicodeDecodeError:  # it was cut
+        return noted.decode(errors="replace")
+
+
 class Status:
     """Writes and reads the states of all devices."""
 
@@ -151,7 +159,8 @@ class Status:
         if encoded is None:
             if len(self._encoded) >= MOST_CALLS:  # a program may create new code in every run
                 self._encoded.clear()
-            encoded = self._encoded[name, location] = f"{name}\0{location}".encode()[: PAGE - 1] + b"\0"
+            noted = f"{name}\0{location}".encode(errors="surrogatepass")
+            encoded = self._encoded[name, location] = noted[: PAGE - 1] + b"\0"
         start = self._notes[rank]
         self._arena.view[start : start + len(encoded)] = encoded
 
@@ -162,7 +171,7 @@ class Status:
             text = state.operations[0].text
             return LastSeen(text.partition("(")[0], state.location, text)
         start = self._notes[rank]
-        name, location, *_ = bytes(self._arena.view[start : start + PAGE]).decode(errors="replace").split("\0")
+        name, location, *_ = map(_as_text, bytes(self._arena.view[start : start + PAGE]).split(b"\0"))
         return LastSeen(name, location) if name else LastSeen()
 
     def has_changed(self, need: Need) -> bool:

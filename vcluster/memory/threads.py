@@ -18,12 +18,14 @@ from typing import Any, Self
 
 from parallelism.operation import ROOT
 from parallelism.operation.thread_frames import frames_by_thread
+from vcluster.memory.interrupts import DeferredInterrupt, deliver, leave_block
 
 POLL_SECONDS = 2e-4
 """Seconds between two looks whether the first thread, which holds no lock, has left the library."""
 
 _ROOMS = ("device", "collectives", "messages", "tracing", "memory", "mpi")
 _INSIDE = tuple(f"{ROOT}{os.sep}vcluster{os.sep}{room}{os.sep}" for room in _ROOMS)
+_WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _PASSIVE = {"threading.py": {"wait", "join", "_wait_for_tstate_lock"}, "thread.py": {"_worker"}}
 """Functions of the standard library, by file, in which a thread waits until another thread of its process acts."""
 
@@ -159,13 +161,44 @@ class Threads:
                 self._lock.acquire()
 
     def some_other_may_act(self, asleep: set[int]) -> bool:
-        """Whether a thread of the kernel runs, or can go on by itself, besides those that are ``asleep`` in a call."""
-        ours = {thread.ident for thread in own} | {threading.get_ident()}
+        """Whether a thread of the kernel runs, or can go on by itself, besides those that are ``asleep`` in a call of
+        any device.
+
+        The kernel's own thread is one of the library's where a device has no process of its own.
+        """
+        ours = {thread.ident for thread in own} - {self.first} | {threading.get_ident()}
         return any(
             ident not in ours and ident not in asleep and not is_passive(frame)
             for ident, frame in frames_by_thread().items()
-            if self._known is None or ident not in self._known or ident in self.helpers
+            if self._known is None or ident not in self._known or ident == self.first or ident in self.helpers
         )
+
+
+class HostThreads(Threads):
+    """Those of the host. Any of them may use its channels, so the lock is taken from the start.
+
+    The handlers of signals run before a call, after it, or while it sleeps, and not in the midst of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(many=True)
+
+    def __enter__(self) -> Self:
+        block = DeferredInterrupt().__enter__()
+        try:
+            return super().__enter__()
+        except BaseException as error:
+            block.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        leave_block()
+
+    def let_go(self) -> Any:
+        """The calling thread is about to sleep: what a handler raises ends the call."""
+        deliver()
+        return super().let_go()
 
 
 def is_passive(frame: FrameType) -> bool:
@@ -182,9 +215,20 @@ def is_in_library(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_INSIDE)
 
 
+def is_starting_thread(frame: FrameType | None) -> bool:
+    """Whether a thread is about to start another. What is raised in it by its number may reach the new one: CPython
+    gives that the number of its creator at first.
+    """
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether a thread is in a call of the library."""
-    while frame is not None:
+    """Whether a thread of a kernel is in a call of the library. What called the kernel, over MPI too, is none."""
+    while frame is not None and frame.f_code.co_filename != _WORKER:
         if is_in_library(frame):
             return True
         frame = frame.f_back

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from parallelism.collectives import ARRAY, SCALAR, checked_array, is_tree
 from parallelism.dtypes import code_of, is_numeric, of_code
 from parallelism.operation.trees import leaf_types, leaves, rebuild
-from vcluster.code.pickling import dump
+from vcluster.code.pickling import dump, is_from_handler
 from vcluster.memory import LINE
 
 try:
@@ -83,7 +83,9 @@ def encode_message(value: Any) -> Encoded:
     def quickly(obj: Any) -> bytes:
         try:
             return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
-        except Exception:  # it may refer to a class of a script, a notebook or a test, which travels by value
+        except Exception as error:  # it may refer to a class of a script, a notebook or a test, which travels by value
+            if is_from_handler(error):
+                raise
             buffers.clear()
             return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 

@@ -109,7 +109,7 @@ class Endpoint:
         """At the end: close the channels and queues, and break all cycles that would keep the mapping alive."""
         self.tasks.drop_all()
         for peer in range(self.layout.endpoints):
-            self.mailbox(peer).close()
+            self.mailbox(peer).close(drop=True)
         self.mailboxes.clear()
         self.signals.before_sleep = self.signals.after_sleep = None
         self.signals.note_awaited = self.signals.publish_awaited = None

@@ -128,15 +128,14 @@ class Mailbox:
     def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, tuple[memoryview, Loan]]:
         endpoint = self._endpoint
         offset, header, loan = self._lend(encoded, lane, tag)
-        block_nbytes = header[BLOCK_NBYTES]
         if self._queues:
-            block = bytearray(block_nbytes)
+            block = bytearray(header[BLOCK_NBYTES])
             encoded.write(memoryview(block))
             self._queues[0].put((self._epoch[0], offset, header.tolist(), block))
             self._out[_HEAD] += 1
             endpoint.signals.wake(self._peers)
         else:
-            encoded.write(endpoint.arena.view[offset : offset + block_nbytes])
+            encoded.write(endpoint.arena.view[offset : offset + header[BLOCK_NBYTES]])
             out = self._out
             if out[_HEAD] - out[_TAIL] >= SLOTS:
                 if endpoint.number == endpoint.layout.host:
@@ -172,8 +171,7 @@ class Mailbox:
         out = self._out
         if out[_HEAD] - out[_TAIL] >= SLOTS or out[_CLOSED] or self._in[_CLOSED]:
             return False
-        taken = blocks.take(tag)
-        if taken is None:
+        if (taken := blocks.take(tag)) is None:
             return False
         block, loan = taken
         block.elements[...] = x
@@ -326,9 +324,8 @@ class Mailbox:
 
     def reuse_blocks(self, like: Encoded) -> ReusedBlocks:
         """Reusable blocks for messages with the signature of this one."""
-        blocks = ReusedBlocks(self._endpoint, self._peer, like)
-        self._reused.append(blocks)
-        return blocks
+        self._reused.append(ReusedBlocks(self._endpoint, self._peer, like))
+        return self._reused[-1]
 
     def forget(self) -> None:
         """Free the reusable blocks. Messages in them are not read any more."""
@@ -383,12 +380,15 @@ class Mailbox:
     def _check_open(self, lane: int) -> None:
         if self._is_closed(lane):
             here, there = (name_of(self._endpoint.layout.rank(end)) for end in (self._endpoint.number, self._peer))
-            closer = here if self.closed_here else there
-            raise ChannelClosedError(f"the channel between {here} and {there} was closed by {closer}")
+            by = here if self.closed_here else there
+            raise ChannelClosedError(f"the channel between {here} and {there} was closed by {by}")
 
-    def close(self) -> None:
-        """Close the channel in both directions. Messages that have arrived can still be received."""
+    def close(self, *, drop: bool = False) -> None:
+        """Close the channel in both directions. Messages that have arrived can still be received, or are dropped."""
         self._out[_CLOSED] = 1
+        if drop:  # with the memory in which they lie
+            self._in[_TAIL] = self._in[_HEAD]
+            self._arrived.clear()
         self._endpoint.signals.wake((self._peer,))
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from parallelism.operation import Lane
+from vcluster.code import ClusterError
 from vcluster.messages.envelopes import Envelope
 from vcluster.messages.tasks import Wait
 
@@ -42,6 +43,8 @@ class Receive:
                 self.result = self._open(self._mailbox.take(self._key))
                 self.finished = True
         except BaseException as error:  # raised again by wait()
+            if isinstance(error, ClusterError):
+                error.called_at = self.location
             self.error = error
             self.finished = True
         return self.finished

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.operation import Lane
-from vcluster.code import call_site
+from vcluster.code import ClusterError, call_site
 from vcluster.code.call_sites import here
 from vcluster.memory import Need, Operation, Signals
 
@@ -59,6 +59,8 @@ class Task:
                 self.finished = True
                 return True
             except BaseException as error:  # raised again by wait()
+                if isinstance(error, ClusterError):
+                    error.called_at = self.location
                 self.error = error
                 self.finished = True
                 return True
@@ -118,7 +120,12 @@ class Tasks:
     def run(self, lane: Lane, steps: Steps, what: object) -> Any:
         """Drive an operation to its end and return its result. ``str(what)`` describes it."""
         if lane in self.lanes or (self._blocked and self._is_driven(lane)):
-            return self.wait(self.issue(lane, steps, what))
+            task = self.issue(lane, steps, what)
+            try:
+                return self.wait(task)
+            except BaseException:
+                self._give_up(task)  # nobody knows it any more
+                raise
         return self.drive(lane, steps, what)
 
     def drive(self, lane: Lane, steps: Steps, what: object) -> Any:
@@ -179,9 +186,22 @@ class Tasks:
         return task.result
 
     def drop_all(self) -> None:
-        """Drop all operations after a failure."""
+        """Drop all operations after a failure. Who waits for one all the same is told so."""
+        for queue in self.lanes.values():
+            for task in queue:
+                task.error, task.finished = ClusterError(
+                    f"{task.what}, called at {task.location}, was given up before it had ended: its run failed, or the "
+                    f"cluster was closed, or forget() was called"), True
         self.lanes.clear()
         self._blocked.clear()
+
+    def _give_up(self, task: Task) -> None:
+        """Remove an operation that has not ended, so that it takes nothing that others wait for."""
+        queue = self.lanes.get(task.lane, ())
+        if task in queue:
+            queue.remove(task)  # type: ignore[union-attr]
+            if not queue:
+                self.lanes.pop(task.lane, None)
 
     def wait_for_threads(self) -> None:
         """Block until no other thread is in a call."""

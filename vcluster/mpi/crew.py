@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,22 +43,23 @@ class MpiCrew:
         self._files: dict[int, int] = {}
         """By the first device on each node, its descriptor of the memory that the devices of the node share."""
 
-    def start(self, specs: Iterable[DeviceSpec]) -> None:
-        """Start a device for each spec, and return when all are ready."""
+    def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
+        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise.
+        """
         spec_of = {spec.rank: spec for spec in specs}
         memories = sharing(self._job.places, self._ranks)
-        self._start([(spec_of[each.devices[0]], each) for each in memories])
+        self._start([(spec_of[each.devices[0]], each) for each in memories], check)
         others = []
         for each in memories:
             first, *rest = each.devices
             file = self._job.places[self._ranks[first]].pid, self._files[first]
             others += [(spec_of[device], each._replace(file=file)) for device in rest]
-        self._start(others)
+        self._start(others, check)
 
-    def _start(self, started: Sequence[tuple[DeviceSpec, NodeMemory]]) -> None:
+    def _start(self, started: Sequence[tuple[DeviceSpec, NodeMemory]], check: Callable[[], object]) -> None:
         for spec, memory in started:
             self._job.start(self._ranks[spec.rank], self._cluster, (spec, [*self._ranks, 0], memory))
-        await_ready(self, [spec.rank for spec, _ in started])
+        await_ready(self, [spec.rank for spec, _ in started], check)
 
     def send(self, rank: int, message: Any) -> None:
         """Send a command to a device."""

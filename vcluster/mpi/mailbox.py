@@ -122,8 +122,10 @@ class MpiMailbox(Mailbox):
     def _nothing_more_comes(self, lane: int) -> bool:
         return self._is_closed(lane)
 
-    def close(self) -> None:
-        """Close the channel in both directions. Messages that have arrived can still be received."""
+    def close(self, *, drop: bool = False) -> None:
+        """Close the channel in both directions. Messages that have arrived can still be received, or are dropped."""
+        if drop:
+            self._arrived.clear()
         if not self._has_closed:
             self._has_closed = True
             self._endpoint.send(self._peer, CLOSED)

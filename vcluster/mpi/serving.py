@@ -85,5 +85,6 @@ def _listen(job: Job, endpoint: MpiEndpoint, ended: threading.Event) -> None:
     while not ended.wait(LOOK_EVERY_SECONDS):
         generation = job.transport.interrupted()
         if generation == endpoint.address.generation and INTERRUPT is not None:
+            endpoint.arena.words(endpoint.arena.cancel_place)[0] = 1  # its message may come later than this
             with suppress(ProcessLookupError):
                 os.kill(os.getpid(), INTERRUPT)

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
 from vcluster.processes.deaths import is_ending
 from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
-from vcluster.processes.interrupts import DeferredInterrupt
 
 if TYPE_CHECKING:
     from vcluster.processes.worker import Worker
@@ -64,14 +64,16 @@ class ProcessCrew:
         os.set_blocking(self._waker[1], False)
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
 
-    def start(self, specs: Iterable[DeviceSpec]) -> None:
-        """Start a device for each spec, and return when all are ready."""
+    def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
+        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise.
+        """
         ranks = []
         for spec in specs:
             with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
                 self._start_one(spec)
             ranks.append(spec.rank)
-        await_ready(self, ranks)
+            check()
+        await_ready(self, ranks, check)
 
     def _start_one(self, spec: DeviceSpec) -> None:
         place = spec.layout.wire(spec.rank)
@@ -147,8 +149,9 @@ class ProcessCrew:
 
     def wake(self) -> None:
         """Make `receive` return. A signal handler or another thread may call this."""
-        with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
-            os.write(self._waker[1], b"!")
+        if self._waker[1] >= 0:
+            with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
+                os.write(self._waker[1], b"!")
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
@@ -184,7 +187,8 @@ class ProcessCrew:
         self._processes.clear()
         self._wires.clear()
         self._selector.close()
-        for fd in self._waker:
+        ends, self._waker = self._waker, (-1, -1)
+        for fd in ends:
             os.close(fd)
 
     def pids(self) -> list[int]:
@@ -223,7 +227,7 @@ class ThreadCrew:
         self._devices: dict[int, _Threaded] = {}
         self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
-    def start(self, specs: Iterable[DeviceSpec]) -> None:
+    def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
         from vcluster.processes.worker import Worker
 
         ranks = []
@@ -238,7 +242,7 @@ class ThreadCrew:
                 thread.start()
                 self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
                 ranks.append(spec.rank)
-        await_ready(self, ranks)
+        await_ready(self, ranks, check)
 
     def _live(self, rank: int, worker: "Worker") -> None:
         """The life of a thread. What ends it before it was told so is reported."""
@@ -299,10 +303,11 @@ Crew = ProcessCrew | ThreadCrew
 """The devices of a cluster."""
 
 
-def await_ready(crew: Any, ranks: Iterable[int]) -> None:
-    """Return when each of these devices of a crew has said that it is ready."""
+def await_ready(crew: Any, ranks: Iterable[int], check: Callable[[], object]) -> None:
+    """Return when each of these devices of a crew has said that it is ready. ``check()`` may raise meanwhile."""
     missing = set(ranks)
     while missing:
+        check()
         for rank, message in crew.receive(None):
             if message == "ready":
                 missing.discard(rank)

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from parallelism.operation import PACKAGES
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.processes.blas_threads import device_environment
 from vcluster.processes.deaths import is_stopped
 from vcluster.processes.descriptors import is_readable, pipes
@@ -115,7 +116,7 @@ class ForkServer:
 
     def start(self, *, preload: Sequence[str] = ()) -> None:
         """Start the server if there is none, and return at once. Its children have ``preload`` loaded, too."""
-        with self._lock:
+        with DeferredInterrupt(), self._lock:
             self._preload = tuple(dict.fromkeys((*self._preload, *preload)))
             self._running()
 
@@ -129,7 +130,7 @@ class ForkServer:
         """
         if len(fds) > MOST_DESCRIPTORS:
             raise ValueError(f"a new process can get at most {MOST_DESCRIPTORS} descriptors, got {len(fds)}")
-        with self._lock:
+        with DeferredInterrupt(), self._lock:
             for last_attempt in (False, True):
                 server = self._running()
                 data_r, data_w, status_r, status_w = pipes(2)
@@ -156,7 +157,7 @@ class ForkServer:
 
     def stop(self) -> None:
         """End the server and every process that it started. The next `start_process` starts a new server."""
-        with self._lock:
+        with DeferredInterrupt(), self._lock:
             self._discard()
             while self._left:
                 self._process, self._socket = self._left.pop()

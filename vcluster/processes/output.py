@@ -37,6 +37,10 @@ class RankedOutput(io.TextIOBase):
             self._link.send(Printed(self._stream, lines + "\n"))
         return len(text)
 
+    def close(self) -> None:
+        """A kernel may close its stream; that of the device stays open for later runs."""
+        self.finish_line()
+
     def finish_line(self) -> None:
         """Send a last line that has no line end."""
         if self._partial:

@@ -29,12 +29,12 @@ from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_keyword
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
-from vcluster.memory.threads import is_in_library
+from vcluster.memory.interrupts import defer
+from vcluster.memory.threads import is_in_library, is_starting_thread
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire, WireLink
 from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
-from vcluster.processes.interrupts import defer
 from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
@@ -121,9 +121,15 @@ class Worker:
 
         ``frame`` is where the device's thread is. In code of ours, such as the callback of a block that is freed, an
         error would be lost, or a state half done. The host tries again soon.
+
+        The host cancels a run before it interrupts a kernel. What comes otherwise is a signal from elsewhere, of which
+        the process dies, as of any other that nothing handles: the host says so.
         """
+        if self._in_kernel and self._own_process and not self.endpoint.signals.cancelled:
+            _die_of_interrupt()
         first = self.endpoint.threads.first
-        if is_in_library(frame or frames_by_thread().get(first)):
+        frame = frame or frames_by_thread().get(first)
+        if is_in_library(frame) or is_starting_thread(frame):
             return
         if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
             try:
@@ -199,6 +205,7 @@ class Worker:
     def _call(self, command: RunCommand) -> Any:
         self._code = None
         if self._own_process:  # a thread shares the host's modules, and must leave them alone
+            sys.stdout, sys.stderr = self.output["stdout"], self.output["stderr"]  # a kernel may have replaced them
             if command.environment is not None:
                 apply_environment(command.environment)
             if refresh_modules() or command.environment is not None:
@@ -256,6 +263,12 @@ class Worker:
             with suppress(MemoryError):     # what the program holds may leave no room
                 return hand_over(self.endpoint, encode(record, "the record"), self.spec.layout.host)
         return pickle.dumps(record, 5)
+
+
+def _die_of_interrupt() -> None:
+    assert INTERRUPT is not None
+    signal.signal(INTERRUPT, signal.SIG_DFL)
+    os.kill(os.getpid(), INTERRUPT)
 
 
 def keep_freed_memory() -> None:

@@ -17,6 +17,7 @@ from parallelism.mesh import Mesh
 from parallelism.mesh.mesh import checked_integer
 from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.processes import start_early
 from vcluster.runs.log import log
@@ -211,9 +212,10 @@ class VirtualCluster:
 
             program = operation_on(program, self.mesh, **self._software)
         self._refuse_if_running("a cluster runs one program at a time")
+        mine = threading.get_ident()
         with self._running:  # an interrupt can come between `acquire` and the next statement
             try:
-                self._runner = threading.get_ident()
+                self._runner = mine  # there is no call before it, so no handler of a signal that finds none
                 body.show_output = self.show_output
                 if self.around_run is None:
                     return body.run(program, args, kwargs)
@@ -247,13 +249,18 @@ class VirtualCluster:
         if body.pid != os.getpid():  # in a forked copy of the process, which owns none of it
             self._body, self._runner, self._running = None, None, threading.Lock()
             return
-        if self._runner == threading.get_ident():  # a signal handler called close() inside a run; the run notices
-            body.finalizer()
+        mine = threading.get_ident()
+        if self._runner == mine:  # a signal handler called close() inside a run; the run notices
+            body.end()
             return
         try:
             body.break_off(ClusterError("the cluster was closed while a run was in progress"))
             with self._running:
-                body.finalizer()
+                try:
+                    self._runner = mine
+                    body.end()
+                finally:
+                    self._runner = None
             log("%s ended", repr(self))
         except BaseException:  # Ctrl-C while another thread's run comes to its end
             body.asked = None
@@ -267,8 +274,13 @@ class VirtualCluster:
         """
         body = self._open()
         self._refuse_if_running("forget() must be called between runs")
+        mine = threading.get_ident()
         with self._running:
-            body.forget()
+            try:
+                self._runner = mine
+                body.forget()
+            finally:
+                self._runner = None
 
     def restart(self) -> None:
         """Replace all devices by new ones with empty state. This also opens a closed cluster again."""
@@ -282,8 +294,8 @@ class VirtualCluster:
     def _start(self) -> None:
         from vcluster.runs.system_limits import naming_limits
 
-        with naming_limits(self.size):
-            self._body = self._new_body(owner=self)
+        with naming_limits(self.size), DeferredInterrupt() as interrupt:
+            self._body = self._new_body(owner=self, interrupt=interrupt)
         # Not the cluster itself: a handler that keeps records would keep the devices.
         log("%s started; pids by rank: %s", repr(self), self._body.crew.pids())
 

@@ -19,11 +19,11 @@ from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.environment import environment
 from vcluster.memory import Arena, Layout, Status
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
-from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.processes.kept_programs import SentProgram
 from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
@@ -42,9 +42,9 @@ class Body:
 
     def __init__(
         self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
-        deadline_seconds: float | None, pricing: Pricing | None = None, *, owner: object,
+        deadline_seconds: float | None, pricing: Pricing | None = None, *, owner: object, interrupt: DeferredInterrupt,
     ) -> None:
-        """The devices end with ``owner``, if not sooner."""
+        """The devices end with ``owner``, if not sooner; and as soon as what ``interrupt`` delivers raises."""
         self.pid = os.getpid()
         """The process that the devices belong to."""
         self._mesh = mesh
@@ -77,8 +77,9 @@ class Body:
         self._memory_kills = memory_kills()
         self.finalizer = weakref.finalize(
             owner, close, self.crew, self.arena, self.layout, self.endpoints, os.getpid())
+        interrupt.wake = self.crew.wake
         try:
-            self._start_devices(range(mesh.size))
+            self._start_devices(range(mesh.size), interrupt.deliver)
         except BaseException:
             self.finalizer()
             raise
@@ -96,7 +97,8 @@ class Body:
             return self._over_mpi
         return ProcessCrew(self.arena, start_method) if backend == "process" else ThreadCrew(self.arena)
 
-    def _start_devices(self, ranks: Iterable[int]) -> None:
+    def _start_devices(self, ranks: Iterable[int], check: Callable[[], object] = tuple) -> None:
+        """Start devices. ``check()`` is called now and then, and may raise to give up."""
         queues: list[dict[int, tuple[Any, Any]] | None] = [None] * self.layout.endpoints
         if self._queued:
             queues = _queues(self.layout, self._processes)
@@ -104,7 +106,7 @@ class Body:
             DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation,
                        self._groups)
             for rank in ranks
-        ])
+        ], check)
         if self._queued or not hasattr(self, "endpoint"):
             host = self.layout.host
             self.endpoint = Endpoint(
@@ -135,6 +137,8 @@ class Body:
             raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
         encoded, mine, kept = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
+            if not self.finalizer.alive:  # the handler of a signal has closed the cluster just now
+                raise ClusterError("the cluster was closed while a run was in progress")
             common = hand_over(self.endpoint, encoded, self.layout.host)
             sent: SentProgram | None = None
             conduct = Conduct(self)
@@ -191,10 +195,11 @@ class Body:
 
     def _command(self, usual: RunCommand, now: Environment, mine: Sequence[Encoded], rank: int) -> RunCommand:
         """The usual command, with what this rank gets alone, and the environment if it has changed there."""
-        changed, self._environments[rank] = self._environments.get(rank) != now, now
+        changed = self._environments.get(rank) != now
         if not mine and not changed:
             return usual
         own = hand_over(self.endpoint, mine[rank], rank) if mine else None
+        self._environments[rank] = now
         return usual._replace(own=own, environment=now if changed else None)
 
     def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], BaseException | None]:
@@ -226,6 +231,11 @@ class Body:
                     f"the result of {name} is not used; {name} returns its result and does not write into its "
                     f"argument, unless you pass out=x", UnusedResultWarning, filename, int(number),
                 )
+
+    def end(self) -> None:
+        """End the devices, whatever the handler of a signal raises meanwhile."""
+        with DeferredInterrupt():
+            self.finalizer()
 
     def break_off(self, error: BaseException) -> None:
         """End the run in progress with this error. Another thread may call this."""
@@ -269,9 +279,10 @@ class Body:
 
     def forget(self) -> None:
         """Empty the channels and count the runs from the first again. The first run starts from empty state."""
-        self._number = 0
-        self._warned.clear()
-        self._empty_channels(() if self._sent_generation == self._generation else self._gone)
+        with DeferredInterrupt():
+            self._number = 0
+            self._warned.clear()
+            self._empty_channels(() if self._sent_generation == self._generation else self._gone)
 
     def _empty_channels(self, gone: tuple[int, ...]) -> None:
         self._gone = gone

@@ -41,6 +41,12 @@ _CAUSES = {
     "SIGFPE": "a division by zero inside compiled code",
     "SIGILL": "compiled code for a different processor",
     "SIGTERM": "ended from outside",
+    "SIGHUP": "ended from outside",
+    "SIGQUIT": "ended from outside",
+    "SIGUSR1": "sent from outside, or by the kernel or a library that it calls",
+    "SIGUSR2": "sent from outside, or by the kernel or a library that it calls",
+    "SIGALRM": "an alarm of the kernel's, or of a library's that it calls, and nothing handles it",
+    "SIGPIPE": "it wrote to a pipe that nobody reads",
     "SIGXCPU": "the CPU time limit was reached, see ulimit -t",
     "SIGXFSZ": "the file size limit was reached, see ulimit -f",
 }
@@ -118,7 +124,9 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
     first = min(failed)
     exceptions = {rank: reply.failure.exception() for rank, reply in failed.items()}
     cause = exceptions[first]
-    locations = [reply.failure.location or "?" for reply in failed.values()]
+    locations = [
+        getattr(exceptions[rank], "called_at", "") or reply.failure.location or "?" for rank, reply in failed.items()
+    ]
     if type(cause) in _OWN:
         assert isinstance(cause, ClusterError)      # found by the devices themselves, and never wrapped
         if isinstance(cause, CollectiveMismatchError) and not cause.calls:

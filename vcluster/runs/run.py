@@ -94,6 +94,7 @@ class Run(Sequence[Output]):
     def trace(self) -> Trace:
         """What happened in this run, in the virtual time of the cluster's hardware."""
         trace = make_trace(self._records, dict(self.mesh.shape), self._pricing, declares_all=self._declares_all)
+        self.__dict__["trace"] = trace  # before the records are let go: a handler of a signal may raise at the return
         self._records = []
         return trace
 

@@ -18,9 +18,9 @@ from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
 from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame, ranks_in_words
 from vcluster.memory import State
+from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
-from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.runs.deadlock import look
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
@@ -80,8 +80,11 @@ class Conduct:
             while True:
                 try:
                     interrupt.deliver()
-                    if self._body.closed:
-                        raise ClusterError("the cluster was closed while a run was in progress")
+                except BaseException as error:  # Ctrl-C, the signal of a time limit
+                    self.broken_off = error
+                try:
+                    if self._body.closed:  # by a handler
+                        raise self.broken_off or ClusterError("the cluster was closed while a run was in progress")
                     self.broken_off = self.broken_off or self._body.asked
                     if self.broken_off is not None:
                         self._cancel()
@@ -90,7 +93,7 @@ class Conduct:
                     self._listen()
                     if not self._in_time():
                         return
-                except BaseException as error:  # Ctrl-C, the signal of a time limit, or an output that fails
+                except BaseException as error:  # an output that fails
                     if self._body.closed or (self.broken_off is not None and isinstance(error, Exception)):
                         self._body.finalizer()
                         raise
@@ -209,4 +212,9 @@ class Conduct:
 def print_with_rank(rank: int, stream: str, text: str) -> None:
     """Print lines of a device to the host's ``stdout`` or ``stderr``, with the rank in front of each line."""
     file = sys.stdout if stream == "stdout" else sys.stderr
-    print("".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n")), end="", file=file, flush=True)
+    lines = "".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n"))
+    try:
+        print(lines, end="", file=file, flush=True)
+    except UnicodeEncodeError:  # a kernel may print what the host's locale has not
+        encoding = getattr(file, "encoding", None) or "ascii"
+        print(lines.encode(encoding, "backslashreplace").decode(encoding), end="", file=file, flush=True)

@@ -264,10 +264,12 @@ class Recorder:
             raise
         return now
 
-    def leave(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Note that the call ends, with an exception of this kind if there was one."""
-        if kind is not None and issubclass(kind, refusals.BREAKING):
-            self._refuse(refusals.broken_off(kind))
+    def leave(
+        self, kind: type[BaseException] | None = None, error: BaseException | None = None, _: object = None
+    ) -> None:
+        """Note that the call ends, with this exception if there was one."""
+        if error is not None and (why := refusals.broken_off(error)):
+            self._refuse(why)
         if self._shared and not self._goes_out():
             return
         self._depth -= 1

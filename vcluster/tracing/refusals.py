@@ -2,6 +2,10 @@
 
 import ctypes
 import os
+from types import TracebackType
+
+from vcluster.code.pickling import is_from_handler
+from vcluster.memory.threads import is_in_library
 
 BREAKING = RecursionError, ctypes.ArgumentError
 """What ends a call anywhere, even between two words that belong together: the second is the first in a call of C."""
@@ -15,11 +19,36 @@ ELSEWHERE = (
     "would wait for itself; a __del__ may run in any thread")
 
 
-def broken_off(kind: type[BaseException]) -> str:
-    """The refusal after a call that ended with an exception of this kind."""
+def broken_off(error: BaseException) -> str:
+    """The refusal after a call that this exception has ended; empty if calls may follow."""
+    kind = type(error)
+    if issubclass(kind, BREAKING):
+        why = " at the limit of Python's stack"
+    elif isinstance(error, Exception) and is_from_handler(error) and not _has_only_waited(error.__traceback__):
+        why = ", which the handler of a signal raised"
+    else:
+        return ""
     return (
-        f"a call of the library was broken off by {kind.__name__} at the limit of Python's stack, and the other "
-        f"devices may have seen a part of it; this run cannot go on")
+        f"a call of the library was broken off by {kind.__name__}{why}, and the other devices may have seen a part of "
+        f"it; this run cannot go on")
+
+
+def _has_only_waited(entry: TracebackType | None) -> bool:
+    """Whether a call that was broken off had done nothing yet, or can be made again: it waited for a message, or for
+    an operation that goes on by itself.
+    """
+    repeatable, innermost = False, None
+    while entry is not None:
+        frame = entry.tb_frame
+        name = frame.f_code.co_name
+        if is_in_library(frame):
+            innermost = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
+            if (innermost, name) == ("tasks.py", "drive"):
+                repeatable = frame.f_locals["lane"][0] == "recv"
+            elif (innermost, name) == ("endpoint.py", "wait"):
+                repeatable = True
+        entry = entry.tb_next
+    return repeatable and innermost == "signals.py"
 
 
 def forked(pid: int) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import _thread
 import gc
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -29,6 +31,16 @@ def in_threads(*functions):
     """The results of functions that run at the same time."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [each.result() for each in [pool.submit(function) for function in functions]]
+
+
+@contextmanager
+def quiet_threads():
+    """Threads of this process are cancelled, too, where devices are threads."""
+    hook, threading.excepthook = threading.excepthook, lambda args: None
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 # -- threads of a kernel -----------------------------------------------------------------------------------------------
@@ -128,6 +140,36 @@ def test_a_deadlock_of_threads_that_are_joined_is_told(cluster_of):
     assert cluster.run(lambda device: device.rank).outputs == [0, 1]
 
 
+def test_helpers_that_wait_for_a_rank_that_has_returned_are_told(cluster_of, backend):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 2:
+            return
+        helper = threading.Thread(target=lambda: device.all_reduce(np.ones(3)))
+        helper.start()
+        helper.join()
+
+    cluster = cluster_of(Mesh(devices=3), backend)
+    with quiet_threads(), pytest.raises(DeadlockError, match="rank 2 returned without calling all_reduce"):
+        cluster.run(kernel)
+    assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
+
+
+def test_a_kernel_that_computes_while_its_helper_waits_is_no_deadlock(cluster_of, backend):
+    def kernel(device):
+        if device.rank:
+            device.send(device.recv(0) + 1, 0)
+            return None
+        helper = ThreadPoolExecutor(1)
+        answer = helper.submit(device.recv, 1)
+        time.sleep(0.3)     # the host looks many times meanwhile
+        device.send(4, 1)
+        helper.shutdown()
+        return answer.result()
+
+    assert cluster_of(Mesh(devices=2), backend).run(kernel).outputs == [5, None]
+
+
 def test_threads_of_a_failed_run_do_not_reach_the_next(cluster_of, backend):
     def fails(device):
         if device.rank == 0:
@@ -139,16 +181,13 @@ def test_threads_of_a_failed_run_do_not_reach_the_next(cluster_of, backend):
         device.barrier()
 
     cluster = cluster_of(Mesh(devices=2), backend)
-    hook, threading.excepthook = threading.excepthook, lambda args: None    # threads of this process are cancelled, too
-    try:
+    with quiet_threads():
         for number in range(3):
             with pytest.raises(DeviceFailedError, match="on purpose"):
                 cluster.run(fails)
             assert cluster.run(
                 lambda device, n: device.sendrecv(np.float64(n), 1 - device.rank, 1 - device.rank, tag=1), number,
             ).outputs == [number] * 2
-    finally:
-        threading.excepthook = hook
 
 
 # -- threads of the host -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Failures of several ranks told in one text: what is equal once, what differs in words in a line."""
 
-from signal import SIGABRT, SIGKILL, SIGSEGV, SIGUSR2
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGUSR2, SIGWINCH, SIGXCPU
 
 import numpy as np
 import pytest
@@ -135,7 +135,9 @@ def death(code, killed_for_memory=None, seen=None):
         (-SIGKILL, False, "was ended by SIGKILL (from outside)"),
         (-SIGSEGV, None, "was ended by SIGSEGV (a crash inside compiled code)"),
         (-SIGABRT, None, "was ended by SIGABRT (aborted by compiled code: a failed check, or an allocation refused)"),
-        (-SIGUSR2, None, "was ended by SIGUSR2"),
+        (-SIGUSR2, None, "was ended by SIGUSR2 (sent from outside, or by the kernel or a library that it calls)"),
+        (-SIGXCPU, None, "was ended by SIGXCPU (the CPU time limit was reached, see ulimit -t)"),
+        (-SIGWINCH, None, "was ended by SIGWINCH"),
         (-99, None, "was ended by signal 99"),
         (3, None, "ended with exit code 3 (os._exit in the kernel or in a library it calls?)"),
     ],

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vcluster.processes.interrupts import DeferredInterrupt, defer
+from vcluster.memory.interrupts import DeferredInterrupt, defer
 
 
 def test_an_error_waits_for_the_end_of_the_block():

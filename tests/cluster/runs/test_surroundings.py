@@ -1,0 +1,258 @@
+"""What a kernel and its surroundings do to a device: names of files, signals, streams; crowded cores."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from paths import ROOT
+from runtimes import KINDS, RUNTIMES
+
+from parallelism.mesh import Mesh
+from vcluster import ClusterError, CollectiveMismatchError, DeviceFailedError, VirtualCluster
+
+
+@pytest.fixture(params=KINDS)
+def cluster(request, cluster_of):
+    return cluster_of(Mesh(devices=3), *request.param)
+
+
+@pytest.fixture(params=RUNTIMES[:2], ids="-".join)
+def processes(request, cluster_of):
+    return cluster_of(Mesh(devices=3), *request.param)
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return f"{__file__}:{first + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys
+from vcluster import ClusterError, VirtualCluster
+
+def dies(device):
+    device.barrier()
+    if device.rank:
+        os._exit(3)
+    device.barrier()
+
+with VirtualCluster(2) as cluster:
+    assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+    cluster.run(lambda device: print("caf\\u00e9"))
+    try:
+        cluster.run(dies)
+    except ClusterError as error:
+        assert error.locations == (f"{__file__}:6",), error.locations
+        sys.exit(5)
+"""
+
+
+@pytest.mark.slow_for("locale")
+@pytest.mark.parametrize(("name", "variables"), [
+    (b"caf\xe9.py", {}), ("café.py".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0"}),
+], ids=["not-utf8", "not-of-the-locale"])
+def test_a_script_may_have_any_name_that_the_system_takes(tmp_path, name, variables):
+    path = os.path.join(os.fsencode(tmp_path), name)  # noqa: PTH118  (of bytes)
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(SCRIPT)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    said = subprocess.run(
+        [sys.executable, path], env={**os.environ, **variables, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        check=False)
+    assert said.returncode == 5, said.stderr.decode(errors="backslashreplace")
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
+def test_a_signal_that_a_device_gets_is_named(processes, number):
+    def kernel(device):
+        if device.rank == 1:
+            os.kill(os.getpid(), number)
+            time.sleep(20)
+        device.barrier()
+
+    with pytest.raises(DeviceFailedError, match=rf"rank 1 \(pid \d+\) was ended by {number.name} \(") as caught:
+        processes.run(kernel)
+    assert caught.value.signal == number.name
+    assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
+
+
+class LateError(Exception):
+    """What the handlers of kernels raise."""
+
+
+def with_alarm(call, seconds):
+    """Call with a limit of time, as programs make one of SIGALRM. Whether it was in time."""
+    def late(*_):
+        raise LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        call()
+    except LateError:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
+def compute_until_there_is(file):
+    """A device that computes is no part of a deadlock, however long another one waits."""
+    while not file.exists():
+        pass
+
+
+def test_a_kernel_that_waits_for_a_message_with_a_limit_of_time_can_wait_again(processes, tmp_path):
+    ready = tmp_path / "ready"
+
+    def kernel(device):
+        if device.rank == 0:
+            coming = device.irecv(1, tag=9)
+            late = [with_alarm(lambda: device.recv(1), 0.05), with_alarm(coming.wait, 0.05)]
+            ready.touch()
+            return late, device.recv(1), coming.wait()
+        if device.rank == 1:
+            compute_until_there_is(ready)
+            device.send(7, 0)
+            device.send(8, 0, tag=9)
+        return None
+
+    assert processes.run(kernel).outputs == [([False, False], 7, 8), None, None]
+
+
+def test_a_collective_that_a_handler_breaks_off_is_the_last_of_its_run(processes, tmp_path):
+    ready = tmp_path / "ready"
+
+    def kernel(device):
+        if device.rank == 0:
+            with_alarm(device.barrier, 0.05)
+            ready.touch()
+        else:
+            compute_until_there_is(ready)
+
+    with pytest.raises(DeviceFailedError, match="broken off by LateError, which the handler of a signal raised"):
+        processes.run(kernel)
+    assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def without(how):
+    """Lose the streams of this process."""
+    if how == "none":
+        sys.stdout = sys.stderr = None
+    elif how == "closed":
+        sys.stdout.close()
+        sys.stderr.close()
+    else:
+        sys.stdout = sys.stderr = io.StringIO()
+        sys.stdout.close()
+
+
+def says(device):
+    print("out", device.rank, flush=True)
+    print("err", device.rank, file=sys.stderr, flush=True)
+
+
+@pytest.mark.parametrize("how", ["none", "closed", "replaced"])
+def test_a_kernel_that_loses_its_streams_does_not_silence_later_runs(cluster, capsys, how):
+    before = sys.stdout, sys.stderr
+    cluster.run(lambda device: without(how))
+    cluster.run(says)
+    assert (sys.stdout, sys.stderr) == before
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
+    assert sorted(said.err.splitlines()) == [f"[rank {rank}] err {rank}" for rank in range(3)]
+
+
+# -- lines of asynchronous calls ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_mismatch_names_the_line_of_the_asynchronous_call(cluster, waits):
+    def kernel(device):
+        if device.rank == 1:
+            work = device.all_reduce(np.ones(4), async_op=True)  # the odd one
+        else:
+            work = device.all_reduce(np.ones(3), async_op=True)  # the others
+        if waits:
+            work.wait()
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        cluster.run(kernel)
+    assert set(caught.value.locations) <= {line_of(kernel, "the odd one"), line_of(kernel, "the others")}
+    assert str(caught.value).count(f"{__file__}:") == 2
+
+
+def test_a_message_of_another_shape_names_the_line_that_declared_it(cluster):
+    def kernel(device):
+        if device.rank == 1:
+            device.send(np.ones(4), 0)  # sends
+        elif device.rank == 0:
+            work = device.irecv(1, shape=(3,))  # declares
+            work.wait()
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        cluster.run(kernel)
+    assert caught.value.locations == (line_of(kernel, "# declares"), line_of(kernel, "# sends"))
+
+
+def test_who_waits_for_an_operation_that_was_given_up_is_told():
+    with VirtualCluster(2, backend="thread") as cluster:
+        forgotten = cluster.channel(0).irecv()
+        cluster.forget()
+        closed = cluster.channel(1).irecv()
+        left = cluster.channel(1)
+        cluster.run(lambda device: device.channel(-1).send(5) if device.rank == 0 else None)
+    for work in (forgotten, closed):
+        with pytest.raises(ClusterError, match=r"recv\(from rank \d, tag 0\), called at .*, was given up"):
+            work.wait()
+    with pytest.raises(ClusterError, match="was closed by the host"):
+        left.recv()
+
+
+# -- crowded cores -----------------------------------------------------------------------------------------------------
+
+
+def work(device, cores):
+    """The same work five times, on these cores alone, while all devices do so."""
+    os.sched_setaffinity(0, cores)
+    device.barrier()
+    for _ in range(5):
+        with device.compute("work"):
+            sum(i * i for i in range(100_000))
+        device.barrier()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be held on two cores")
+def test_measured_compute_stays_what_it_is_on_crowded_cores():
+    """Eight processes on two cores take four times as long on the wall, and not by the clocks of their threads."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+
+    def least(size):
+        with VirtualCluster(size) as cluster:
+            trace = cluster.run(work, cores).trace
+        return [min(event.duration_seconds for event in trace.events if (event.rank, event.name) == (rank, "work"))
+                for rank in range(size)]
+
+    (alone,), crowded = least(1), least(8)
+    assert np.median(crowded) < 2 * alone
+    assert alone < 2 * np.median(crowded)
