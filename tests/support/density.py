@@ -17,7 +17,6 @@ from paths import ROOT
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 _WHITE = {token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER, tokenize.NL, tokenize.COMMENT, tokenize.ENCODING}
-_WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 class Density(NamedTuple):
@@ -51,8 +50,11 @@ def density_of(file: Path) -> Density:
 
 def _lone_strings(tree: ast.AST) -> set[tuple[int, int]]:
     """Where docstrings begin: of modules, classes and functions, and those behind a field."""
-    return {(node.value.lineno, node.value.col_offset) for node in ast.walk(tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.add((node.value.lineno, node.value.col_offset))
+    return found
 
 
 def of_folder(folder: Path) -> Density:
