@@ -178,6 +178,9 @@ class _Ordering:
             moved[self._first_reader(number)].append(number)
         for number, early in self.early.items():
             moved[self._ready(number)] += early
+        for slot, call in self._gathers():
+            for number in call:
+                moved[slot] += self._views_behind(number)
         ops: dict[int, None] = {}
         calls: list[tuple[int, ...]] = []
         for number in range(self.count + 1):
@@ -280,7 +283,8 @@ class _Ordering:
     def _gathers(self) -> list[tuple[int, tuple[int, ...]]]:
         """The gathers of parameters, each with the number of the op before which it starts.
 
-        Those that follow each other in one layer start together.  A gather in no region is a layer of its own.
+        Those that follow each other in one layer start together.  A gather in no region is a layer of its own.  The
+        views that are gathered are made where their gather starts.
         """
         layers: list[list[int]] = []
         last: str | None = None
@@ -296,14 +300,19 @@ class _Ordering:
 
     def _of_parameter(self, number: int) -> bool:
         """Whether a collective outside of the update gives an input, or a view of it, in another layout."""
-        op = self.ops[number]
-        if number in self.sums or inside(op, UPDATE):
+        if number in self.sums or inside(self.ops[number], UPDATE):
             return False
-        while (made := self.made.get(op.inputs[0].name)) is not None:
-            op = self.ops[made]
-            if not op.operator.view:
-                return False
-        return True
+        first = (self._views_behind(number) or [number])[-1]
+        return self.ops[first].inputs[0].name not in self.made
+
+    def _views_behind(self, number: int) -> list[int]:
+        """The ops, the last one first, that make the input of a collective by views alone."""
+        views = list[int]()
+        made = self._made(number)
+        while made >= 0 and self.ops[made].operator.view:
+            views.append(made)
+            made = self._made(made)
+        return views
 
     def _others(self) -> list[tuple[int, tuple[int, ...]]]:
         """The other collectives: each starts where the one before it is needed, if its input is there."""
@@ -322,7 +331,7 @@ class _Ordering:
     # -- the program ---------------------------------------------------------------------------------------------------
 
     def _made(self, number: int) -> int:
-        """The number of the op that makes the input of a collective; -1 if it is an input of the program."""
+        """The number of the op that makes the first input of an op; -1 if it is an input of the program."""
         return self.made.get(self.ops[number].inputs[0].name, -1)
 
     def _sums_before(self, number: int) -> int:

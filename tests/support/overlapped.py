@@ -30,9 +30,19 @@ def moved(trace):
 
 def check(cluster, model, rows, text, overlap, rule, clip=None, steps=2):
     """The traces of the last step without and with overlap, which agree in every bit and byte; each is simulated."""
-    strategy, mesh = Strategy.parse_on_mesh(text)
     alone = model_step(model, rows, rule, clip=clip)
-    program = model_step(model, B, rule, clip=clip) if "pp=" in text else alone
+    program = model_step(model, B, rule, clip=clip) if in_pipeline(text) else alone
+    return check_step(cluster, alone, program, rows, text, overlap, steps)
+
+
+def in_pipeline(text):
+    """Whether a strategy has a pipeline."""
+    return text.startswith("pp")
+
+
+def check_step(cluster, alone, program, rows, text, overlap, steps=2):
+    """As `check`, of the step ``alone``, with so many rows, and of what the strategy is applied to."""
+    strategy, mesh = Strategy.parse_on_mesh(text)
     plain, before = trained_on(cluster, strategy(program), alone, steps)
     step = Strategy(strategy, overlap)(program)
     overlapped, after = trained_on(cluster, step, alone, steps)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from random import Random
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from overlapped import bits, check, moved
+from overlapped import bits, check, check_step, moved
 from simulated_runs import assert_simulated
 from trained_runs import ON, B, in_turn, simulated, trained_on
 from transformed import MODELS, model_step
+from viewed import Viewed
 
 from parallelism import Hardware
-from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy
+from parallelism.transforms import SGD, Adam, AdamW, Overlap, Strategy, train_step
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "60")) // 5
 CASES = [
@@ -122,3 +124,22 @@ def test_any_overlapped_composition_changes_no_bit_and_no_byte(
         cluster_of, backend, model, rows, text, rule, clip, overlap):
     mesh = Strategy.parse_on_mesh(text)[1]
     check(cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, overlap, rule, clip)
+
+
+ZEROS = ["", "zero=1", "zero=2", "zero=3", "zero=3 fused"]
+SMALL = [(1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]
+SEEDS = int(os.environ.get("VCLUSTER_VIEWS", "100"))
+
+
+@pytest.mark.sampled(SEEDS // 2 or 1)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_weights_and_activations_that_are_views_change_no_bit_under_overlap(cluster_of, seed):
+    rng, model = Random(seed), Viewed(seed)
+    pp, (dp, tp) = rng.choice(["", "pp=1 1f1b:1 ", "pp=1 1f1b:2 ", "pp=2 1f1b:2 "]), rng.choice(SMALL)
+    rows = B if pp else 12
+    sizes = f"dp={dp} tp={tp}" if model.splits(tp, rows) else f"dp={dp}"
+    text, rule = f"{pp}{sizes} {rng.choice(ZEROS)}", rng.choice([SGD(0.1), Adam(0.01)])
+    overlap = Overlap(rng.choice([1, 100, 1000, 10**9]), rng.randint(0, 3))
+    alone, program = train_step(model.loss(12), rule), train_step(model.loss(rows), rule)
+    mesh = Strategy.parse_on_mesh(text)[1]
+    check_step(cluster_of(mesh, "thread", compute="modelled", **ON), alone, program, 12, text, overlap, steps=1)

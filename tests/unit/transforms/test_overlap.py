@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from transformed import MODELS, assert_trained, interpreted, model_step
 
@@ -16,6 +17,8 @@ from parallelism.execution.waiting import in_steps
 from parallelism.layouts import localize
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, DataParallel, MixedPrecision, Overlap, Parts, Strategy, Zero, train_step
+
+B, = ir.symbols("B")
 
 
 def steps(text, step, mesh):
@@ -238,3 +241,38 @@ def test_the_order_is_one_for_all_devices_however_uneven_they_are():
     assert isinstance(executable, Executable) and len(executable.programs.classes) == 6
     assert len({tuple((type(each), getattr(each, "number", None)) for each in executable.of_class(number).steps)
                 for number in range(6)}) == 1
+
+
+def weights_that_are_views(p, x):
+    """Two layers; each reads two weights through views."""
+    for layer in ("a", "b"):
+        with ir.region(layer):
+            x = np.tanh(x @ p[f"{layer}.up"].reshape(4, 6)) @ p[f"{layer}.down"].reshape(6, 4)
+    return np.sum(x)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_view_of_a_parameter_is_made_where_its_gather_starts(ahead):
+    types = {f"{layer}.{name}": ir.TensorType("f64", (24,)) for layer in "ab" for name in ("up", "down")}
+    step = train_step(ir.record(weights_that_are_views, types, ir.TensorType("f64", (2, 4))), SGD(0.1))
+    lines = steps(f"dp zero=3 overlap=ahead:{ahead}", step, Mesh(dp=2))
+    gathers = [line for line in only_calls(lines) if "all_gather" in line]
+    started = lines[:lines.index("wait 0")]
+    # Of the layer itself, and of those ahead of it, two each; the third is the first of the backward.
+    assert sum("all_gather" in line for line in started) == 2 * (1 + ahead) and len(gathers) == 7
+
+
+def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():
+    """The next stage stacks what it receives: the views of that were taken for parameters, and their sums started."""
+    def loss(p, dense, ids, y):
+        with ir.region("tables"):
+            d, a, b = dense @ p["w"], p["t0"][ids], p["t1"][ids]
+        with ir.region("top"):
+            z = np.stack([d, a, b], axis=1)
+            return np.mean((np.einsum("bij,bij->b", z, z) - y) ** 2)
+
+    types = {name: ir.TensorType("f64", (rows, 4)) for name, rows in (("t0", 6), ("t1", 6), ("w", 3))}
+    program = ir.record(loss, types, ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,)), ir.TensorType("f64", (B,)))
+    strategy, mesh = Strategy.parse_on_mesh("pp@top=2 1f1b:2 tp=2 overlap")
+    trace = simulate(strategy(train_step(program, SGD(0.1))), "dgx-h100", mesh=mesh, batch=8)
+    assert trace.count("reduce_scatter") + trace.count("all_reduce") > 0
