@@ -143,6 +143,8 @@ class UnderWay:
     arrays: ArrayMaker
     work: Any
     ops: tuple[Op, ...]
+    sent: tuple[tuple[str, int], ...] = ()
+    """The memory, by category, that is freed when they are over."""
     found: Sequence[Array] | None = None
 
     def wait(self, into: Sequence[Array | None] = ()) -> Sequence[Array]:
@@ -150,6 +152,11 @@ class UnderWay:
         if self.found is None:
             self.found = self.arrays.wait(self.work, into)
         return self.found
+
+    def freed(self) -> tuple[tuple[str, int], ...]:
+        """`sent`, once."""
+        freed, self.sent = self.sent, ()
+        return freed
 
 
 @dataclass(frozen=True)

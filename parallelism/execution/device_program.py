@@ -105,6 +105,8 @@ class StartStep(NamedTuple):
     held: Held
     """Memory that their outputs take."""
     freed: Held = ()
+    freed_later: Held = ()
+    """Memory of what nothing reads after them, if another program waits for them: then it is freed."""
 
 
 class WaitStep(NamedTuple):
@@ -141,6 +143,8 @@ class DeviceProgram:
     left: frozenset[str] = frozenset()
     """The names of outputs that need not be waited for: `run` may return each as `Later`, which `run` of another
     program takes for an array."""
+    given_up: frozenset[str] = frozenset()
+    """The names of inputs that the caller does not keep: their memory is free after the last op that reads them."""
 
     def __post_init__(self) -> None:
         if symbols := ", ".join(sorted(self.function.symbols)):
@@ -156,9 +160,9 @@ class DeviceProgram:
         """The ops in their order."""
         function, donated = self.function, self.donated
         if self.calls:
-            steps = in_steps(function, self.calls, donated, self.left)
+            steps = in_steps(function, self.calls, donated, self.left, self.given_up)
         else:
-            memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
+            memory = taken_by(function, donated), freed_after(function, self.given_up), unread_after(function, donated)
             steps = [Run(*each) for each in zip(function.ops, *memory, strict=True)]
         if not self.chains:
             return tuple(self._step([each] if isinstance(each, Run) else each) for each in steps)
@@ -170,7 +174,8 @@ class DeviceProgram:
         """The step of a chain, of whose values the ``inner`` ones take no memory, or of a call."""
         match step:
             case Start(number, ops):
-                return StartStep(number, one_call(ops), ops, self._held(step.taken))
+                return StartStep(
+                    number, one_call(ops), ops, self._held(step.taken), freed_later=self._held(step.freed))
             case Wait(number, ops):
                 into = self._into(tuple(op.outputs[0] for op in ops))
                 return WaitStep(number, ops, self._held(step.freed), _names(step.unread), into)
@@ -206,6 +211,7 @@ class DeviceProgram:
         """
         values: dict[str, Any] = {
             value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
+        del arrays      # what is given up is freed as soon as nothing reads it
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         arrays_of = array_maker(device)
         run_op, compute, hold = arrays_of.run_op, device.compute, device.hold
@@ -222,6 +228,8 @@ class DeviceProgram:
             if awaited:
                 ops = (*(each for each, _ in step.before), step.op) if isinstance(step, ProgramStep) else step.ops
                 for late in awaited.intersection(value.name for op in ops for value in op.inputs):
+                    for category, nbytes in values[late].call.freed():
+                        hold(category, -nbytes, **places)
                     values[late] = values[late].wait()
                     awaited.remove(late)
             if not isinstance(step, ProgramStep):
@@ -230,7 +238,7 @@ class DeviceProgram:
                 if isinstance(step, StartStep):
                     inputs = [values[op.inputs[0].name] for op in step.ops]
                     under_way[step.number] = UnderWay(
-                        arrays_of, arrays_of.start(step.call, step.ops, inputs), step.ops)
+                        arrays_of, arrays_of.start(step.call, step.ops, inputs), step.ops, step.freed_later)
                 else:
                     found = under_way.pop(step.number).wait([values[name] if name else None for name in step.into])
                     values.update((op.outputs[0].name, array) for op, array in zip(step.ops, found, strict=True))
@@ -295,7 +303,7 @@ class DeviceProgram:
         inputs = {value.name: INPUTS for value in self.function.inputs}
         own = {value.name: OUTPUTS for value in self.function.outputs} | inputs | dict(self.categories)
         started = {number for call in self.calls for number in call}
-        owner = owners_overlapped(self.function, started, self.donated) if started else owners(
+        owner = owners_overlapped(self.function, started, self.donated, self.given_up) if started else owners(
             self.function, self.donated)
         found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
         return found | {name: own[name] for name in inputs}

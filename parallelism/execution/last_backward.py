@@ -13,7 +13,7 @@ from parallelism.execution.device_calls import ASYNCHRONOUS
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir import Function, Op, Value
 from parallelism.layouts.localization.local_program import free_name
-from parallelism.layouts.stages import Part
+from parallelism.layouts.stages import GRADIENT, Part
 from parallelism.mesh import Mesh
 from parallelism.transforms.parts import UPDATE
 
@@ -77,6 +77,12 @@ def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Func
     gone = {op.outputs for ops in chains.values() for op in ops}
     inputs = [chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs]
     return replace(function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone))
+
+
+def gradients_of(whole: Function, local: Function) -> frozenset[str]:
+    """The names of the inputs of a device's update that are gradients: the update frees them."""
+    return frozenset(own.name for value, own in zip(whole.inputs, local.inputs, strict=True)
+                     if value.name.startswith(GRADIENT))
 
 
 def loss_of(found: Any) -> Array:

@@ -96,6 +96,8 @@ class PipelinedProgram(PipelinedOperation):
     kept_by_devices = True
     apart = False
     """Whether each device has groups of its own, which lie along no axes of the whole mesh."""
+    gives_up = False
+    """Whether a device keeps no gradients: each is freed as soon as nothing reads it."""
 
     def __init__(
         self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
@@ -193,7 +195,7 @@ class PipelinedProgram(PipelinedOperation):
                 number: make_stage(
                     device, number, self.programs(number, share.numbers, share.rows, mesh, rank),
                     share.parts, share.data, share.weights, last=number == len(self.stages) - 1,
-                    closing=self._closing(mesh, rank, number, share))
+                    closing=self._closing(mesh, rank, number, share), apart=self.gives_up)
                 for number in self.stages_on(self.position(device))
             }
             for category, nbytes in (
@@ -274,10 +276,12 @@ class PipelinedProgram(PipelinedOperation):
             order = overlapped(self._summing(first, kind, part)[0], self.overlap, self.calls_apart(first, kind, part))
             function, categories = self._summing(place, kind, part)
             left = {value.name for value in function.outputs if value.name not in categories}
+            buffers = function.inputs[len(function.inputs) - len(self._programs_at(place).functions.trained):]
             function, calls, chains = arranged(function, order, fused=self.fused)
             self._last[key] = DeviceProgram(
                 function, dict(categories) | dict.fromkeys(left, GRADIENTS), calls=calls, chains=chains,
-                left=frozenset(left))
+                left=frozenset(left),
+                given_up=frozenset(value.name for value in buffers if self.gives_up))
         return self._last[key]
 
     def _summing(self, place: Place, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
@@ -335,6 +339,8 @@ class PipelinedProgram(PipelinedOperation):
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
                 if over_replicas and name in stage.summed:
                     gradient = waited_for(stage.summed[name])
+                elif gradient is None:
+                    continue        # summed, and not kept
                 sums[name] = sums[name] + gradient if name in sums else gradient
         here, first = self.position(device), free_tag(self.pipeline)
         tags = {name: first + i for i, name in enumerate(name for _, names in self.shared for name in names)}

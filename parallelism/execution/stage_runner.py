@@ -1,7 +1,7 @@
 """`ProgramStage`: a stage of a program on a device; it runs for each microbatch and keeps values for later actions."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class ProgramStage(Stage):
     def __init__(
         self, device: Device, number: int, programs: StagePrograms, parts: Sequence[Part],
         data: Mapping[str, Sequence[Array]], weights: Mapping[str, Array], *, last: bool,
-        closing: LastBackward | None = None,
+        closing: LastBackward | None = None, apart: bool = False,
     ) -> None:
         self.closing = closing
         """The last backward, if it sums gradients over replicas."""
@@ -39,7 +39,7 @@ class ProgramStage(Stage):
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
         self.arrays = array_maker(device)
-        self.gradients = Gradients(programs.sum_types, self.arrays)
+        self.gradients = Gradients(programs.sum_types, self.arrays, apart=apart)
         self.outputs: dict[int, Array] = {}
         """The part of the loss by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}
@@ -123,8 +123,11 @@ class ProgramStage(Stage):
         inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
         if kind in ("B", "W"):
             inputs += self.gradients.arrays
-        results = program.run(
-            self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch, phase=kind)
+        if closing:
+            self.gradients.give_up(self.programs.functions.trained.index(name) for name in closing.weights)
+        given = list(map(contiguous, inputs))
+        inputs.clear()
+        results = program.run(self.device, given, stage=self.number, microbatch=microbatch, phase=kind)
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
         if closing:
             gradients = results[self.programs.first_gradient(kind):]
@@ -155,22 +158,27 @@ class ProgramStage(Stage):
 
 
 class Gradients:
-    """The sums of gradients over microbatches; those of one dtype lie in one array, so that they are reduced as one."""
+    """The sums of gradients over microbatches.
 
-    def __init__(self, types: Sequence[TensorType], arrays: ArrayMaker) -> None:
+    Those of one dtype lie in one array, so that they are reduced as one; or each is ``apart``, so that an update frees
+    one after the other.
+    """
+
+    def __init__(self, types: Sequence[TensorType], arrays: ArrayMaker, *, apart: bool = False) -> None:
         sizes: Counter[Any] = Counter()
         for type in types:
             sizes[type.dtype] += int(type.size)
-        self.flat = {dtype: arrays.full((size,), 0, dtype) for dtype, size in sizes.items()}
         self.types = types
+        self.flat: dict[Any, Array] = {}
+        """By dtype, the array that all sums lie in; none if each is apart."""
+        if apart:
+            self.arrays: list[Any] = [arrays.full(_shape(type), 0, type.dtype) for type in types]
+        else:
+            self.flat.update((dtype, arrays.full((size,), 0, dtype)) for dtype, size in sizes.items())
+            self.arrays = self._views()
+        self.nbytes = sum(int(array.nbytes) for array in self.arrays)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all sums."""
-        return sum(flat.nbytes for flat in self.flat.values())
-
-    @property
-    def arrays(self) -> list[Array]:
+    def _views(self) -> list[Array]:
         """The sum of each weight's gradients, as views."""
         starts = dict.fromkeys(self.flat, 0)
         views = []
@@ -179,6 +187,12 @@ class Gradients:
             views.append(self.flat[type.dtype][start:end].reshape(_shape(type)))
             starts[type.dtype] = end
         return views
+
+    def give_up(self, places: Iterable[int]) -> None:
+        """Keeps the sums at these places no longer, if each is apart: then they are None."""
+        if not self.flat:
+            for place in places:
+                self.arrays[place] = None
 
 
 def _shape(type: TensorType) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from parallelism.arrays import Array, plain_array
 from parallelism.execution.device_calls import Later
 from parallelism.execution.device_program import DeviceProgram
-from parallelism.execution.last_backward import Place, Sums, loss_of, sums_behind, without_sums
+from parallelism.execution.last_backward import Place, Sums, gradients_of, loss_of, sums_behind, without_sums
 from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
 from parallelism.execution.stage_runner import ProgramStage
@@ -52,6 +52,7 @@ class TrainedPipeline(PipelinedProgram):
     """
 
     kept_by_devices = True
+    gives_up = True
 
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
         if step.pipeline.meshes and not self.apart:
@@ -219,17 +220,26 @@ class TrainedPipeline(PipelinedProgram):
         sums = self.added_up(device, stages, over_replicas=False)
         for name in [name for name in sums if name in self.pending]:
             sums[name] = device.all_reduce(sums[name], self.pending[name], out=sums[name])
+        for stage in stages.values():
+            sums.update(stage.summed)
+            stage.summed.clear()
+            stage.gradients.give_up(range(len(stage.gradients.arrays)))
+        losses = {"": loss_of(sums.pop(""))} if "" in sums else {}
         position = self.position(device)
         update, program = self.update(position), self.program_of_update(device.mesh, device.rank, position)
-        given: dict[str, Any] = {
-            **share.weights, **share.state, **{f"grad.{name}": array for name, array in sums.items() if name},
-            **{f"grad.{name}": array for stage in stages.values() for name, array in stage.summed.items()}}
-        arrays = [
+        made = program.run(device, program.own(self._given(update, program, share, sums)))
+        return {value.name: array for value, array in zip(update.function.outputs, made, strict=True)} | losses
+
+    @staticmethod
+    def _given(update: _Update, program: DeviceProgram, share: Share, sums: dict[str, Any]) -> list[Any]:
+        """The inputs of an update; the ``sums`` are taken out, so that the update frees them."""
+        given: dict[str, Any] = {**share.weights, **share.state}
+        while sums:
+            name, array = sums.popitem()
+            given[f"{GRADIENT}{name}"] = array
+        return [
             given[value.name] if isinstance(given[value.name], Later) else np.reshape(given[value.name], own.type.shape)
             for value, own in zip(update.function.inputs, program.function.inputs, strict=True)]
-        made = program.run(device, program.own(arrays))
-        found = {value.name: array for value, array in zip(update.function.outputs, made, strict=True)}
-        return found | ({"": loss_of(sums[""])} if "" in sums else {})
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
         """The outputs of the whole step, in order."""
@@ -271,7 +281,7 @@ class _Update:
             self.programs[place] = DeviceProgram(
                 function, early | {name: kind for name, kind in self.categories.items() if name in known},
                 donated=donations(function, carried(self.localized.function), Kinds.of(self.localized.function)),
-                calls=calls, chains=chains)
+                calls=calls, chains=chains, given_up=gradients_of(self.localized.function, function))
         return self.programs[place]
 
     def sums_before(self, place: int) -> dict[int, tuple[Op, ...]]:

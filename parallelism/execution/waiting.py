@@ -13,6 +13,7 @@ from typing import NamedTuple
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes import Donated
 from parallelism.ir.passes.donation import owns_nothing
+from parallelism.ir.passes.memory import kept
 
 UNDER_WAY = 2
 
@@ -30,7 +31,7 @@ class Run(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The start of collectives that are one call."""
+    """The start of collectives that are one call.  What is freed is freed later, by who waits for them."""
 
     number: int
     ops: tuple[Op, ...]
@@ -53,13 +54,15 @@ Step = Run | Start | Wait
 
 
 def in_steps(
-    function: Function, calls: Sequence[Sequence[int]], donated: Donated, left: Collection[str] = ()
+    function: Function, calls: Sequence[Sequence[int]], donated: Donated, left: Collection[str] = (),
+    given_up: Collection[str] = (),
 ) -> list[Step]:
     """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later.
 
-    Calls whose outputs are all ``left``, by name, are under way at the end.
+    Calls whose outputs are all ``left``, by name, are under way at the end.  The caller keeps the inputs, except those
+    ``given_up``, by name.
     """
-    owner = owners_overlapped(function, {number for call in calls for number in call}, donated)
+    owner = owners_overlapped(function, {number for call in calls for number in call}, donated, given_up)
     steps = _with_waits(function, calls, owner, left)
     last: dict[Value, int] = {}
     """By owner: the last step that uses its memory."""
@@ -69,12 +72,12 @@ def in_steps(
         last.update((owner[value], place) for value in used)
         last_read.update((value, place) for value in used)
         last_read.update((donated[value], place) for value in _outputs(step) if value in donated)
-    kept = {owner[value] for value in (*function.inputs, *function.outputs)}
-    freed, unread = _by_place(last, kept), _by_place(last_read, {*function.outputs})
+    freed = _by_place(last, kept(function, owner, given_up))
+    unread = _by_place(last_read, {*function.outputs})
     found: list[Step] = []
     for place, step in enumerate(steps):
         if isinstance(step, Start):
-            found.append(step._replace(taken=tuple(
+            found.append(step._replace(freed=freed.get(place, ()), taken=tuple(
                 value for op in step.ops for value in op.outputs if owner[value] is value)))
             continue
         taken = tuple(value for value in _outputs(step) if owner[value] is value) if isinstance(step, Run) else ()
@@ -121,17 +124,20 @@ def _with_waits(
     return steps
 
 
-def owners_overlapped(function: Function, started: Collection[int], donated: Donated) -> dict[Value, Value]:
+def owners_overlapped(
+    function: Function, started: Collection[int], donated: Donated, given_up: Collection[str] = ()
+) -> dict[Value, Value]:
     """For each value, the value in whose memory it lies: itself, or an earlier one.
 
-    A started all_reduce takes the memory of its input if nothing else uses that later, and if it is not the caller's.
+    A started all_reduce takes the memory of its input if nothing else uses that later, and if the caller does not keep
+    it, as it keeps inputs that are not ``given_up``.
     """
     read: dict[Value, int] = {value: number for number, op in enumerate(function.ops) for value in op.inputs}
     read |= dict.fromkeys(function.outputs, len(function.ops))
     owner = {value: value for value in function.inputs}
     inside: dict[Value, list[Value]] = {value: [value] for value in function.inputs}
     """By owner: the values in its memory."""
-    own = {*function.inputs}
+    own = {value for value in function.inputs if value.name not in given_up}
     for number, op in enumerate(function.ops):
         for value in op.outputs:
             place = value
@@ -157,10 +163,10 @@ def _outputs(step: Step) -> tuple[Value, ...]:
     return step.op.outputs if isinstance(step, Run) else tuple(value for op in step.ops for value in op.outputs)
 
 
-def _by_place(last: Mapping[Value, int], kept: Collection[Value]) -> dict[int, tuple[Value, ...]]:
-    """The values by the place of the last step that uses them, without those that are ``kept``."""
+def _by_place(last: Mapping[Value, int], stay: Collection[Value]) -> dict[int, tuple[Value, ...]]:
+    """The values by the place of the last step that uses them, without those that ``stay``."""
     found: dict[int, list[Value]] = {}
     for value, place in last.items():
-        if value not in kept:
+        if value not in stay:
             found.setdefault(place, []).append(value)
     return {place: tuple(values) for place, values in found.items()}

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
+from parallelism.execution.last_backward import gradients_of
 from parallelism.execution.overlapping import Order, arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Expression, Function, TensorType, Value
@@ -231,7 +232,8 @@ class Updates:
         kinds = Kinds(*([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs)))
         return SymbolicProgram(
             function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
-            donated=donations(function, carried(whole), kinds), calls=calls, chains=chains)
+            donated=donations(function, carried(whole), kinds), calls=calls, chains=chains,
+            given_up=gradients_of(whole, function))
 
     @memoized
     def needed(self, names: frozenset[str]) -> tuple[list[bool], set[Value]]:

@@ -214,7 +214,7 @@ class SymbolicProgram(DeviceProgram):
         for number, op in enumerate(self.function.ops):
             for value in dict.fromkeys(owner[value] for value in (*op.inputs, *op.outputs)):
                 users.setdefault(value, []).append(number)
-        return [(value, users[value]) for freed in freed_after(self.function) for value in freed
+        return [(value, users[value]) for freed in freed_after(self.function, self.given_up) for value in freed
                 if len(users[value]) > 1]
 
 

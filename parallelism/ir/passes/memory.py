@@ -17,10 +17,19 @@ def taken_by(function: Function, donated: Donated | None = None) -> tuple[tuple[
     return tuple(tuple(value for value in op.outputs if owner[value] is value) for op in function.ops)
 
 
-def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:
-    """For each op, the values whose memory is freed after it.  A view owns no memory and is in no list."""
+def freed_after(function: Function, given_up: Collection[str] = ()) -> tuple[tuple[Value, ...], ...]:
+    """For each op, the values whose memory is freed after it.  A view owns no memory and is in no list.
+
+    The caller keeps the inputs, except those ``given_up``, by name.
+    """
     owner = owners(function)
-    return _last_used(function, owner, {owner[value] for value in (*function.inputs, *function.outputs)})
+    return _last_used(function, owner, kept(function, owner, given_up))
+
+
+def kept(function: Function, owner: Mapping[Value, Value], given_up: Collection[str] = ()) -> set[Value]:
+    """The values whose memory is in use after the last op: that of outputs, and of inputs that are not ``given_up``."""
+    stay = [value for value in function.inputs if value.name not in given_up]
+    return {owner[value] for value in (*stay, *function.outputs)}
 
 
 def unread_after(function: Function, donated: Donated | None = None) -> tuple[tuple[Value, ...], ...]:
