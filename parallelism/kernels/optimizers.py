@@ -97,9 +97,14 @@ class Adam:
         # In a program t is an array; its dtype must not widen that of the state.
         of_means, of_squares = (1 - np.power(beta, t) for beta in (a, b))
         return [
-            p - self.lr * (m / of_means.astype(m.dtype)) / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon)
+            self._moved(p, self.lr * (m / of_means.astype(m.dtype))
+                        / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon))
             for p, m, v in zip(parameters, means, squares, strict=True)
         ], AdamState(t, means, squares)
+
+    def _moved(self, parameter: Array, step: Array) -> Array:
+        """The next value of a parameter.  One is made after the other, so that no list of steps is in memory."""
+        return parameter - step
 
 
 @dataclass(frozen=True)
@@ -115,13 +120,8 @@ class AdamW(Adam):
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
 
-    def update(
-        self, parameters: Sequence[Array], gradients: Sequence[Array], state: AdamState | None
-    ) -> tuple[list[Array], AdamState]:
-        """The next parameters, and the next state."""
-        updated, after = super().update(parameters, gradients, state)
-        decay = self.lr * self.weight_decay
-        return [new - decay * p for new, p in zip(updated, parameters, strict=True)], after
+    def _moved(self, parameter: Array, step: Array) -> Array:
+        return parameter - step - self.lr * self.weight_decay * parameter
 
 
 def clipped(gradients: Sequence[Array], most: float) -> list[Array]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
 from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.training import MAIN
@@ -158,7 +161,68 @@ def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -
     update = with_values(parts.update, values)
     outputs = [*(rounded.get(name, value) for name, value in nexts.items()),
                *(values[f"{NEXT}{name}"] for name in mains)]
-    return Function(UPDATE, (*inputs, *mains.values()), (*before, *update.ops, *after), tuple(outputs))
+    whole = Function(UPDATE, (*inputs, *mains.values()), (*before, *update.ops, *after), tuple(outputs))
+    if not before:
+        return whole
+    owners = {value.name: parts.owner(value) for value in (*parts.gradients, *parts.state)}
+    owners |= {name: name for name in mains} | {main.name: name for name, main in mains.items()}
+    return _one_by_one(whole, owners)
+
+
+def _one_by_one(update: Function, owners: Mapping[str, str | None]) -> Function:
+    """The update that does all for one parameter, then all for the next, so that one has a wide gradient at a time.
+
+    ``owners`` has the parameter that an input belongs to, by its name.  What depends on several parameters, as the norm
+    of all gradients, is made before.  What that needs of a parameter is not kept: it is made again for the parameter.
+    """
+    owner = _owners(update, owners)
+    maker = {value: number for number, op in enumerate(update.ops) for value in op.outputs}
+    known = {value.name for value in update.values}
+    numbers_left = (name for name in map(str, count()) if name not in known)
+    taken, ops = {value.name for value in update.inputs}, list[Op]()
+    kept = {value: value for value in update.inputs}
+    """By value of the update: the one that is made for all that need it."""
+
+    def make(results: Iterable[Value]) -> None:
+        """Makes these results, and whatever they need and is not there."""
+        wanted, numbers, values = {*results}, set[int](), dict[Value, Value]()
+        behind = [*wanted]
+        while behind:
+            value = behind.pop()
+            if value not in kept and maker[value] not in numbers:
+                numbers.add(maker[value])
+                behind += update.ops[maker[value]].inputs
+        for op in (update.ops[number] for number in sorted(numbers)):
+            made = []
+            for value in op.outputs:
+                again = next(numbers_left) if value.name in taken and value.name.isdecimal() else value.name
+                values[value] = renamed_value(value, free_name(again, taken))
+                if value in wanted or owner[value] is None:
+                    kept[value] = values[value]
+                made.append(values[value])
+            inputs = tuple(values.get(value) or kept[value] for value in op.inputs)
+            ops.append(op.with_values(inputs, tuple(made)))
+
+    for op in update.ops:
+        if owner[op.outputs[0]] is None and any(owner[value] is not None for value in op.inputs):
+            for value in op.inputs:
+                make([value])       # one term after the other
+            make(op.outputs)
+    for name in dict.fromkeys([None, *(owner[value] for value in update.outputs)]):
+        make(value for value in update.outputs if owner[value] == name)
+    return Function(update.name, update.inputs, tuple(ops), tuple(kept[value] for value in update.outputs))
+
+
+def _owners(update: Function, owners: Mapping[str, str | None]) -> dict[Value, str | None]:
+    """The only parameter that each value of an update depends on; None if it depends on none, or on several."""
+    owner = {value: owners.get(value.name) for value in update.inputs}
+    several = set[Value]()
+    for op in update.ops:
+        own = {owner[value] for value in op.inputs} - {None}
+        joins = len(own) > 1 or (not own and not several.isdisjoint(op.inputs))
+        owner.update(dict.fromkeys(op.outputs, None if joins else next(iter(own), None)))
+        several.update(op.outputs if joins else ())
+    return owner
 
 
 def _convert(before: Value, after: Value) -> Op:
