@@ -8,9 +8,9 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from parallelism.dtypes import is_floating
-from parallelism.execution.waiting import Run, Start, Step, Wait
 from parallelism.ir import Expression, Op, Value
 from parallelism.ir.operators.contractions import product_shape
+from parallelism.ir.passes.waiting import Run, Start, Step, Wait
 
 Chain = list[Run]
 """One or more ops that run one after the other in one kernel."""

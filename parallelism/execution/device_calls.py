@@ -59,19 +59,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 """The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output.  A collective
 takes ``async_op=True``, too."""
 
-ASYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""The kinds that can be waited for later."""
-
-
-def joins(op: Op) -> bool:
-    """Whether a collective can be one call with others: its array can be cut evenly, if it is cut."""
-    if op.kind not in ("reduce_scatter", "all_gather"):
-        return op.kind == "all_reduce"
-    given, made = (value.type.shape[op["dim"]] for value in (op.inputs[0], op.outputs[0]))
-    small, large = (given, made) if op.kind == "all_gather" else (made, given)
-    return bool(small * op["group"] == large)
-
-
 def one_call(ops: Sequence[Op]) -> Op:
     """The op that some collectives are together, on a flat array; one op is itself."""
     first = ops[0]

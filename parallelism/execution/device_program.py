@@ -46,12 +46,12 @@ from parallelism.execution.chains import (
 )
 from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
-from parallelism.execution.waiting import Run, Start, Wait, in_steps, owners_overlapped
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
+from parallelism.ir.passes.waiting import Run, Start, Wait, in_steps, owners_overlapped
 from parallelism.operation import Device
 from parallelism.transforms.parts import AGAIN
 

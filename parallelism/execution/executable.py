@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.overlapping import arranged, order_on_all
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
@@ -107,7 +107,7 @@ class Executable(Operation):
         return self._by_class[number]
 
     def _device_program(self, function: Function) -> DeviceProgram:
-        early = self.order.categories(function) if self.order and self.categories else {}
+        early = dict.fromkeys(self.order.made_early(function), GRADIENTS) if self.order and self.categories else {}
         function, calls, chains = arranged(function, self.order, fused=self.fused)
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
         return DeviceProgram(function, self.categories | early, self.seconds, donated, calls, chains)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.execution.device_calls import ASYNCHRONOUS
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes.overlapping import ASYNCHRONOUS
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.stages import GRADIENT, Part
 from parallelism.mesh import Mesh

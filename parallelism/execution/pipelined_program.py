@@ -14,10 +14,11 @@ from parallelism.arrays import Array
 from parallelism.execution.device_calls import waited_for
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
-from parallelism.execution.overlapping import arranged, overlapped, uneven
+from parallelism.execution.overlapping import arranged
 from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.passes.overlapping import overlapped, uneven
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages

@@ -11,9 +11,10 @@ import numpy as np
 
 from parallelism.execution.chains import whole_number
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
-from parallelism.execution.overlapping import Order, arranged, beside_products, overlapped, uneven
+from parallelism.execution.overlapping import arranged, beside_products
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
+from parallelism.ir.passes.overlapping import Order, overlapped, uneven
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.layouts.stages.sums import added_into_buffers

@@ -11,13 +11,14 @@ import numpy as np
 
 from parallelism.arrays import Array, plain_array
 from parallelism.execution.device_calls import Later
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.last_backward import Place, Sums, gradients_of, loss_of, sums_behind, without_sums
-from parallelism.execution.overlapping import Order, arranged, overlapped, uneven
+from parallelism.execution.overlapping import arranged
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
+from parallelism.ir.passes.overlapping import Order, overlapped, uneven
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Stages
@@ -275,7 +276,7 @@ class _Update:
         """The program of the device at a place of the mesh, without the sums that come before it (`sums_before`)."""
         if place not in self.programs:
             alone = self._alone(place)
-            early = self._order.categories(alone) if self._order else {}
+            early = dict.fromkeys(self._order.made_early(alone), GRADIENTS) if self._order else {}
             function, calls, chains = arranged(alone, self._order, fused=self.fused)
             known = {value.name for value in function.values}
             self.programs[place] = DeviceProgram(

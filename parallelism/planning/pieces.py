@@ -14,7 +14,7 @@ from typing import Any
 
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.last_backward import gradients_of
-from parallelism.execution.overlapping import Order, arranged, beside_products
+from parallelism.execution.overlapping import arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Expression, Function, TensorType, Value
 from parallelism.ir.core import Extent, symbol
@@ -22,6 +22,7 @@ from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
 from parallelism.ir.passes.gradients import GRADIENT
+from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from parallelism.ir.core import Function
 from parallelism.transforms.data import split_class
-from parallelism.transforms.dims import dims_of, layout, relation_of
+from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.tensor import product_of
+from parallelism.transforms.tensor import Product, experts_of, product_of
 from parallelism.transforms.words import checked_axis, word
 
 
@@ -18,7 +18,8 @@ class ExpertParallel:
     """The experts are split over ``axis``, and the rows of the batch, unless they are split over it already.
 
     A weight has experts if its product has a dim that weight, activations and result share: each of its places is a
-    product of its own.  Tokens then go from the devices that have their rows to those that have their experts, and
+    product of its own.  So has a weight whose dim becomes that dim, as of a product that makes the rows of all experts
+    of every token.  Tokens then go from the devices that have their rows to those that have their experts, and
     back, by all_to_all, twice forward and twice backward (Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section
     3.2).  What a layout splits already stays.  ``ExpertParallel("dp")`` takes the axis of `DataParallel`.
 
@@ -33,18 +34,13 @@ class ExpertParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        layouts, parameters = {}, {*parts.parameters}
+        layouts, parameters, classes = {}, {*parts.parameters}, experts_of(parts)
         for op in parts.forward.ops:
             product = product_of(op, parameters)
-            if product is None:
-                continue
-            others = {letter for value, letters in zip(op.inputs, relation_of(op).inputs, strict=True)
-                      if value is not product.weight for letter in letters}
-            made = {letter for letters in relation_of(op).outputs for letter in letters}
-            experts = [dim for dim, letter in enumerate(product.letters) if letter and letter in others & made]
-            dims = dims_of(product.weight)
-            if experts and not dims[experts[0]] and not any(self.axis in axes for axes in dims):
-                dims[experts[0]] = (self.axis,)
+            dim = None if product is None else self._experts(parts, product, classes)
+            if product is not None and dim is not None:
+                dims = dims_of(product.weight)
+                dims[dim] = (self.axis,)
                 layouts[product.weight.name] = layout(dims)
         if not layouts:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
@@ -52,6 +48,19 @@ class ExpertParallel:
         if parts.rows is not None and not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
             parts = split_class(self, parts, parts.rows)
         return parts.laid(layouts).joined()
+
+    def _experts(self, parts: Parts, product: Product, classes: set[Place]) -> int | None:
+        """The dim of a weight that is to be split: that of experts, if an expert has more of the weight than one row.
+
+        A router has a row for each expert, so it is no weight of theirs.
+        """
+        dims = dims_of(product.weight)
+        found = [dim for dim in range(len(dims)) if parts.classes.of(product.weight, dim) in classes]
+        others = [letter for letter in product.free if product.letters.index(letter) not in found]
+        shared = any(product.letters[dim] not in product.free for dim in found)
+        if not found or dims[found[0]] or any(self.axis in axes for axes in dims) or not (others or shared):
+            return None
+        return found[0]
 
     def __str__(self) -> str:
         return word("ep", self.axis)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Function, frozen_attributes
+from parallelism.ir.passes import overlapping
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import word
 
@@ -14,7 +15,6 @@ BUCKET_BYTES = 25 * 2**20
 """The default of PyTorch's DistributedDataParallel, ``bucket_cap_mb=25`` (Li et al., *PyTorch Distributed: Experiences
 on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2)."""
 AHEAD = 1
-_BYTES, _AHEAD = "overlap_bucket_bytes", "overlap_ahead"
 _SIZES = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"([0-9]+)(B|KB|MB|GB)")
 
@@ -58,7 +58,8 @@ class Overlap:
             raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
         if (there := self.of(function)) is not None:
             raise ValueError(f"{self}: @{function.name} is overlapped already, by {there}; a transform is applied once")
-        attributes = *function.attributes, (_BYTES, self.bucket_bytes), (_AHEAD, self.ahead)
+        said = (overlapping.BUCKET_BYTES, self.bucket_bytes), (overlapping.AHEAD, self.ahead)
+        attributes = *function.attributes, *said
         if isinstance(function.source, Parts):      # not derived yet
             return replace(function.source, attributes=frozen_attributes(attributes)).joined()
         return replace(function, attributes=attributes)
@@ -66,8 +67,8 @@ class Overlap:
     @classmethod
     def of(cls, function: Function) -> Overlap | None:
         """What the attributes of a function say; None if it is not overlapped."""
-        said = dict(function.attributes)
-        return cls(said[_BYTES], said[_AHEAD]) if _BYTES in said and _AHEAD in said else None
+        said = overlapping.said(function)
+        return None if said is None else cls(*said)
 
     @classmethod
     def parse(cls, value: str | None) -> Overlap:

@@ -10,7 +10,7 @@ from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.region_patterns import matching, patterns
 from parallelism.layouts.propagation.relations import Letters, Relation
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
+from parallelism.transforms.dims import Place, dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -43,7 +43,7 @@ class TensorParallel:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         scope = {*matching(parts.forward, self._regions, f"{self}")}
-        found = _Splits(parts.forward, parts.parameters, self.axis, scope)
+        found = _Splits(parts, self.axis, scope)
         taken = next((value for value in parts.data if split_at(value, self.axis) is not None), None)
         if not found.layouts and taken is not None:
             raise ValueError(f"{self}: %{taken.name} of @{function.name} is split over {self.axis!r} already, "
@@ -95,13 +95,34 @@ def product_of(op: Op, parameters: Collection[Value]) -> Product | None:
         if contracted and (free or of.indexed) else None
 
 
+def experts_of(parts: Parts) -> set[Place]:
+    """The classes of the dims that number experts: at each of their places a product is one of its own.
+
+    A product has such a dim if weight, activations and result share it; or if it sums over it, and two activations have
+    it: the rows of all experts, and the gates by which they are added.
+    """
+    parameters, found = {*parts.parameters}, set[Place]()
+    for op in parts.forward.ops:
+        product = product_of(op, parameters)
+        if product is None:
+            continue
+        of = relation_of(op)
+        others = [letters for value, letters in zip(op.inputs, of.inputs, strict=True) if value is not product.weight]
+        made = {letter for letters in of.outputs for letter in letters}
+        for dim, letter in enumerate(product.letters):
+            given = sum(letter in letters for letters in others)
+            if letter and (given and letter in made or given > 1 and letter in product.contracted):
+                found.add(parts.classes.of(product.weight, dim))
+    return found
+
+
 class _Splits:
     """The dims of values that are split over the axis, found op by op."""
 
-    def __init__(
-        self, function: Function, parameters: Collection[Value], axis: str, scope: Collection[Op]
-    ) -> None:
-        self.parameters, self.axis, self.scope = {*parameters}, axis, {*scope}
+    def __init__(self, parts: Parts, axis: str, scope: Collection[Op]) -> None:
+        function = parts.forward
+        self.parameters, self.axis, self.scope = {*parts.parameters}, axis, {*scope}
+        self.classes, self.experts = parts.classes, experts_of(parts)
         self.layouts: dict[str, TensorSharding] = {}
         """The layouts of parameters that were found."""
         self.dims = {value.name: split_at(value, axis) for value in function.values if value.layout}
@@ -157,7 +178,10 @@ class _Splits:
             return split if split in product.letters else None
         if of.indexed in product.letters:
             return of.indexed
-        return next((letter for letter in product.free if all(
+        # Experts are split last: they are for ExpertParallel, which may follow.
+        ordered = sorted(product.free, key=lambda letter: self.classes.of(
+            product.weight, product.letters.index(letter)) in self.experts)
+        return next((letter for letter in ordered if all(
             self._lasts(value, letters.index(letter))
             for value, letters in zip(op.outputs, of.outputs, strict=True) if letter in letters)), None)
 

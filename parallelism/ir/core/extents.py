@@ -46,6 +46,14 @@ class Call:
         return f"{self.name}({', '.join(map(str, self.arguments))})"
 
 
+class OpenCall(Call):
+    """An atom that says itself what it is with numbers in place of symbols."""
+
+    def specialize(self, numbers: Mapping[str, Extent]) -> Extent:
+        """It with these numbers in place of symbols."""
+        raise NotImplementedError
+
+
 Atom = str | Call
 Monomial = tuple[tuple[Atom, int], ...]
 Terms = tuple[tuple[Monomial, Number], ...]
@@ -157,7 +165,7 @@ def rounded_up(extent: Extent) -> Extent:
     """The next whole number.  ``extent`` may be a fraction."""
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
-    return extent if _is_whole(extent) else _atom(Call("ceil", (extent,)))
+    return extent if _is_whole(extent) else atom_of(Call("ceil", (extent,)))
 
 
 def _is_whole(extent: Extent) -> bool:
@@ -177,7 +185,7 @@ def largest(*extents: Extent) -> Extent:
     for extent in dict.fromkeys(_flattened(extents)):
         if not any(_at_least(other, extent) for other in kept):
             kept = [other for other in kept if not _at_least(extent, other)] + [extent]
-    return kept[0] if len(kept) == 1 else _atom(Call("max", tuple(sorted(kept, key=str))))
+    return kept[0] if len(kept) == 1 else atom_of(Call("max", tuple(sorted(kept, key=str))))
 
 
 def is_negative(extent: Extent) -> bool:
@@ -292,7 +300,7 @@ def _terms(extent: Extent) -> Terms:
     return extent.terms if isinstance(extent, Expression) else (((), extent),)
 
 
-def _atom(atom: Atom) -> Expression:
+def atom_of(atom: Atom) -> Expression:
     return Expression(((((atom, 1),), 1),))
 
 
@@ -335,7 +343,7 @@ def _with(extent: Extent, numbers: Mapping[str, Extent]) -> Extent:
 def _substituted(monomial: Monomial, coefficient: Number, numbers: Mapping[str, Extent]) -> Terms:
     terms: Terms = (((), coefficient),)
     for atom, power in monomial:
-        value: Extent = numbers.get(atom, _atom(atom)) if isinstance(atom, str) else _called(atom, numbers)
+        value: Extent = numbers.get(atom, atom_of(atom)) if isinstance(atom, str) else _called(atom, numbers)
         below = _terms(value)
         for _ in range(abs(power)):
             if power > 0:
@@ -349,6 +357,8 @@ def _substituted(monomial: Monomial, coefficient: Number, numbers: Mapping[str, 
 
 
 def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
+    if isinstance(call, OpenCall):
+        return call.specialize(numbers)
     if call.name == "max":
         return largest(*(specialized(argument, numbers) for argument in call.arguments))
     return rounded_up(_with(call.arguments[0], numbers))
@@ -357,7 +367,7 @@ def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
 def _flattened(extents: Iterable[Extent]) -> Iterator[Extent]:
     for extent in extents:
         atom = next((atom for monomial, _ in _terms(extent) for atom, _ in monomial), None)
-        if isinstance(atom, Call) and atom.name == "max" and extent == _atom(atom):
+        if isinstance(atom, Call) and atom.name == "max" and extent == atom_of(atom):
             yield from atom.arguments
         else:
             yield extent

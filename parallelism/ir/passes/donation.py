@@ -5,7 +5,7 @@ and its output are matched here; `parallelism.ir.passes.memory` counts what a pr
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -45,6 +45,12 @@ def owners(function: Function, donated: Donated | None = None) -> dict[Value, Va
         for value in op.outputs:
             owner[value] = owner[op.inputs[0]] if owns_nothing(op) else (donated or {}).get(value, value)
     return owner
+
+
+def kept(function: Function, owner: Mapping[Value, Value], given_up: Collection[str] = ()) -> set[Value]:
+    """The values whose memory is in use after the last op: that of outputs, and of inputs that are not ``given_up``."""
+    stay = [value for value in function.inputs if value.name not in given_up]
+    return {owner[value] for value in (*stay, *function.outputs)}
 
 
 def inputs_named(function: Function, name: str) -> list[Value]:

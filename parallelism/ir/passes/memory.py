@@ -6,9 +6,13 @@ runs, its inputs and its outputs are in memory.  The output that takes the memor
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from parallelism.ir.core import Extent, Function, Value, largest
-from parallelism.ir.passes.donation import Donated, donations, owners
+from parallelism.ir.core.unfolded import unfolded
+from parallelism.ir.passes.donation import Donated, donations, kept, owners
+from parallelism.ir.passes.overlapping import overlapped, said
+from parallelism.ir.passes.waiting import in_steps
 
 
 def taken_by(function: Function, donated: Donated | None = None) -> tuple[tuple[Value, ...], ...]:
@@ -24,12 +28,6 @@ def freed_after(function: Function, given_up: Collection[str] = ()) -> tuple[tup
     """
     owner = owners(function)
     return _last_used(function, owner, kept(function, owner, given_up))
-
-
-def kept(function: Function, owner: Mapping[Value, Value], given_up: Collection[str] = ()) -> set[Value]:
-    """The values whose memory is in use after the last op: that of outputs, and of inputs that are not ``given_up``."""
-    stay = [value for value in function.inputs if value.name not in given_up]
-    return {owner[value] for value in (*stay, *function.outputs)}
 
 
 def unread_after(function: Function, donated: Donated | None = None) -> tuple[tuple[Value, ...], ...]:
@@ -61,7 +59,10 @@ def _last_used(
 
 
 def live_bytes(function: Function, donate: str | Iterable[str] = ()) -> tuple[Extent, ...]:
-    """The bytes in use while each op runs.  ``donate`` has names of inputs, or the beginnings of names before a dot."""
+    """The bytes in use while each op runs, one after the other.
+
+    ``donate`` has names of inputs, or the beginnings of names before a dot.
+    """
     held: Extent = sum((value.type.nbytes for value in function.inputs), 0)
     live = []
     for taken, freed in zip(taken_by(function, donations(function, donate)), freed_after(function), strict=True):
@@ -75,5 +76,46 @@ def peak_bytes(function: Function, donate: str | Iterable[str] = ()) -> Extent:
     """The largest number of bytes in use at one time; an expression if shapes are symbolic.
 
     ``donate`` has names of inputs, or the beginnings of names before a dot: their memory is taken by outputs.
+
+    Of a device's program under `parallelism.transforms.Overlap` the collectives that are under way count, too: what is
+    sent stays in memory until they are over.  Which are one call depends on sizes, so with symbols the expression is a
+    ``peak(...)``, which is computed when all of them are numbers.
     """
+    if said(function) is not None:
+        names = (donate,) if isinstance(donate, str) else tuple(donate)
+        return unfolded(_Overlapped(function, names)) if function.symbols else _peak_overlapped(function, names)
     return largest(sum((value.type.nbytes for value in function.inputs), 0), *live_bytes(function, donate))
+
+
+def _peak_overlapped(function: Function, donate: Iterable[str]) -> int:
+    """`peak_bytes` of a program without symbols that runs with overlap."""
+    sizes = said(function)
+    assert sizes is not None
+    order = overlapped(function, sizes)
+    function = order.of(function)
+    held = peak = sum(int(value.type.nbytes) for value in function.inputs)
+    for step in in_steps(function, order.calls, donations(function, donate)):
+        held += sum(int(value.type.nbytes) for value in step.taken)
+        peak = max(peak, held)
+        held -= sum(int(value.type.nbytes) for value in step.freed)
+    return peak
+
+
+@dataclass(frozen=True)
+class _Overlapped:
+    """The memory of a program with symbols, for `parallelism.ir.core.extents.unfolded`."""
+
+    function: Function
+    donate: tuple[str, ...]
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Those of the program."""
+        return self.function.symbols
+
+    def at(self, numbers: Mapping[str, Extent]) -> int:
+        """The memory with these numbers in place of all symbols."""
+        return _peak_overlapped(self.function.specialize(**numbers), self.donate)
+
+    def __str__(self) -> str:
+        return f"@{self.function.name}"

@@ -99,7 +99,7 @@ def local_program(
             x = y
         values[result.name] = x
     inputs, outputs = (tuple(values[value.name] for value in side) for side in (function.inputs, function.outputs))
-    return Function(function.name, inputs, tuple(ops), outputs)
+    return Function(function.name, inputs, tuple(ops), outputs, function.attributes)
 
 
 def free_name(name: str, names: set[str]) -> str:

@@ -13,10 +13,21 @@ from transformed import MODELS, assert_trained, interpreted, model_step
 from parallelism import Mesh, ir, models
 from parallelism.execution import Executable, operation_on
 from parallelism.execution.device_program import ProgramStep, StartStep, WaitStep
-from parallelism.execution.waiting import in_steps
-from parallelism.layouts import localize
+from parallelism.ir.passes.waiting import in_steps
+from parallelism.layouts import localize, localize_symbolically
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, DataParallel, MixedPrecision, Overlap, Parts, Strategy, Zero, train_step
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    DataParallel,
+    MixedPrecision,
+    Overlap,
+    Parts,
+    Strategy,
+    Zero,
+    carried,
+    train_step,
+)
 
 B, = ir.symbols("B")
 
@@ -272,7 +283,40 @@ def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():
             return np.mean((np.einsum("bij,bij->b", z, z) - y) ** 2)
 
     types = {name: ir.TensorType("f64", (rows, 4)) for name, rows in (("t0", 6), ("t1", 6), ("w", 3))}
-    program = ir.record(loss, types, ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,)), ir.TensorType("f64", (B,)))
+    x, ids, y = ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,)), ir.TensorType("f64", (B,))
+    program = ir.record(loss, types, x, ids, y)
     strategy, mesh = Strategy.parse_on_mesh("pp@top=2 1f1b:2 tp=2 overlap")
     trace = simulate(strategy(train_step(program, SGD(0.1))), "dgx-h100", mesh=mesh, batch=8)
     assert trace.count("reduce_scatter") + trace.count("all_reduce") > 0
+
+
+@pytest.mark.sampled(6, 2)
+@pytest.mark.parametrize("text", [
+    "dp=4 zero=3 overlap", "dp=2 tp=2 zero=2 overlap=1KB", "dp=2 overlap=300B", "dp=3 zero=1 overlap=1B",
+    "dp=2 tp=2 sp overlap=200B,ahead:2", "dp=2 zero=3 precision=bf16 overlap=1KB,ahead:0"])
+@pytest.mark.parametrize("model", ["gpt", "llama", "mlp", "mixture"])
+def test_the_memory_of_a_program_counts_what_is_under_way(model, text):
+    """`ir.peak_bytes` of a device's program is what a simulation holds, and so is the formula."""
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(model_step(model, 24, Adam(0.1)))
+    held = simulate(step, "dgx-h100", mesh=mesh).peak_bytes(0)
+    said = ir.peak_bytes(localize(step, mesh).program(0), carried(step))
+    symbolic = localize_symbolically(step, mesh.axes)
+    formula = ir.peak_bytes(symbolic.program(), carried(step))
+    assert str(formula) == f"peak(@{step.name})" and formula.symbols == {*mesh.axes}
+    assert said == held
+    try:
+        symbolic.on(mesh)
+    except ValueError as error:
+        assert "is not split evenly" in str(error)      # noqa: PT017  (only then there is a formula)
+        return
+    assert formula.specialize(**dict(mesh.shape)) == said
+    assert (2 * formula + 8).specialize(**dict(mesh.shape)) == 2 * said + 8
+    assert ir.specialized(formula.specialize(dp=ir.symbol("n")), {**mesh.shape, "n": mesh.shape["dp"]}) == said
+
+
+def test_a_program_says_that_it_is_overlapped_on_a_device_too():
+    step = Strategy.parse("dp zero=3 overlap")(model_step("mlp", 4, SGD(0.1)))
+    local = localize(step, Mesh(dp=2)).program(0)
+    assert Overlap.of(local) == Overlap() == Overlap.of(ir.parse(str(local)))
+    assert ir.peak_bytes(local) >= ir.peak_bytes(replace(local, attributes=()))

@@ -6,7 +6,7 @@ import os
 from random import Random
 
 import pytest
-from transformed import MODELS, model_step, transformer
+from transformed import model_step, transformer
 
 from parallelism import ir
 from parallelism.execution import operation_on
@@ -67,6 +67,7 @@ def check(seed):
     assert abs(peaks[0] - peaks[1]) <= largest + 64, (model, rule, clip, text, peaks)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("text", ["", "precision=bf16", "precision=bf16,bf16", "zero=1 precision=bf16"])
 def test_a_pipeline_of_one_stage_and_one_microbatch_takes_the_memory_of_the_step_without_one(text):
     """Where activations are few: 2 + 4 + 12 bytes a parameter, 2 + 2 + 12 with gradients in bfloat16."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from parallelism.ir import Function, Op, Value
-from parallelism.ir.passes import Donated
-from parallelism.ir.passes.donation import owns_nothing
-from parallelism.ir.passes.memory import kept
+from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.passes.donation import Donated, kept, owns_nothing
 
 UNDER_WAY = 2
 

@@ -1,0 +1,308 @@
+"""The order in which a device with overlap runs a program: where its collectives start, and which are one call.
+
+The order is the same on all devices, because each device of a group must make its calls in one order.  It is a rule on
+the ops of the program alone (`parallelism.transforms.Overlap` says it in words), so sizes that differ between devices
+do not matter.  Where a device waits for a collective follows from the order (`parallelism.ir.passes.waiting`).
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from parallelism.ir.core import Function, Op
+from parallelism.ir.core.regions import inside
+from parallelism.ir.passes.gradients import UPDATE
+
+ASYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+"""The kinds of collectives that can be waited for later."""
+BUCKET_BYTES, AHEAD = "overlap_bucket_bytes", "overlap_ahead"
+"""The attributes by which a function says that devices run it with overlap, and how."""
+
+
+class Sizes(Protocol):
+    """What `parallelism.transforms.Overlap` says."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The bytes of a bucket of sums."""
+
+    @property
+    def ahead(self) -> int:
+        """So many layers ahead parameters are gathered."""
+
+
+class SaidSizes(NamedTuple):
+    """`Sizes`, from the attributes of a function."""
+
+    bucket_bytes: int
+    ahead: int
+
+
+def said(function: Function) -> SaidSizes | None:
+    """What the attributes of a function say; None if it is not overlapped."""
+    told = dict(function.attributes)
+    return SaidSizes(told[BUCKET_BYTES], told[AHEAD]) if BUCKET_BYTES in told and AHEAD in told else None
+
+
+def joins(op: Op) -> bool:
+    """Whether a collective can be one call with others: its array can be cut evenly, if it is cut."""
+    if op.kind not in ("reduce_scatter", "all_gather"):
+        return op.kind == "all_reduce"
+    given, made = (value.type.shape[op["dim"]] for value in (op.inputs[0], op.outputs[0]))
+    small, large = (given, made) if op.kind == "all_gather" else (made, given)
+    return bool(small * op["group"] == large)
+
+
+class Order(NamedTuple):
+    """An order of the ops of a program."""
+
+    ops: tuple[int, ...]
+    """The numbers of the ops in the program, in the order in which they run or start."""
+    calls: tuple[tuple[int, ...], ...]
+    """The collectives that start and are waited for later: their places in ``ops``, those of one call together."""
+    early: frozenset[int] = frozenset()
+    """The numbers of the ops of the update that run in the backward: they make of a gradient what is summed."""
+
+    def of(self, function: Function) -> Function:
+        """The function with its ops in this order, in which it computes the same."""
+        return replace(function, ops=tuple(function.ops[number] for number in self.ops))
+
+    def made_early(self, function: Function) -> list[str]:
+        """The names of what the early ops make of gradients."""
+        made = (function.ops[number] for number in self.early)
+        return [value.name for op in made if op.inputs for value in op.outputs]
+
+
+def overlapped(program: Function, overlap: Sizes, apart: Collection[str] = ()) -> Order:
+    """The order for the programs of all devices, by the ``program`` of one of them.
+
+    The ops of all programs differ in shapes and places only.  ``apart`` has the outputs of collectives that are calls
+    of their own, because on some device their arrays cannot be cut evenly (`uneven`).
+    """
+    return _Ordering(program, overlap, apart).order()
+
+
+def uneven(program: Function) -> Iterator[str]:
+    """The outputs of the sums whose arrays cannot be cut evenly."""
+    for op in program.ops:
+        if op.kind == "reduce_scatter" and not joins(op):
+            yield op.outputs[0].name
+
+
+class _Ordering:
+    def __init__(self, program: Function, overlap: Sizes, apart: Collection[str]) -> None:
+        self.overlap, self.apart = overlap, apart
+        self.ops, self.count = program.ops, len(program.ops)
+        self.made = {value.name: number for number, op in enumerate(self.ops) for value in op.outputs}
+        """The number of the op that makes a value; an input is not in it."""
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for number, op in enumerate(self.ops):
+            for value in op.inputs:
+                self.readers[value.name].append(number)
+        self.collectives = [number for number, op in enumerate(self.ops)
+                            if op.kind in ASYNCHRONOUS and op["group"] != 1]
+        self.started = {*self.collectives}
+        updates = [number for number, op in enumerate(self.ops) if inside(op, UPDATE)]
+        self.update = updates[0] if updates else self.count
+        """The number of the first op of the update."""
+        self.early: dict[int, list[int]] = {}
+        """By the number of a sum: the ops that bring a gradient, which is not summed, to it: they run as soon as it is
+        there.  (The gradient of a cast of all weights, for example, is at the end of the backward.)"""
+        self.sums = self._sums()
+        self.late = self._late()
+        self.collectives = [number for number in self.collectives if number in self.sums or number not in self.late]
+        self.started = {*self.collectives}
+
+    def order(self) -> Order:
+        slots: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        """By number of an op: the calls that start before it."""
+        for slot, call in (*self._buckets(), *self._gathers(), *self._others()):
+            slots[slot].append(call)
+        moved: dict[int, list[int]] = defaultdict(list)
+        """By number of an op: the early and the late ops that run before it."""
+        for number in self.late - self.sums:
+            moved[self._first_reader(number)].append(number)
+        for number, early in self.early.items():
+            moved[self._ready(number)] += early
+        for slot, call in self._gathers():
+            for number in call:
+                moved[slot] += self._views_behind(number)
+        ops: dict[int, None] = {}
+        calls: list[tuple[int, ...]] = []
+        for number in range(self.count + 1):
+            ops.update(dict.fromkeys(sorted(moved[number])))
+            for call in sorted(slots[number], key=lambda call: (max(map(self._sums_before, call)), call)):
+                calls.append(tuple(range(len(ops), len(ops) + len(call))))
+                ops.update(dict.fromkeys(call))
+            if number < self.count and number not in self.started and number not in self.late:
+                ops.setdefault(number)
+        return Order(tuple(ops), tuple(calls), frozenset().union(*self.early.values()))
+
+    # -- sums of gradients ---------------------------------------------------------------------------------------------
+
+    def _sums(self) -> set[int]:
+        """The sums of gradients: those that only the update needs, or the caller.
+
+        The update may scale a gradient before it is summed; but a sum of what it makes of sums is none.
+        """
+        wanted: set[int] = set()
+        """Ops of the update, and those that only bring their results to it."""
+        sums = {number for number in self.collectives
+                if self.ops[number].kind in ("all_reduce", "reduce_scatter") and self.ops[number]["op"] == "sum"}
+        for number in reversed(range(self.count)):
+            op = self.ops[number]
+            brings = number in sums or op.operator.view or op.kind in ("convert", "widen", "all_slice")
+            if inside(op, UPDATE) or (brings and wanted.issuperset(self._after(number))):
+                wanted.add(number)
+        found: set[int] = set()
+        for number in sorted(sums & wanted):
+            behind = self._behind(number, wanted)
+            summed = self.started.intersection(behind)
+            if not summed:
+                found.add(number)
+                if behind:
+                    self.early[number] = behind
+            elif summed <= found and (self._made(number) in found or max(behind) < self.update):
+                found.add(number)       # a sum of a sum
+        return found
+
+    def _behind(self, number: int, wanted: set[int]) -> list[int]:
+        """The ops among those ``wanted`` that make the input of a sum, in order, up to collectives."""
+        behind, new = set[int](), [self._made(number)]
+        while new:
+            each = new.pop()
+            if each in wanted and each not in behind:
+                behind.add(each)
+                if each not in self.started:
+                    new += [self.made.get(value.name, -1) for value in self.ops[each].inputs]
+        return sorted(behind)
+
+    def _late(self) -> set[int]:
+        """The ops of the backward that need the sum of a gradient: they run where the update needs them."""
+        late: set[int] = set()
+        for number, op in enumerate(self.ops):
+            made = (self.made.get(value.name) for value in op.inputs)
+            if not inside(op, UPDATE) and any(each in self.sums or each in late for each in made):
+                late.add(number)
+        return late
+
+    def _buckets(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The calls that sum gradients, with the number of the op before which each starts."""
+        ready = sorted((self._ready(number), number) for number in self.sums)
+        calls: list[tuple[int, tuple[int, ...]]] = []
+        open_: dict[object, tuple[int, list[int]]] = {}
+
+        def close(key: object) -> None:
+            slot, members = open_.pop(key)
+            calls.append((slot, tuple(members)))
+
+        for slot, number in ready:
+            op = self.ops[number]
+            key = (op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number)) if self._joins(number) else None
+            _, members = open_.get(key, (0, []))
+            open_[key] = slot, [*members, number]
+            nbytes = sum(int(self.ops[each].inputs[0].type.nbytes) for each in open_[key][1])
+            if key is None or nbytes >= self.overlap.bucket_bytes:
+                close(key)
+        for unfilled in [*open_]:
+            close(unfilled)
+        return calls
+
+    def _chained(self, number: int) -> bool:
+        """Whether the sum is one of a sum before."""
+        made = self._made(number)
+        return made in self.sums or made in self.late
+
+    def _ready(self, number: int) -> int:
+        """The number of the op before which the input of a sum is there."""
+        if self._chained(number):
+            return self.update
+        early = self.early.get(number, [number])
+        made = (self.made.get(value.name, -1) for each in early for value in self.ops[each].inputs)
+        return 1 + max((each for each in made if each not in early and each < self.update), default=-1)
+
+    def _joins(self, number: int) -> bool:
+        return joins(self.ops[number]) and self.ops[number].outputs[0].name not in self.apart
+
+    # -- gathers -------------------------------------------------------------------------------------------------------
+
+    def _gathers(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The gathers of parameters, each with the number of the op before which it starts.
+
+        Those that follow each other in one layer start together.  A gather in no region is a layer of its own.  The
+        views that are gathered are made where their gather starts.
+        """
+        layers: list[list[int]] = []
+        last: str | None = None
+        for number in self.collectives:
+            if self._of_parameter(number):
+                layer = _layer(self.ops[number])
+                if layer is None or layer != last:
+                    layers.append([])
+                last = layer
+                layers[-1].append(number)
+        return [(layers[max(0, place - self.overlap.ahead)][0], (number,))
+                for place, layer in enumerate(layers) for number in layer]
+
+    def _of_parameter(self, number: int) -> bool:
+        """Whether a collective outside of the update gives an input, or a view of it, in another layout."""
+        if number in self.sums or inside(self.ops[number], UPDATE):
+            return False
+        first = (self._views_behind(number) or [number])[-1]
+        return self.ops[first].inputs[0].name not in self.made
+
+    def _views_behind(self, number: int) -> list[int]:
+        """The ops, the last one first, that make the input of a collective by views alone."""
+        views = list[int]()
+        made = self._made(number)
+        while made >= 0 and self.ops[made].operator.view:
+            views.append(made)
+            made = self._made(made)
+        return views
+
+    def _others(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The other collectives: each starts where the one before it is needed, if its input is there."""
+        calls: list[tuple[int, tuple[int, ...]]] = []
+        before = -1
+        for number in self.collectives:
+            if number in self.sums:
+                continue
+            if not self._of_parameter(number):
+                made = self._made(number)
+                late = made in self.started or made in self.late
+                calls.append((number if late else max(made, before) + 1, (number,)))
+            before = number
+        return calls
+
+    # -- the program ---------------------------------------------------------------------------------------------------
+
+    def _made(self, number: int) -> int:
+        """The number of the op that makes the first input of an op; -1 if it is an input of the program."""
+        return self.made.get(self.ops[number].inputs[0].name, -1)
+
+    def _sums_before(self, number: int) -> int:
+        """How many sums of gradients, one of the other, make the input of a collective."""
+        before = (self.made.get(value.name, -1) for value in self.ops[number].inputs)
+        return max((self._sums_before(each) + (each in self.sums) for each in before
+                    if each in self.sums or each in self.late), default=0)
+
+    def _after(self, number: int) -> list[int]:
+        """The numbers of the ops that read the outputs of an op."""
+        return [reader for value in self.ops[number].outputs for reader in self.readers[value.name]]
+
+    def _first_reader(self, number: int) -> int:
+        """The number of the first op that reads what a late op makes and is not late itself."""
+        return min((
+            self.update if each in self.sums else self._first_reader(each) if each in self.late else each
+            for each in self._after(number)), default=self.count)
+
+
+def _layer(op: Op) -> str | None:
+    """The layer that an op is in: its region up to the first number, ``gradient.block.3``; None if it is in none."""
+    names = op.region.split(".") if op.region else []
+    for place, path in zip(names, accumulate(names, "{}.{}".format), strict=True):
+        if place.isdecimal():
+            return path
+    return op.region
