@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.region_patterns import matching, patterns
+from parallelism.ir.operators.contractions import product_shape
 from parallelism.layouts.propagation.relations import Letters, Relation
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import Place, dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
+
+
+FEW = 4
+"""If fewer than one weight in so many is split, nearly all stay whole."""
+NAMED = 3
+"""So many weights that stay whole are named."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class TensorParallel:
     ``regions`` are patterns; only products in regions that match are split.  A weight that has a layout keeps it, so
     the transform of an inner region comes before that of a region around it, as it does in a `Strategy`.
 
-    ``ValueError`` for a pattern that no region matches, and if no weight is left to be split.
+    ``ValueError`` for a pattern that no region matches, and if no weight is left to be split.  A `WholeWeights` warning
+    names the products, and the reasons, if fewer than one in `FEW` of the products in its regions has its weight split.
     """
 
     axis: str = "tp"
@@ -53,6 +62,8 @@ class TensorParallel:
             raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: of no "
                              "product the split lasts until a sum takes it up, or they have layouts already (Zero "
                              f"gives them to all and comes after {self}, as does TensorParallel of a wider region)")
+        if left := found.left_whole():
+            warnings.warn(f"{self}: {left}", WholeWeights, stacklevel=2)
         return parts.laid(found.layouts).joined()
 
     def size(self, function: Function) -> int:
@@ -65,6 +76,10 @@ class TensorParallel:
 
     def __str__(self) -> str:
         return word("tp", self.axis, self._regions)
+
+
+class WholeWeights(UserWarning):
+    """`TensorParallel` leaves nearly all weights whole."""
 
 
 class Product(NamedTuple):
@@ -121,7 +136,7 @@ class _Splits:
 
     def __init__(self, parts: Parts, axis: str, scope: Collection[Op]) -> None:
         function = parts.forward
-        self.parameters, self.axis, self.scope = {*parts.parameters}, axis, {*scope}
+        self.function, self.parameters, self.axis, self.scope = function, {*parts.parameters}, axis, {*scope}
         self.classes, self.experts = parts.classes, experts_of(parts)
         self.layouts: dict[str, TensorSharding] = {}
         """The layouts of parameters that were found."""
@@ -131,6 +146,7 @@ class _Splits:
         for op in function.ops:
             for value in dict.fromkeys(op.inputs):
                 self.users.setdefault(value.name, []).append(op)
+        self.made = {value.name: op for op in function.ops for value in op.outputs}
         self._outputs = {*function.outputs}
         self._lasting: dict[tuple[str, int], bool] = {}
         for op in function.ops:
@@ -184,6 +200,81 @@ class _Splits:
         return next((letter for letter in ordered if all(
             self._lasts(value, letters.index(letter))
             for value, letters in zip(op.outputs, of.outputs, strict=True) if letter in letters)), None)
+
+    # -- what stays whole ----------------------------------------------------------------------------------------------
+
+    def left_whole(self) -> str | None:
+        """A sentence on the products that keep their weights whole, if these are nearly all products in scope."""
+        whole, split = dict[str, str](), set[str]()
+        for op in self.function.ops:
+            if op not in self.scope:
+                continue
+            for weight, way in self._weights(op):
+                if self.dims.get(weight.name) is not None:
+                    split.add(weight.name)
+                elif weight.layout is None:
+                    whole.setdefault(weight.name, self._why(op, weight, way))
+        if FEW * len(split) >= len(whole.keys() - split) + len(split):
+            return None
+        reasons: dict[str, list[str]] = {}
+        for name, why in whole.items():
+            if name not in split:
+                reasons.setdefault(why, []).append(f"%{name}")
+        count = sum(map(len, reasons.values()))
+        told = []
+        for why, names in reasons.items():
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            told.append(f"{', '.join(names[:NAMED])}{more}: {why}")
+        return (f"{count} of the {count + len(split)} weights that products of @{self.function.name} read stay whole on "
+                f"each device of {self.axis!r}; {'; '.join(told)}")
+
+    def _weights(self, op: Op) -> Iterator[tuple[Value, list[Op]]]:
+        """The weights that a product contracts, each with the ops between them, if it is a product."""
+        product = product_of(op, self.parameters)
+        if product is not None:
+            yield product.weight, []
+        if product is not None or product_shape(op) is None:
+            return
+        for value in op.inputs:
+            between = list[Op]()
+            while value not in self.parameters and value.name in self.made and len(self.made[value.name].inputs) == 1:
+                between.append(self.made[value.name])
+                value = self.made[value.name].inputs[0]
+            if value in self.parameters and value.type.ndim > 1 and between:
+                yield value, between
+
+    def _why(self, op: Op, weight: Value, between: Sequence[Op]) -> str:
+        """Why a weight of a product stays whole."""
+        if between:
+            kinds = " and ".join(dict.fromkeys(each.kind for each in reversed(between)))
+            return f"a {kinds} is between it and its product; store it as the product reads it"
+        of, product = relation_of(op), product_of(op, self.parameters)
+        for value, letters in zip(op.outputs, of.outputs, strict=True):
+            for dim, letter in enumerate(letters):
+                if product is not None and letter in product.free:
+                    return self._end(value, dim)
+        return f"the {op.kind} reads it in no dim that may be split"
+
+    def _end(self, value: Value, dim: int) -> str:
+        """Which op, of those behind a product, needs the dim of its result whole."""
+        new, seen = [(value, dim)], {(value.name, dim)}
+        while new:
+            value, dim = new.pop(0)
+            if value in self._outputs:
+                return "its result is returned"
+            for op in self.users.get(value.name, ()):
+                of = relation_of(op)
+                for given, letters in zip(op.inputs, of.inputs, strict=True):
+                    if given is not value:
+                        continue
+                    if letters[dim] is None:
+                        return f"the {op.kind} behind it needs its result whole"
+                    for output, made in zip(op.outputs, of.outputs, strict=True):
+                        place = made.index(letters[dim]) if letters[dim] in made else -1
+                        if place >= 0 and (output.name, place) not in seen:
+                            seen.add((output.name, place))
+                            new.append((output, place))
+        return "no product behind it takes up the split of its result"
 
     def _lasts(self, value: Value, dim: int) -> bool:
         """Whether a split of this dim lasts until a sum takes it up, whatever uses the value.
