@@ -16,7 +16,6 @@ from parallelism.transforms.dims import Place, dims_of, layout, relation_of, spl
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
-
 FEW = 4
 """If fewer than one weight in so many is split, nearly all stay whole."""
 NAMED = 3
@@ -126,7 +125,7 @@ def experts_of(parts: Parts) -> set[Place]:
         made = {letter for letters in of.outputs for letter in letters}
         for dim, letter in enumerate(product.letters):
             given = sum(letter in letters for letters in others)
-            if letter and (given and letter in made or given > 1 and letter in product.contracted):
+            if letter and ((given and letter in made) or (given > 1 and letter in product.contracted)):
                 found.add(parts.classes.of(product.weight, dim))
     return found
 
@@ -225,8 +224,8 @@ class _Splits:
         for why, names in reasons.items():
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             told.append(f"{', '.join(names[:NAMED])}{more}: {why}")
-        return (f"{count} of the {count + len(split)} weights that products of @{self.function.name} read stay whole on "
-                f"each device of {self.axis!r}; {'; '.join(told)}")
+        return (f"{count} of the {count + len(split)} weights that products of @{self.function.name} read stay whole "
+                f"on each device of {self.axis!r}; {'; '.join(told)}")
 
     def _weights(self, op: Op) -> Iterator[tuple[Value, list[Op]]]:
         """The weights that a product contracts, each with the ops between them, if it is a product."""
@@ -247,7 +246,9 @@ class _Splits:
         """Why a weight of a product stays whole."""
         if between:
             kinds = " and ".join(dict.fromkeys(each.kind for each in reversed(between)))
-            return f"a {kinds} is between it and its product; store it as the product reads it"
+            moves = all(each.operator.linear == "moves" for each in between)
+            hint = "; store it as the product reads it" if moves else ""
+            return f"a {kinds} is between it and its product{hint}"
         of, product = relation_of(op), product_of(op, self.parameters)
         for value, letters in zip(op.outputs, of.outputs, strict=True):
             for dim, letter in enumerate(letters):

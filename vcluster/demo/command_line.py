@@ -6,8 +6,10 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -197,13 +199,26 @@ def writable(path: Path, option: str = "") -> Path:
     return path
 
 
+def _in_one_line(
+    usual: Callable[..., None], program: str, message: Warning | str, category: type[Warning], *place: Any
+) -> None:
+    """Shows a warning about a transform in one line, because its place is in the library; any other as ``usual``."""
+    tensor = sys.modules.get("parallelism.transforms.tensor")
+    if tensor is not None and issubclass(category, tensor.WholeWeights):
+        print(f"{program}: {message}", file=sys.stderr)
+    else:
+        usual(message, category, *place)
+
+
 def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
     """Run ``main`` on the words and return its exit status. For an invalid command line: one line on stderr, and 2."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal or file without box-drawing characters gets a "?"
             stream.reconfigure(errors="replace", line_buffering=True)
     try:
-        return main(sys.argv[1:] if words is None else words)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_in_one_line, warnings.showwarning, program)
+            return main(sys.argv[1:] if words is None else words)
     except WrongWords as error:
         print(f"{program} {error.command}".strip() + f": {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from gated import FORMS, gated
 from localized_runs import run_everywhere
 from transformed import assert_trained, interpreted, model_step, trained, transformer
 
@@ -35,6 +36,30 @@ def test_sequences_are_split_and_a_step_trains_as_alone(model, text):
                                   "ep=2 tp=2 dp=2"])
 def test_experts_are_split_and_a_step_trains_as_alone(text):
     check("mixture", 6, text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("text", "axes"), [
+    ("ep", {"e": "ep"}), ("ep tp", {"e": "ep", "f": "tp"}), ("ep tp@moe.*", {"e": "ep", "f": "tp"}),
+    ("tp", {"f": "tp"}), ("dp ep:dp", {"e": "dp"}), ("dp ep tp zero=3", {"e": "ep", "f": "tp", "d": "dp"})])
+def test_every_weight_of_experts_is_split_along_them_and_the_router_is_not(form, text, axes):
+    """Each token reaches all experts: the first product has them in its weight and its result alone."""
+    step = Strategy.parse(text)(train_step(gated(form, 8), SGD(0.1)))
+    layouts = {value.name: value.layout.short() for value in step.inputs if value.layout}
+    for name, einsum in (("up", FORMS[form][0]), ("down", FORMS[form][1])):
+        letters = einsum.split("->")[0].split(",")[-1]
+        assert layouts[f"p.{name}0"] == f"[{', '.join(axes.get(letter, 'None') for letter in letters)}]"
+    assert layouts.get("p.router0", "[None, None]") == ("[dp, None]" if "zero" in text else "[None, None]")
+
+
+@pytest.mark.sampled(16, 5)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("text", ["ep=2", "ep=2 tp=2", "dp=2 ep=2 zero=3", "ep=4 tp=2 sp"])
+def test_experts_that_every_token_reaches_train_as_alone(form, text):
+    alone = train_step(gated(form, 8), SGD(0.1))
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    localized = localize(strategy(alone), mesh)
+    assert_trained(trained(alone, lambda inputs: run_everywhere(localized, inputs)), interpreted(alone))
 
 
 def moved(loss, text):

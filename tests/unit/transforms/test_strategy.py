@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from transformed import MODELS, model_step
@@ -25,9 +27,12 @@ from parallelism.transforms import (
     SequenceParallel,
     Strategy,
     TensorParallel,
+    WholeWeights,
     Zero,
     train_step,
 )
+from vcluster.__main__ import main
+from vcluster.demo.command_line import serve
 
 STEP = model_step("gpt", 4, Adam())
 TRANSFORMS = [
@@ -190,3 +195,44 @@ def test_a_strategy_consists_of_transforms(given):
         Strategy.parse(5)
 
 
+# -- weights that stay whole -------------------------------------------------------------------------------------------
+
+
+def stacked(apply, count, weight):
+    """Layers that read their weights in some way, and two that tensor parallelism splits."""
+    def loss(p, x):
+        for i in range(count):
+            x = apply(x, p[f"a{i}"])
+        return np.mean(np.maximum(x @ p["up"], 0) @ p["down"])
+
+    types = {f"a{i}": ir.TensorType("f64", weight) for i in range(count)}
+    types |= {"up": ir.TensorType("f64", (4, 8)), "down": ir.TensorType("f64", (8, 4))}
+    return train_step(ir.record(loss, types, ir.TensorType("f64", (6, 4)), name="stacked"), SGD(0.1))
+
+
+@pytest.mark.parametrize(("apply", "weight", "reason"), [
+    (lambda x, w: x @ np.tanh(w), (4, 4), "a tanh is between it and its product"),
+    (lambda x, w: x @ np.flip(w), (4, 4), "a flip is between it and its product; store it as the product reads it"),
+    (lambda x, w: ir.apply("softmax", x @ w, axis=1), (4, 4), "the softmax behind it needs its result whole"),
+])
+def test_tensor_parallelism_that_leaves_nearly_all_weights_whole_says_which_and_why(apply, weight, reason):
+    with pytest.warns(WholeWeights) as caught:
+        Strategy.parse("tp")(stacked(apply, 7, weight))
+    assert [str(each.message) for each in caught] == [
+        "tp: 7 of the 9 weights that products of @stacked.step read stay whole on each device of 'tp'; "
+        f"%p.a0, %p.a1, %p.a2 and 4 more: {reason}"]
+
+
+def test_tensor_parallelism_of_a_region_says_nothing_of_others():
+    step = stacked(lambda x, w: ir.apply("softmax", x @ w, axis=1), 2, (4, 4))
+    assert TensorParallel()(step).inputs[2].layout is not None      # two of four are split: no warning is raised
+
+
+def test_a_command_tells_weights_that_stay_whole_in_one_line(tmp_path, capsys):
+    step = stacked(lambda x, w: ir.apply("softmax", x @ w, axis=1), 7, (4, 4))
+    (tmp_path / "step.mlir").write_text(str(step))
+    words = ["simulate", str(tmp_path / "step.mlir"), "--hardware", "dgx-h100", "--strategy", "tp=2"]
+    with warnings.catch_warnings(action="default"):
+        assert serve("vcluster", main, words) == 0
+    told, = [line for line in capsys.readouterr().err.splitlines() if "whole" in line]
+    assert told.startswith("vcluster: tp: 7 of the 9 weights") and told.endswith(" behind it needs its result whole")
