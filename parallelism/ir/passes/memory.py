@@ -79,8 +79,8 @@ def peak_bytes(function: Function, donate: str | Iterable[str] = ()) -> Extent:
 
     Of a device's program under `parallelism.transforms.Overlap` the collectives that are under way count, too: what is
     sent stays in memory until they are over.  Which are one call depends on sizes, so with symbols the expression is a
-    ``peak(...)``, which is computed when all of them are numbers.  Parts are assumed to be even: a sum that cannot be cut
-    evenly on another device is a call of its own on this one, too, of which its program does not tell.
+    ``peak(...)``, which is computed when all of them are numbers.  Parts are assumed to be even: a sum that cannot be
+    cut evenly on another device is a call of its own on this one, too, of which its program does not tell.
     """
     if said(function) is not None:
         names = (donate,) if isinstance(donate, str) else tuple(donate)
