@@ -31,7 +31,7 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached
-from parallelism.hardware.stacks import on_stack, split_name
+from parallelism.hardware.stacks import on_stack, split_name, stack_file
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
@@ -231,9 +231,14 @@ class Hardware:
 
     @classmethod
     def of(cls, hardware: Hardware | str | PathLike[str]) -> Hardware:
-        """A hardware as it is given: as itself, as the name of a preset, or as a file."""
+        """A hardware as it is given: as itself, as the name of a preset, or as a file.
+
+        Behind a preset and a plus may be a stack file, as `calibrate --gpu` writes it: ``dgx-h100+ours.toml``.
+        """
         if isinstance(hardware, cls):
             return hardware
+        if isinstance(hardware, str) and (file := stack_file(hardware)):
+            return on_stack(cls.preset(split_name(hardware)[0]), file)
         if isinstance(hardware, str) and not hardware.lower().endswith((".toml", ".json")):
             return cls.preset(hardware)
         if isinstance(hardware, str | PathLike):
