@@ -36,7 +36,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} playground        a page to try collectives and schedules
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   list described clusters, or print one
-  {PROGRAM} calibrate         measure this machine, for hardware "host"
+  {PROGRAM} calibrate         measure this machine, or a GPU
   {PROGRAM} completion bash   names completed by a shell
   {PROGRAM} --version         print the version
 

@@ -17,10 +17,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib.resources import files
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import fields as checked
-from parallelism.hardware.files import HardwareFileError, presets, read
+from parallelism.hardware.files import HardwareFileError, build, presets, read
 from parallelism.hardware.links import HostLink
 from parallelism.hardware.rates import Products, Reached
 from parallelism.spelling import did_you_mean
@@ -65,14 +66,14 @@ def on_stack(hardware: Hardware, name: str) -> Hardware:
     """The hardware with the constants of a stack, or of a stack file, in place of its own."""
     table = read_stack(name)
     try:
-        return _replaced(hardware, table)
+        return _replaced(hardware, table, name)
+    except HardwareFileError:
+        raise
     except (ValueError, TypeError) as error:
-        if not name.endswith(".toml"):
-            raise
         raise HardwareFileError(f"{name}: {error}") from None
 
 
-def _replaced(hardware: Hardware, table: Mapping[str, Any]) -> Hardware:
+def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hardware:
     changed: dict[str, Any] = {field: value for field, value in table.items() if field not in _OWN}
     known = {field.name for field in fields(hardware)}
     for field in changed:
@@ -80,12 +81,15 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any]) -> Hardware:
             raise ValueError(f"{checked.shown(field)} is no field of a stack{did_you_mean(field, known)}")
     name, sources = table["name"], checked.texts("sources", table["sources"], 500)
     told = {_in_hardware(field): f"{name}, {source}"[:500] for field, source in sources.items()}
-    for field, kind in (("products", Products), ("host", HostLink)):
+    described: dict[str, type[Any]] = {"products": Products, "host": HostLink}
+    for field, kind in described.items():
         if field in table:
-            changed[field] = kind(**table[field])
-    reached: Mapping[str, Any] = table.get("reached", {})
-    links = tuple(replace(link, reached=Reached(**reached[link.name])) if link.name in reached else link
-                  for link in hardware.links)
+            changed[field] = build(kind, table[field], origin, f"{field}.", parts={})
+    reached = table.get("reached", {})
+    if not isinstance(reached, Mapping):
+        raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")
+    links = tuple(replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
+                  if link.name in reached else link for link in hardware.links)
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
     return replace(hardware, **changed, links=links, stack=name, title=title[:200],
                    sources={**hardware.sources, **told})
@@ -114,8 +118,14 @@ def split_name(name: str) -> tuple[str, str]:
     return preset, stack
 
 
-
 def stack_file(name: str) -> str:
     """The path of the stack file in ``dgx-h100+ours.toml``; "" where there is none: a path may have a plus, too."""
     preset, stack = split_name(name)
     return stack if preset.partition(":")[0] in presets() and stack.endswith(".toml") else ""
+
+
+def refuse_stack(table: Mapping[str, Any], path: str | PathLike[str]) -> None:
+    """`HardwareFileError` for the table of a stack file, where a whole hardware is expected."""
+    if "fitted_on" in table and "links" not in table:
+        preset = table.get("hardware", "dgx-h100")
+        raise HardwareFileError(f"{path} is a stack, which stands behind a hardware: {preset}+{path}")

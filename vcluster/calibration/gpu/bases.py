@@ -11,8 +11,9 @@ from vcluster.calibration.gpu.items import COPIES, PRODUCTS
 from vcluster.calibration.gpu.measuring import Tables
 
 KNOWN = (
-    (("H100", "PCIe"), "h100-pcie-node"), (("H100",), "dgx-h100"), (("H200",), "h200-node"), (("GB200",), "gb200-nvl72"),
-    (("B200",), "b200-node"), (("A100", "PCIe"), "a100-pcie-node"), (("A100", "40GB"), "dgx-a100-40"),
+    (("H100", "PCIe"), "h100-pcie-node"), (("H100",), "dgx-h100"), (("H200",), "h200-node"),
+    (("GB200",), "gb200-nvl72"), (("B200",), "b200-node"), (("A100", "PCIe"), "a100-pcie-node"),
+    (("A100", "40GB"), "dgx-a100-40"),
     (("A100",), "dgx-a100"), (("L40S",), "l40s-node"), (("V100", "16GB"), "dgx-1-v100-16"), (("V100",), "dgx-1-v100"),
 )
 """Words in the name that the driver gives a GPU, and its preset; the first that has all of them."""

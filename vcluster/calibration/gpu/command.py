@@ -55,7 +55,9 @@ def run(device: str, output: Path, *, seconds: float, quick: bool) -> int:
         device = group.join(torch, device)
     bench = TorchBench(torch, device, quick=quick)
     try:
-        return _first_of_job(bench, output, seconds, quick, devices) if group.rank() == 0 else _other(bench, quick, devices)
+        if group.rank():
+            return _other(bench, quick, devices)
+        return _first_of_job(bench, output, seconds, quick, devices)
     finally:
         if devices > 1:
             with suppress(RuntimeError):

@@ -83,7 +83,7 @@ def _launch(tables: Tables, found: Fit) -> None:
 def moved(row: Row) -> float:
     """The bytes that a row of copies on the device or of elementwise ops reads and writes."""
     if "nbytes" in row:
-        return 2.0 * row["nbytes"]
+        return 2.0 * float(row["nbytes"])
     wide = 2 if row["dtype"] == "float32" else 1
     return float(wide * ELEMENT_BYTES[row["op"]] * row["rows"] * row["width"])
 

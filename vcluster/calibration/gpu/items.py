@@ -69,7 +69,8 @@ def layer_products(width: int, feed_forward: int, key_value_width: int, gated: b
 
 def _products_of_layers() -> Iterator[Item]:
     """The products of layers of GPT and Llama: forward, for the gradient of the input and for that of the weight."""
-    for width, hidden, narrow, gated in ((2048, 8192, 2048, False), (4096, 14336, 1024, True), (5120, 13824, 5120, True)):
+    sizes = (2048, 8192, 2048, False), (4096, 14336, 1024, True), (5120, 13824, 5120, True)
+    for width, hidden, narrow, gated in sizes:
         for name, (n, k) in layer_products(width, hidden, narrow, gated).items():
             for tokens in (2048, 8192):
                 yield _product(tokens, n, k, "bfloat16", of=name)

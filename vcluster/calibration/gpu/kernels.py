@@ -10,6 +10,9 @@ from vcluster.calibration.gpu.layers import backend_chosen, rotary_tables, rotat
 from vcluster.calibration.gpu.timing import Clock
 
 Row = dict[str, Any]
+Made = tuple[Callable[[], Any], Sequence[Any]]
+"""A forward, and what it has gradients of."""
+Make = Callable[[Clock, Given], Made]
 FLOAT8_MOST = 448.0
 """The largest number of float8_e4m3fn."""
 
@@ -121,16 +124,16 @@ def decode_row(clock: Clock, given: Given) -> Row:
 # -- elementwise -------------------------------------------------------------------------------------------------------
 
 
-def _of_one(function: Callable[[Any, Any], Any]) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]:
+def _of_one(function: Callable[[Any, Any], Any]) -> Make:
     """A maker of work on one array (rows, width), from a function of PyTorch's functions and the array."""
-    def make(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+    def make(clock: Clock, given: Given) -> Made:
         x = drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
         return lambda: function(clock.torch, x), (x,)
     return make
 
 
-def _norm(name: str) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]:
-    def make(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _norm(name: str) -> Make:
+    def make(clock: Clock, given: Given) -> Made:
         torch, width = clock.torch, given["width"]
         functions = torch.nn.functional
         x = drawn(clock, given["rows"], width, dtype=given["dtype"]).requires_grad_()
@@ -148,15 +151,15 @@ def _norm(name: str) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequen
     return make
 
 
-def _of_two(function: Callable[[Any, Any, Any], Any]) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]:
-    def make(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _of_two(function: Callable[[Any, Any, Any], Any]) -> Make:
+    def make(clock: Clock, given: Given) -> Made:
         one, other = (drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
                       for _ in range(2))
         return lambda: function(clock.torch, one, other), (one, other)
     return make
 
 
-def _rotary(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _rotary(clock: Clock, given: Given) -> Made:
     heads = max(1, given["width"] // 128)
     x = drawn(clock, 1, given["rows"], heads, given["width"] // heads, dtype=given["dtype"]).transpose(1, 2)
     x = x.requires_grad_()
@@ -164,20 +167,20 @@ def _rotary(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any
     return lambda: rotated(clock.torch, x, tables), (x,)
 
 
-def _transposed(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _transposed(clock: Clock, given: Given) -> Made:
     heads = max(1, given["width"] // 128)
     x = drawn(clock, 1, heads, given["rows"], given["width"] // heads, dtype=given["dtype"]).requires_grad_()
     return lambda: x.transpose(1, 2).reshape(1, given["rows"], given["width"]), (x,)
 
 
-def _embedding(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _embedding(clock: Clock, given: Given) -> Made:
     table = drawn(clock, given["vocabulary"], given["width"], dtype=given["dtype"]).requires_grad_()
     rows = clock.torch.randint(given["vocabulary"], (given["rows"],), device=clock.device)
     return lambda: clock.torch.nn.functional.embedding(rows, table), (table,)
 
 
-def _classes(wide: bool) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]:
-    def make(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+def _classes(wide: bool) -> Make:
+    def make(clock: Clock, given: Given) -> Made:
         functions = clock.torch.nn.functional
         logits = drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
         targets = clock.torch.randint(given["width"], (given["rows"],), device=clock.device)
@@ -187,9 +190,9 @@ def _classes(wide: bool) -> Callable[[Clock, Given], tuple[Callable[[], Any], Se
     return make
 
 
-def _plain(name: str) -> Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]:
+def _plain(name: str) -> Make:
     """Work without a gradient: casts, copies, sums."""
-    def make(clock: Clock, given: Given) -> tuple[Callable[[], Any], Sequence[Any]]:
+    def make(clock: Clock, given: Given) -> Made:
         torch, rows, width = clock.torch, given["rows"], given["width"]
         wide, narrow = drawn(clock, rows, width, dtype="float32"), drawn(clock, rows, width)
         other, bias = torch.empty_like(narrow), drawn(clock, width)
@@ -201,7 +204,7 @@ def _plain(name: str) -> Callable[[Clock, Given], tuple[Callable[[], Any], Seque
     return make
 
 
-_MAKERS: Mapping[str, Callable[[Clock, Given], tuple[Callable[[], Any], Sequence[Any]]]] = {
+_MAKERS: Mapping[str, Make] = {
     **{name: _norm(name) for name in ("layer_norm", "rms_norm", "rms_norm_by_hand")},
     "gelu": _of_one(lambda torch, x: torch.nn.functional.gelu(x)),
     "gelu_tanh": _of_one(lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh")),

@@ -83,7 +83,8 @@ def sustained_row(clock: Clock, given: Given) -> Row:
             return torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
         return left @ right
 
-    once, pieces, state = clock.wall(product), [], ""
+    once, state = clock.wall(product), ""
+    pieces: list[float] = []
     count = max(1, int(0.2 * given["for_seconds"] / once))
     began = perf_counter()
     while not pieces or perf_counter() - began < given["for_seconds"]:
@@ -240,7 +241,7 @@ def sizes_of(given: Given) -> Sizes:
 
 
 def layer_row(clock: Clock, given: Given, *, compiled: bool = False) -> Row:
-    """A whole layer, forward as in training and backward, in bfloat16; with ``recompute=full`` again in the backward."""
+    """A whole layer in bfloat16, forward as in training and backward; with ``recompute=full`` again in the backward."""
     torch = clock.torch
     plain, inputs = layer_work(clock, sizes_of(given), given["tokens"], given["batch"])
     forward = plain

@@ -16,7 +16,8 @@ def source(machine: Mapping[str, Any], note: str) -> str:
     """Where a number is from: measured, on what, when, by which software."""
     driver = machine.get("nvidia_smi.driver_version")
     on = f"on {machine['gpu']}, {machine['date']}, PyTorch {machine['torch']}"
-    return f"measured: {on}{f', driver {driver}' if driver else ''}, by python -m vcluster calibrate --gpu; {note}"[:480]
+    on += f", driver {driver}" if driver else ""
+    return f"measured: {on}, by python -m vcluster calibrate --gpu; {note}"[:480]
 
 
 def write_stack(path: Path, found: Fit, machine: Mapping[str, Any], tables: str) -> None:
