@@ -19,14 +19,16 @@ H100 = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "torch": "2.11.0",
 class FakeGpu:
     """Measures by the model of costs.  ``step_seconds`` is what a step of any model takes.
 
-    ``before`` is called with each item, and may raise what a library would.
+    Products for seconds on end are slower by a factor.  ``before`` is called with each item, and may raise what a
+    library would.
     """
 
     def __init__(
         self, hardware: Hardware, *, machine: Mapping[str, Any] = H100, step_seconds: float = 0.05,
-        before: Callable[[Item], None] = lambda item: None,
+        slower: float = 1.0, before: Callable[[Item], None] = lambda item: None,
     ) -> None:
         self.hardware, self.told, self.step_seconds, self.before = hardware, dict(machine), step_seconds, before
+        self.slower = slower
         self.trained: list[str] = []
 
     def machine(self) -> dict[str, Any]:
@@ -51,6 +53,9 @@ class FakeGpu:
             count = 12 * given["layers"] * given["width"] ** 2
             seconds = 30 * count / (hardware.memory_bytes_per_second * hardware.memory_efficiency)
             return {"seconds": seconds, "parameters": count, "seconds_per_parameter": seconds / count}
+        if item.table == items.SUSTAINED:
+            square = dict.fromkeys("mnk", given["size"])
+            return {"seconds": self.slower * product_seconds(hardware, {**square, "dtype": given["dtype"]})}
         if item.table == items.COLLECTIVES:
             cost = Costs(hardware).collective(given["name"], given["nbytes"], range(given["devices"]))
             return {"seconds": cost.seconds}

@@ -148,6 +148,15 @@ def test_the_models_have_the_parameters_that_the_simulated_ones_have(model):
     assert (run.batch, run.microbatches) == (model.microbatch * model.microbatches, model.microbatches)
 
 
+def test_products_are_told_as_they_are_for_seconds_on_end(measured, tmp_path):
+    found, _ = measured
+    hot = without_training(FakeGpu(MADE, slower=1.25), tmp_path / "hot.toml")
+    assert hot.hardware.flops_efficiency == pytest.approx(0.73 / 1.25, rel=1e-3)
+    assert hot.hardware.efficiency("float8") == pytest.approx(0.58 / 1.25, rel=1e-3)
+    assert hot.hardware.products == found.found.hardware.products
+    assert hot.notes["flops_efficiency"].endswith("seconds on end, bfloat16 0.800, float8 0.800")
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

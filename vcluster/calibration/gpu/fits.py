@@ -16,7 +16,7 @@ from parallelism.hardware import ITEMSIZE, Hardware, HostLink, Products, Reached
 from parallelism.simulation import simulate
 from vcluster.calibration.fitting import Floats, fitted
 from vcluster.calibration.gpu.bases import base_of, folded
-from vcluster.calibration.gpu.items import COLLECTIVES, COPIES, ELEMENTWISE, LAUNCHES, OPTIMIZER, PRODUCTS
+from vcluster.calibration.gpu.items import COLLECTIVES, COPIES, ELEMENTWISE, LAUNCHES, OPTIMIZER, PRODUCTS, SUSTAINED
 from vcluster.calibration.gpu.layers import Model, Sizes
 from vcluster.calibration.gpu.measuring import Row, Tables
 from vcluster.calibration.gpu.training import run_of
@@ -58,7 +58,7 @@ def fit(tables: Tables) -> Fit:
     if not tables.measured(PRODUCTS):
         raise ValueError("no product was measured; a stack needs some")
     found = Fit(*base_of(tables))
-    for part in (_launch, _memory, _products, _dtypes, _fused, _issue, _host, _collectives):
+    for part in (_launch, _memory, _products, _dtypes, _under_load, _fused, _issue, _host, _collectives):
         part(tables, found)
     if not found.known:
         rates = dict(folded(found.hardware))
@@ -165,6 +165,25 @@ def _dtypes(tables: Tables, found: Fit) -> None:
         there = replace(found.hardware, flops_efficiencies=efficiencies)
         notes.append(f"{dtype} {len(rows)} within {_error(there, rows, product_seconds):.1%}")
     found.set(f"products by dtype: {', '.join(notes)} in the mean", flops_efficiencies=efficiencies)
+
+
+def _under_load(tables: Tables, found: Fit) -> None:
+    """Products one after the other for seconds take longer than single ones: power and heat lower the clocks."""
+    slower = {}
+    for row in tables.measured(SUSTAINED):
+        for single in tables.measured(PRODUCTS, m=row["size"], n=row["size"], k=row["size"], dtype=row["dtype"],
+                                      layout="tn")[:1]:
+            slower[row["dtype"]] = min(1.0, single["seconds"] / row["seconds"])
+    if not slower:
+        return
+    tables.notes["under_load"] = slower
+    told = ", ".join(f"{dtype} {part:.3f}" for dtype, part in slower.items())
+    usual = slower.get("bfloat16", 1.0)
+    efficiencies = {dtype: value * slower.get(dtype, usual)
+                    for dtype, value in found.hardware.flops_efficiencies.items()}
+    for name, value in (("flops_efficiency", found.hardware.flops_efficiency * usual),
+                        ("flops_efficiencies", efficiencies)):
+        found.set(f"{found.notes[name]}; times what is left for seconds on end, {told}", **{name: value})
 
 
 def _nearest(
