@@ -48,19 +48,18 @@ class FakeGpu:
             return self._copied(given)
         if item.table == items.ELEMENTWISE:
             known = given if given["op"] != "softmax" else {**given, "op": "add"}
-            return {"forward_seconds": self._moving(known)}
+            return {"forward_seconds": self._moving(known), "backward_seconds": 2 * self._moving(known)}
         if item.table == items.OPTIMIZER:
             count = 12 * given["layers"] * given["width"] ** 2
             seconds = 30 * count / (hardware.memory_bytes_per_second * hardware.memory_efficiency)
             return {"seconds": seconds, "parameters": count, "seconds_per_parameter": seconds / count}
         if item.table == items.SUSTAINED:
-            square = dict.fromkeys("mnk", given["size"])
-            return {"seconds": self.slower * product_seconds(hardware, {**square, "dtype": given["dtype"]})}
+            return {"alone_seconds": 1e-3, "seconds": 1e-3 * self.slower}
         if item.table == items.COLLECTIVES:
             cost = Costs(hardware).collective(given["name"], given["nbytes"], range(given["devices"]))
             return {"seconds": cost.seconds}
         return {"seconds": hardware.kernel_launch_seconds, "forward_seconds": 1e-3, "backward_seconds": 2e-3,
-                "forward_flops_per_second": 4e14, "backward_flops_per_second": 3e14}
+                "flops": 4e11}
 
     def _moving(self, given: dict[str, Any]) -> float:
         try:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from parallelism.display import in_columns
-from parallelism.display.quantities import count
 from parallelism.hardware import Hardware, HardwareFileError
+from vcluster.calibration.gpu import parts
 from vcluster.calibration.gpu.bases import one_node
-from vcluster.calibration.gpu.fits import Fit, fit, rates
-from vcluster.calibration.gpu.items import ATTENTION, COMPILED, DECODE, LAYERS, OPTIMIZER, Item, items
+from vcluster.calibration.gpu.fits import Fit, fit
+from vcluster.calibration.gpu.items import COMPILED, DECODE, LAYERS, Item, items
 from vcluster.calibration.gpu.layers import Model
 from vcluster.calibration.gpu.measuring import (
     Budget,
@@ -66,7 +65,9 @@ class Calibration:
 
     def __str__(self) -> str:
         told = [self.why] if self.found is None else [str(self.found.hardware), "", _constants(self.found)]
-        told += ["", _rates(self.tables), "", "a step of training, predicted by these constants and measured",
+        if self.found is not None:
+            told += ["", parts.told(self.tables, self.found.hardware)]
+        told += ["", "a step of training, predicted by these constants and measured",
                  table(self.steps)]
         return "\n".join(told)
 
@@ -97,6 +98,8 @@ def calibrate(
         return found
     tables.notes["preset"] = found.found.preset
     tables.notes["constants"] = {name: _plain(value) for name, value in found.found.values.items()}
+    tables.notes["elementwise_factors"] = parts.factors(tables, found.found.hardware)
+    tables.notes["attention_parts_of_peak"] = parts.attention_parts(tables, found.found.hardware)
     write_stack(output, found.found, tables.machine, beside.name)
     if not tables.interrupted:
         with _interruptible(tables, say):
@@ -148,7 +151,6 @@ def _train(
         try:
             note |= bench.step(model, steps)
             held = predicted(model, hardware, note["seconds"])
-            issued_before = predicted(model, replace(hardware, issue_seconds=0.0), note["seconds"])
         except HardwareFileError:
             raise
         except Exception as error:      # one that needs too much memory, say: the others go on
@@ -156,8 +158,7 @@ def _train(
             say(f"{budget.spent:4.0f} s  not measured: {model.name}: {note['not_measured']}")
             continue
         found.steps.append(held)
-        note |= {"predicted_seconds": held.predicted, "predicted_without_issue_seconds": issued_before.predicted,
-                 "model_flops": held.flops, "mfu": held.mfu, "held_out": True}
+        note |= {"predicted_seconds": held.predicted, "model_flops": held.flops, "mfu": held.mfu, "held_out": True}
 
 
 def _plain(value: Any) -> Any:
@@ -171,18 +172,3 @@ def _constants(found: Fit) -> str:
     for name, note in found.notes.items():
         notes.setdefault(note, []).append(name)
     return "\n".join(f"{', '.join(names)}\n    {note}" for note, names in notes.items())
-
-
-def _rates(tables: Tables) -> str:
-    """The best rates that were measured, for a glance."""
-    cells = [("reached at best", "")]
-    cells += [(f"products, {dtype}", f"{count(rate)}FLOP/s") for dtype, rate in rates(tables).items()]
-    for row in tables.measured(ATTENTION):
-        causal = "causal" if row["causal"] else "whole"
-        cells.append((f"attention, {row['backend']}, {causal}, {row['tokens']} tokens, heads of {row['head_width']}",
-                      f"{count(row['forward_flops_per_second'])}FLOP/s forward, "
-                      f"{count(row['backward_flops_per_second'])}FLOP/s backward, all scores counted"))
-    for row in tables.measured(OPTIMIZER):
-        cells.append((f"{row['how']}, {count(row['parameters'])} parameters",
-                      f"{row['seconds_per_parameter'] * 1e12:.3g} ps each"))
-    return "\n".join(in_columns(cells, 2))

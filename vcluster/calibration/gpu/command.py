@@ -30,7 +30,7 @@ class TorchBench:
 
     def machine(self) -> dict[str, Any]:
         """What is measured, in words."""
-        return described(self.torch, self.name)
+        return {**described(self.torch, self.name), "empty_seconds": self.device.clock.empty_seconds}
 
     def measure(self, item: Item) -> Mapping[str, Any]:
         """The figures of an item."""

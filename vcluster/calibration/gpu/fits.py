@@ -5,7 +5,7 @@ What the model has no constant for (attention by direction, norms, cross entropy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import mean, median
@@ -168,22 +168,17 @@ def _dtypes(tables: Tables, found: Fit) -> None:
 
 
 def _under_load(tables: Tables, found: Fit) -> None:
-    """Products one after the other for seconds take longer than single ones: power and heat lower the clocks."""
-    slower = {}
-    for row in tables.measured(SUSTAINED):
-        for single in tables.measured(PRODUCTS, m=row["size"], n=row["size"], k=row["size"], dtype=row["dtype"],
-                                      layout="tn")[:1]:
-            slower[row["dtype"]] = min(1.0, single["seconds"] / row["seconds"])
-    if not slower:
+    """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks."""
+    rows = tables.measured(SUSTAINED, what="layer") or tables.measured(SUSTAINED, what="product", dtype="bfloat16")
+    if not rows:
         return
-    tables.notes["under_load"] = slower
-    told = ", ".join(f"{dtype} {part:.3f}" for dtype, part in slower.items())
-    usual = slower.get("bfloat16", 1.0)
-    efficiencies = {dtype: value * slower.get(dtype, usual)
-                    for dtype, value in found.hardware.flops_efficiencies.items()}
-    for name, value in (("flops_efficiency", found.hardware.flops_efficiency * usual),
-                        ("flops_efficiencies", efficiencies)):
-        found.set(f"{found.notes[name]}; times what is left for seconds on end, {told}", **{name: value})
+    part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
+    what = f"times {part:.3f}, as {len(rows)} {rows[0]['what']}s alone are faster than those for seconds on end"
+    hardware = found.hardware
+    efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
+    for name, value in (("flops_efficiency", hardware.flops_efficiency * part), ("flops_efficiencies", efficiencies)):
+        if name in found.notes:
+            found.set(f"{found.notes[name]}; {what}", **{name: value})
 
 
 def _nearest(
@@ -217,21 +212,30 @@ def _fused(tables: Tables, found: Fit) -> None:
     rate = found.hardware.memory_bytes_per_second * found.hardware.memory_efficiency
     largest = max(rows, key=lambda row: int(row["parameters"]))
     nbytes = largest["seconds_per_parameter"] * rate
-    one = nbytes < ONE_KERNEL_BYTES or largest["parameters"] < MANY_PARAMETERS
+    if largest["parameters"] < MANY_PARAMETERS:
+        found.set("fused AdamW ran; of too few parameters to tell its bytes", fused="elementwise")
+        return
+    one = nbytes < ONE_KERNEL_BYTES
     found.set(f"fused AdamW takes as long as {nbytes:.0f} bytes a parameter, "
               f"{'as one kernel does' if one else 'more than one kernel'}; biases are added in products",
               fused="elementwise" if one else False)
 
 
 def _issue(tables: Tables, found: Fit) -> None:
-    """What issuing an op takes: that of a layer so small that nothing else takes time, over its ops in a simulation."""
+    """What issuing an op takes: that of a layer so small that nothing else takes time, over its ops in a simulation.
+
+    It is a constant of the stack where ops run when they are called.  On a GPU the host issues ahead: an op takes no
+    longer for it, unless all ops together do; so it is noted only.
+    """
     rows = tables.measured(LAUNCHES, what="small_layer", how="eager")
     if not rows:
         return
-    each = [(row["forward_seconds"] + row["backward_seconds"]) / simulated_ops(row["style"], bool(found.hardware.fused))
-            for row in rows]
-    found.set("a layer of 64 features, forward and backward, over the ops that a simulation has of it: what a step "
-              "takes that only issuing bounds", issue_seconds=mean(each))
+    each = mean((row["forward_seconds"] + row["backward_seconds"]) / simulated_ops(
+        row["style"], bool(found.hardware.fused)) for row in rows)
+    tables.notes["issue_seconds_of_an_op"] = each
+    if "multiprocessors" not in tables.machine:
+        found.set("a layer of 64 features, forward and backward, over the ops that a simulation has of it: what a step "
+                  "takes that only issuing bounds", issue_seconds=each)
 
 
 @lru_cache(maxsize=8)
@@ -286,11 +290,3 @@ def _collectives(tables: Tables, found: Fit) -> None:
         if (value := getattr(reached, name)) is not None:
             found.values[f"reached.{link.name}.{name}"] = value
             found.notes[f"reached.{link.name}.{name}"] = note
-
-
-def rates(tables: Tables) -> Mapping[str, float]:
-    """The best rate of products by dtype, in flops a second."""
-    found: dict[str, float] = {}
-    for row in tables.measured(PRODUCTS):
-        found[row["dtype"]] = max(found.get(row["dtype"], 0.0), row["flops_per_second"])
-    return found

@@ -163,9 +163,11 @@ def _launches() -> Iterator[Item]:
 
 
 def _sustained() -> Iterator[Item]:
-    """Products for seconds on end, as training has them: power and heat lower the clocks."""
+    """Products and layers for seconds on end, as training has them: power and heat lower the clocks."""
     for dtype in ("bfloat16", "float8"):
-        yield _of(SUSTAINED, size=8192, dtype=dtype, for_seconds=4.0)
+        yield _of(SUSTAINED, what="product", size=8192, dtype=dtype, for_seconds=4.0)
+    for kind in LAYER_KINDS[:4]:
+        yield _of(SUSTAINED, what="layer", **kind, tokens=4096, batch=1, backend="any", for_seconds=3.0)
 
 
 def _decode() -> Iterator[Item]:
@@ -239,7 +241,9 @@ def _quick() -> Iterator[Item]:
     for causal in (True, False):
         yield _of(ATTENTION, backend="flash", causal=causal, head_width=16, tokens=64, batch=2, heads=2,
                   key_value_heads=1 + causal, dtype="bfloat16")
-    yield _of(SUSTAINED, size=128, dtype="bfloat16", for_seconds=0.1)
+    yield _of(SUSTAINED, what="product", size=128, dtype="bfloat16", for_seconds=0.1)
+    yield _of(SUSTAINED, what="layer", style="gpt", width=64, heads=4, key_value_heads=4, feed_forward=128, tokens=32,
+              batch=2, backend="any", for_seconds=0.1)
     yield _of(DECODE, backend="any", tokens=64, batch=2, heads=4, key_value_heads=2, head_width=16, dtype="bfloat16")
     for style, recompute in (("gpt", "none"), ("llama", "full")):
         yield _of(LAYERS, style=style, width=64, heads=4, key_value_heads=2 + 2 * (style == "gpt"), feed_forward=128,

@@ -73,30 +73,43 @@ def copy_row(clock: Clock, given: Given) -> Row:
 
 
 def sustained_row(clock: Clock, given: Given) -> Row:
-    """Products without a pause: the first, and what they take once power and heat have settled; the clock then."""
-    torch, size, dtype = clock.torch, given["size"], given["dtype"]
-    left, right = (drawn(clock, size, size, dtype=dtype) for _ in range(2))
-    right, scale = right.t(), torch.ones((), device=clock.device)
+    """Work without a pause: what it takes alone, and once power and heat have settled; the clocks then."""
+    with backend_chosen(clock.torch, given.get("backend", "any")):
+        work = _layer_both_ways(clock, given) if given["what"] == "layer" else _square(clock, given)
+        alone = clock.time(work, cold=False, most=10)
+        pieces, state = _without_pause(clock, work, alone.seconds, given["for_seconds"])
+    return {"alone_seconds": alone.seconds, "seconds": pieces[-1], "pieces": pieces, "state": state}
 
-    def product() -> object:
-        if dtype == "float8":
-            return torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
-        return left @ right
 
-    once, state = clock.wall(product), ""
+def _without_pause(clock: Clock, work: Callable[[], object], once: float, spend: float) -> tuple[list[float], str]:
+    """The seconds of each call in pieces of a fifth of the time, and clocks and power in the second half."""
     pieces: list[float] = []
-    count = max(1, int(0.2 * given["for_seconds"] / once))
+    state, count = "", max(1, int(0.2 * spend / max(once, 1e-6)))
     began = perf_counter()
-    while not pieces or perf_counter() - began < given["for_seconds"]:
+    while not pieces or perf_counter() - began < spend:
         start = perf_counter()
         for _ in range(count):
-            product()
-        if perf_counter() - began > 0.5 * given["for_seconds"] and not state:
+            work()
+        if perf_counter() - began > 0.5 * spend and not state:
             state = load_now() if clock.on_gpu else "none"
         clock.synchronize()
         pieces.append((perf_counter() - start) / count)
-    return {"first_seconds": once, "seconds": pieces[-1], "pieces": pieces, "state": state,
-            "flops_per_second": 2.0 * size ** 3 / pieces[-1]}
+    return pieces, state
+
+
+def _square(clock: Clock, given: Given) -> Callable[[], object]:
+    torch, size = clock.torch, given["size"]
+    left, right = (drawn(clock, size, size, dtype=given["dtype"]) for _ in range(2))
+    right, scale = right.t(), torch.ones((), device=clock.device)
+    if given["dtype"] == "float8":
+        return lambda: torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    return lambda: left @ right
+
+
+def _layer_both_ways(clock: Clock, given: Given) -> Callable[[], object]:
+    forward, inputs = layer_work(clock, sizes_of(given), given["tokens"], given["batch"])
+    gradient = clock.torch.randn_like(forward())
+    return lambda: clock.torch.autograd.grad(forward(), inputs, gradient)
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------

@@ -51,11 +51,14 @@ class Clock:
         self.on_gpu = device.startswith("cuda")
         self._other: Any = None
         self._cycles_per_second = 1e9
+        self.empty_seconds = 0.0
+        """What two events take with nothing between them; it is taken off."""
         if self.on_gpu:
             properties = torch.cuda.get_device_properties(device)
             cache = int(getattr(properties, "L2_cache_size", 0)) or 64 << 20
             self._other = torch.empty(max(2 * cache, 128 << 20), dtype=torch.uint8, device=device)
             self._cycles_per_second = self._counted_cycles()
+            self.empty_seconds = self.time(lambda: None, least=20, most=20).seconds
 
     def settle(self, seconds: float) -> None:
         """Computes for some time, so that clocks are as high as under load."""
@@ -110,7 +113,7 @@ class Clock:
             if held > 1e-3:             # so that not more than some thousand kernels wait
                 self.synchronize()
         self.synchronize()
-        return _timed([begin.elapsed_time(end) / 1e3 for begin, end in events], issued)
+        return _timed([max(0.0, begin.elapsed_time(end) / 1e3 - self.empty_seconds) for begin, end in events], issued)
 
     def issue(self, work: Work, count: int) -> float:
         """The seconds of the host for each of ``count`` calls, while the device has nothing else to do."""
