@@ -207,6 +207,9 @@ def calibrate(words: Sequence[str]) -> int:
         "--output": {"type": Path, "metavar": "FILE.toml", "help": "the stack file that --gpu writes"},
         "--seconds": {"type": whole(1), "metavar": "N", "help": "the time for --gpu (default: 300)"},
         "--gpu-device": {"metavar": "DEVICE", "help": "cuda (default), cuda:1, or cpu for a try without a GPU"},
+        "--tables": {
+            "metavar": "NAME", "help": "with --gpu: measure nothing, fit to what was measured once: tables that are "
+                                       "kept, as h100, or a .json file beside a stack"},
         "--quick": {"action": "store_true", "help": "with --gpu: a little of everything, in seconds"},
         "--devices": {
             "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
@@ -222,7 +225,7 @@ takes about a minute; run nothing else meanwhile.""",
         return _published(arguments.published)
     if arguments.gpu:
         return _of_gpu(arguments)
-    for name in ("output", "seconds", "gpu_device", "quick"):
+    for name in ("output", "seconds", "gpu_device", "quick", "tables"):
         if getattr(arguments, name):
             raise WrongWords(f"--{name.replace('_', '-')} is an option of --gpu")
     if arguments.check and arguments.file is not None:
@@ -272,6 +275,8 @@ def _published(name: str) -> int:
 def _of_gpu(arguments: argparse.Namespace) -> int:
     """Measure a GPU through PyTorch and write a stack."""
     output: Path | None = arguments.output
+    if arguments.tables is not None:
+        return _of_tables(arguments.tables, output)
     if output is None or output.suffix != ".toml":
         raise WrongWords(f"--gpu needs --output FILE.toml, the stack to write; got {output}")
     for path in (output, output.with_suffix(".json")):
@@ -283,6 +288,20 @@ def _of_gpu(arguments: argparse.Namespace) -> int:
         return run(arguments.gpu_device or "cuda", output, seconds=arguments.seconds or 300, quick=arguments.quick)
     except NoTorchError as error:
         raise WrongWords(str(error)) from None
+
+
+def _of_tables(name: str, output: Path | None) -> int:
+    """Fit a stack to what was measured of a GPU once, and print it."""
+    from vcluster.calibration.gpu.kept import again
+
+    if output is not None:
+        writable(output, "output")
+    try:
+        with accessing(Path(name), "read", "tables"):
+            print(again(name, output))
+    except ValueError as error:
+        raise WrongWords(f"--tables: {error}") from None
+    return 0
 
 
 def _of_models(name: str, words: Sequence[str]) -> int:

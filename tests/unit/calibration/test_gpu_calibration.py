@@ -20,7 +20,8 @@ from vcluster.calibration.gpu import calibration
 from vcluster.calibration.gpu.bases import base_of, one_node, preset_of
 from vcluster.calibration.gpu.calibration import calibrate, on_file
 from vcluster.calibration.gpu.fits import Fit, fit, fitted_products
-from vcluster.calibration.gpu.items import COPIES, ELEMENTWISE, LAYERS, PRODUCTS, Item, items
+from vcluster.calibration.gpu.items import ATTENTION, COPIES, ELEMENTWISE, LAYERS, PRODUCTS, Item, items
+from vcluster.calibration.gpu.kept import again, kept, kept_names
 from vcluster.calibration.gpu.measuring import INTERRUPTED, NOT_MEASURED, OUT_OF_TIME, Budget, Tables, measure_all
 from vcluster.calibration.gpu.stack_file import write_stack
 from vcluster.calibration.gpu.training import MODELS, QUICK_MODELS, HeldOut, run_of, table
@@ -242,6 +243,53 @@ def test_what_does_not_fit_into_the_time_is_left_out():
     assert tables.rows == {"a": [{"n": 1, "seconds": 1.0}], "b": [{"n": 1, NOT_MEASURED: OUT_OF_TIME}],
                            "c": [{"n": 1, NOT_MEASURED: OUT_OF_TIME}]}
     assert said[-1].endswith("out of time: 1 of b, 1 of c left out")
+
+
+# -- tables that are kept ----------------------------------------------------------------------------------------------
+
+
+def test_kept_tables_are_of_a_gpu_with_a_preset_and_have_their_date():
+    assert "h100" in kept_names()
+    for name in kept_names():
+        tables = kept(name)
+        assert preset_of(tables.machine["gpu"]) and tables.machine["date"].startswith("20") and not tables.missing()
+        assert len(tables.measured(ATTENTION)) > 40 and len(tables.measured(LAYERS)) > 40
+
+
+def test_kept_tables_are_fitted_and_compared_again_without_a_gpu(tmp_path, capsys):
+    path = tmp_path / "kept.toml"
+    assert main(["calibrate", "--gpu", "--tables", "h100", "--output", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("held out") == 4 and all(model.name in told for model in MODELS)
+    read = Hardware.of(f"dgx-h100+{path}")
+    assert 0.5 < read.flops_efficiency <= 1 and 0.7 < read.memory_efficiency < 0.95
+    assert read.sources["products"].startswith("kept, measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0")
+    assert tomllib.loads(path.read_text())["measured"]["tables"] == "h100.json"
+
+
+def test_tables_beside_a_stack_give_the_same_stack_again(measured, tmp_path):
+    _, path = measured
+    again(str(path.with_suffix(".json")), tmp_path / "ours.toml")
+    one, other = (tomllib.loads(each.read_text()) for each in (path, tmp_path / "ours.toml"))
+    assert one["products"]["half_depth"] == pytest.approx(other["products"]["half_depth"], rel=1e-3)
+    assert one["flops_efficiency"] == pytest.approx(other["flops_efficiency"], rel=1e-3)
+    assert {**one, "products": 0, "flops_efficiency": 0}.keys() == other.keys() and one["measured"] == other["measured"]
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("h1000", "--tables: no measured tables 'h1000'; there is h100"),
+    ("nowhere.json", "--tables: nowhere.json cannot be read: No such file or directory"),
+    ("bad.json", "--tables: bad.json must be tables that calibrate --gpu wrote beside a stack, with machine, notes and "
+                 "tables; got something else"),
+    ("empty.json", "--tables: no product was measured; a stack needs some"),
+])
+def test_tables_that_are_none_are_told_in_a_line(name, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("[1]")
+    Tables(H100).save(tmp_path / "empty.json")
+    with pytest.raises(WrongWords) as caught:
+        main(["calibrate", "--gpu", "--tables", name])
+    assert str(caught.value).startswith(told)
 
 
 # -- bases -------------------------------------------------------------------------------------------------------------

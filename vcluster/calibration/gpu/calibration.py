@@ -17,7 +17,7 @@ from vcluster.calibration.gpu import parts
 from vcluster.calibration.gpu.bases import one_node
 from vcluster.calibration.gpu.fits import Fit, fit
 from vcluster.calibration.gpu.items import COMPILED, DECODE, LAYERS, Item, items
-from vcluster.calibration.gpu.layers import Model
+from vcluster.calibration.gpu.layers import Model, Sizes
 from vcluster.calibration.gpu.measuring import (
     Budget,
     Row,
@@ -159,6 +159,18 @@ def _train(
             continue
         found.steps.append(held)
         note |= {"predicted_seconds": held.predicted, "model_flops": held.flops, "mfu": held.mfu, "held_out": True}
+
+
+def compared(tables: Tables, hardware: Hardware) -> list[HeldOut]:
+    """The steps that were measured with these tables, predicted anew."""
+    found = []
+    for note in tables.notes.get("training", ()):
+        if "seconds" in note:
+            sizes = Sizes(*(note[name] for name in ("style", "width", "heads", "key_value_heads", "feed_forward")))
+            model = Model(note["name"], sizes, *(note[name] for name in (
+                "layers", "vocabulary", "tokens", "microbatch", "microbatches")))
+            found.append(predicted(model, hardware, note["seconds"]))
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -62,8 +62,17 @@ class Tables:
     @classmethod
     def load(cls, path: Path) -> Tables:
         """What `save` wrote."""
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return cls(told["machine"], told["tables"], told["notes"])
+        return cls.read(path.read_text(encoding="utf-8"), str(path))
+
+    @classmethod
+    def read(cls, text: str, origin: str) -> Tables:
+        """Tables from the text of a file.  ``ValueError`` for one that `save` did not write; ``origin`` is its name."""
+        try:
+            told = json.loads(text)
+            return cls(told["machine"], told["tables"], told["notes"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{origin} must be tables that calibrate --gpu wrote beside a stack, with machine, notes "
+                             "and tables; got something else") from None
 
 
 def _compact(row: Row) -> str:
