@@ -282,7 +282,7 @@ def _of_gpu(arguments: argparse.Namespace) -> int:
     for path in (output, output.with_suffix(".json")):
         writable(path, "output")
     from vcluster.calibration.gpu.command import run
-    from vcluster.calibration.gpu.torch_found import NoTorchError
+    from vcluster.calibration.gpu.through_torch.torch_found import NoTorchError
 
     try:
         return run(arguments.gpu_device or "cuda", output, seconds=arguments.seconds or 300, quick=arguments.quick)

@@ -10,7 +10,7 @@ from parallelism.hardware import Hardware
 from vcluster.calibration.gpu import items
 from vcluster.calibration.gpu.fits import moved, product_seconds
 from vcluster.calibration.gpu.items import Item
-from vcluster.calibration.gpu.layers import Model
+from vcluster.calibration.gpu.models import Model
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "torch": "2.11.0", "multiprocessors": 132,
         "nvidia_smi.driver_version": "580.1", "memory_bytes": 85_000_000_000, "cuda": None}

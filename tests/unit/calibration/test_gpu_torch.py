@@ -15,14 +15,21 @@ torch = pytest.importorskip("torch")
 from parallelism import ir  # noqa: E402
 from parallelism.models import TransformerSpec  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
-from vcluster.calibration.gpu.device import Device  # noqa: E402
 from vcluster.calibration.gpu.items import HOST_OPS, LAUNCHES, Item, items  # noqa: E402
-from vcluster.calibration.gpu.kernels import elementwise_row, product_row  # noqa: E402
-from vcluster.calibration.gpu.layers import Model, Sizes, layer, loss, made_weights, rotary_tables  # noqa: E402
 from vcluster.calibration.gpu.measuring import NOT_MEASURED, Tables  # noqa: E402
-from vcluster.calibration.gpu.timing import Clock  # noqa: E402
-from vcluster.calibration.gpu.torch_found import NoTorchError, torch_on  # noqa: E402
-from vcluster.calibration.gpu.training import QUICK_MODELS, measured_step  # noqa: E402
+from vcluster.calibration.gpu.models import QUICK_MODELS, Model, Sizes  # noqa: E402
+from vcluster.calibration.gpu.through_torch.device import Device  # noqa: E402
+from vcluster.calibration.gpu.through_torch.kernels import elementwise_row, product_row  # noqa: E402
+from vcluster.calibration.gpu.through_torch.layers import (  # noqa: E402
+    layer,
+    loss,
+    made_weights,
+    norm,
+    rotary_tables,
+)
+from vcluster.calibration.gpu.through_torch.steps import measured_step  # noqa: E402
+from vcluster.calibration.gpu.through_torch.timing import Clock  # noqa: E402
+from vcluster.calibration.gpu.through_torch.torch_found import NoTorchError, torch_on  # noqa: E402
 from vcluster.demo import WrongWords  # noqa: E402
 
 
@@ -146,8 +153,6 @@ def test_training_lowers_the_loss(clock):
 def test_norms_by_one_kernel_and_by_hand_agree():
     x, weights = torch.randn(6, 24), {"norm1": torch.randn(24), "norm1.bias": torch.randn(24)}
     by_hand = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weights["norm1"]
-    from vcluster.calibration.gpu.layers import norm
-
     assert torch.allclose(norm(torch, Sizes("llama", 24, 4, 2, 40), x, weights, "norm1"), by_hand, atol=1e-6)
 
 

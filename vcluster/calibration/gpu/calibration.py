@@ -17,7 +17,6 @@ from vcluster.calibration.gpu import parts
 from vcluster.calibration.gpu.bases import one_node
 from vcluster.calibration.gpu.fits import Fit, fit
 from vcluster.calibration.gpu.items import COMPILED, DECODE, LAYERS, Item, items
-from vcluster.calibration.gpu.layers import Model, Sizes
 from vcluster.calibration.gpu.measuring import (
     Budget,
     Row,
@@ -27,8 +26,9 @@ from vcluster.calibration.gpu.measuring import (
     of_tables,
     reason_of,
 )
+from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS, Model, Sizes
 from vcluster.calibration.gpu.stack_file import write_stack
-from vcluster.calibration.gpu.training import MODELS, QUICK_MODELS, HeldOut, predicted, table
+from vcluster.calibration.gpu.training import HeldOut, predicted, table
 
 BESIDES = (LAYERS, DECODE, COMPILED)
 """Tables that no constant is from: they come last."""

@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vcluster.calibration.gpu import group
 from vcluster.calibration.gpu.calibration import calibrate, tables_beside
-from vcluster.calibration.gpu.device import Device
 from vcluster.calibration.gpu.items import COLLECTIVES, Item, items
-from vcluster.calibration.gpu.layers import Model
-from vcluster.calibration.gpu.machine import described
 from vcluster.calibration.gpu.measuring import of_tables
-from vcluster.calibration.gpu.torch_found import torch_on
-from vcluster.calibration.gpu.training import measured_step
+from vcluster.calibration.gpu.models import Model
+from vcluster.calibration.gpu.through_torch import group
+from vcluster.calibration.gpu.through_torch.device import Device
+from vcluster.calibration.gpu.through_torch.machine import described
+from vcluster.calibration.gpu.through_torch.steps import measured_step
+from vcluster.calibration.gpu.through_torch.torch_found import torch_on
 
 INTERRUPTED = 130
 """The exit status after an interrupt, as a shell has it."""

@@ -17,8 +17,8 @@ from parallelism.simulation import simulate
 from vcluster.calibration.fitting import Floats, fitted
 from vcluster.calibration.gpu.bases import base_of, folded
 from vcluster.calibration.gpu.items import COLLECTIVES, COPIES, ELEMENTWISE, LAUNCHES, OPTIMIZER, PRODUCTS, SUSTAINED
-from vcluster.calibration.gpu.layers import Model, Sizes
 from vcluster.calibration.gpu.measuring import Row, Tables
+from vcluster.calibration.gpu.models import Model, Sizes
 from vcluster.calibration.gpu.training import run_of
 
 FEW_ROWS = 256

@@ -1,7 +1,7 @@
 """What is measured of a GPU: each item as a value, by table, the most needed first.
 
-An item says what to do and how large it is.  `vcluster.calibration.gpu.device` does it through PyTorch; a test may do
-it in another way.
+An item says what to do and how large it is.  `vcluster.calibration.gpu.through_torch.device` does it; a test may do it
+in another way.
 """
 
 from __future__ import annotations

@@ -8,43 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
+from vcluster.calibration.gpu.models import Model, Sizes
+
 Weights = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The figures of a layer; ``style`` is ``gpt`` (layer norms, gelu, biases) or ``llama`` (RMS norms, a gate)."""
-
-    style: str
-    width: int
-    heads: int
-    key_value_heads: int
-    feed_forward: int
-
-    @property
-    def head_width(self) -> int:
-        """The width of a head."""
-        return self.width // self.heads
-
-    @property
-    def is_gpt(self) -> bool:
-        """Whether it has biases, layer norms and gelu."""
-        return self.style == "gpt"
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each weight of a layer by name."""
-        both = self.width + 2 * self.key_value_heads * self.head_width
-        up = self.feed_forward if self.is_gpt else 2 * self.feed_forward
-        products = {"qkv": (both, self.width), "out": (self.width, self.width), "up": (up, self.width),
-                    "down": (self.width, self.feed_forward)}
-        found: dict[str, tuple[int, ...]] = {"norm1": (self.width,), "norm2": (self.width,), **products}
-        if self.is_gpt:
-            found |= {f"{name}.bias": (shape[0],) for name, shape in products.items()}
-            found |= {"norm1.bias": (self.width,), "norm2.bias": (self.width,)}
-        return found
 
 
 def made_weights(torch: Any, shapes: Mapping[str, tuple[int, ...]], device: str, dtype: Any) -> dict[str, Any]:
@@ -119,31 +87,6 @@ def layer(torch: Any, sizes: Sizes, x: Any, weights: Weights, tables: tuple[Any,
         gate, other = up.chunk(2, dim=-1)
         hidden = functions.silu(gate) * other
     return x + product("down", hidden)
-
-
-@dataclass(frozen=True)
-class Model:
-    """A small model: layers of one kind, a table of tokens, and for ``gpt`` one of positions, and a tied head."""
-
-    name: str
-    sizes: Sizes
-    layers: int
-    vocabulary: int
-    tokens: int
-    microbatch: int
-    microbatches: int = 1
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each weight by name."""
-        width = self.sizes.width
-        found: dict[str, tuple[int, ...]] = {"tokens": (self.vocabulary, width), "norm": (width,)}
-        if self.sizes.is_gpt:
-            found |= {"positions": (self.tokens, width), "norm.bias": (width,)}
-        else:
-            found["head"] = (self.vocabulary, width)
-        for number in range(self.layers):
-            found |= {f"{number}.{name}": shape for name, shape in self.sizes.shapes().items()}
-        return found
 
 
 def loss(

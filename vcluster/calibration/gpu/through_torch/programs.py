@@ -8,10 +8,11 @@ from time import perf_counter
 from typing import Any
 
 from vcluster.calibration.gpu.items import Given
-from vcluster.calibration.gpu.kernels import Row, drawn
-from vcluster.calibration.gpu.layers import Sizes, backend_chosen, layer, made_weights, rotary_tables
-from vcluster.calibration.gpu.machine import load_now
-from vcluster.calibration.gpu.timing import Clock
+from vcluster.calibration.gpu.models import Sizes
+from vcluster.calibration.gpu.through_torch.kernels import Row, drawn
+from vcluster.calibration.gpu.through_torch.layers import backend_chosen, layer, made_weights, rotary_tables
+from vcluster.calibration.gpu.through_torch.machine import load_now
+from vcluster.calibration.gpu.through_torch.timing import Clock
 
 _SMALL = {"gpt": Sizes("gpt", 64, 4, 4, 128), "llama": Sizes("llama", 64, 4, 4, 128)}
 """Layers so small that only issuing them takes time."""

@@ -6,9 +6,10 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vcluster.calibration.gpu import group, items, kernels, programs
+from vcluster.calibration.gpu import items
 from vcluster.calibration.gpu.items import Given, Item
-from vcluster.calibration.gpu.timing import Clock
+from vcluster.calibration.gpu.through_torch import group, kernels, programs
+from vcluster.calibration.gpu.through_torch.timing import Clock
 
 _DO: Mapping[str, Callable[[Clock, Given], dict[str, Any]]] = {
     items.PRODUCTS: kernels.product_row, items.ATTENTION: kernels.attention_row,

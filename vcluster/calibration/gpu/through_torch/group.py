@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vcluster.calibration.gpu.items import Given
-from vcluster.calibration.gpu.kernels import Row
-from vcluster.calibration.gpu.timing import Clock
+from vcluster.calibration.gpu.through_torch.kernels import Row
+from vcluster.calibration.gpu.through_torch.timing import Clock
 
 
 def job_size() -> int:

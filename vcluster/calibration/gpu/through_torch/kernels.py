@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vcluster.calibration.gpu.items import Given
-from vcluster.calibration.gpu.layers import backend_chosen, rotary_tables, rotated
-from vcluster.calibration.gpu.timing import Clock
+from vcluster.calibration.gpu.through_torch.layers import backend_chosen, rotary_tables, rotated
+from vcluster.calibration.gpu.through_torch.timing import Clock
 
 Row = dict[str, Any]
 Made = tuple[Callable[[], Any], Sequence[Any]]
