@@ -158,7 +158,7 @@ def test_products_are_told_as_they_are_for_seconds_on_end(measured, tmp_path):
     assert hot.hardware.efficiency("float8") == pytest.approx(0.58 / 1.25, rel=1e-3)
     assert hot.hardware.products == found.found.hardware.products
     assert hot.notes["flops_efficiency"].endswith(
-        "times 0.800, as 4 layers alone are faster than those for seconds on end")
+        "times 0.800: a layer alone over the same for seconds on end (4 measured)")
 
 
 def test_parts_without_a_constant_are_told_beside_the_one_rate_that_there_is(measured):

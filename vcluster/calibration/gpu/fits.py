@@ -173,7 +173,7 @@ def _under_load(tables: Tables, found: Fit) -> None:
     if not rows:
         return
     part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
-    what = f"times {part:.3f}, as {len(rows)} {rows[0]['what']}s alone are faster than those for seconds on end"
+    what = f"times {part:.3f}: a {rows[0]['what']} alone over the same for seconds on end ({len(rows)} measured)"
     hardware = found.hardware
     efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
     for name, value in (("flops_efficiency", hardware.flops_efficiency * part), ("flops_efficiencies", efficiencies)):

@@ -100,9 +100,7 @@ def attention_row(clock: Clock, given: Given) -> Row:
 
     with backend_chosen(torch, given["backend"]):
         row = both_ways(clock, forward, (query, key, value))
-    flops = 4.0 * batch * heads * tokens ** 2 * width
-    return {**row, "flops": flops, "forward_flops_per_second": flops / row["forward_seconds"],
-            "backward_flops_per_second": 2.5 * flops / row["backward_seconds"]}
+    return {**row, "flops": 4.0 * batch * heads * tokens ** 2 * width}
 
 
 def decode_row(clock: Clock, given: Given) -> Row:

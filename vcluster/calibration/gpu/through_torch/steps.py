@@ -56,10 +56,10 @@ def _step_of(clock: Clock, model: Model) -> Any:
     held = list(weights.values())
 
     def step() -> Any:
-        torch._foreach_zero_(gradients)
         for number in range(model.microbatches):
             value = loss(torch, model, weights, tokens[number], targets[number], tables)
-            torch._foreach_add_(gradients, torch.autograd.grad(value / model.microbatches, held))
+            narrow = torch.autograd.grad(value / model.microbatches, held)
+            (torch._foreach_add_ if number else torch._foreach_copy_)(gradients, narrow)
         optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(held, main)
