@@ -14,6 +14,8 @@ from vcluster.demo import Parser, WrongWords
 from vcluster.demo.command_line import accessing, nearest, serve, whole, writable
 
 if TYPE_CHECKING:
+    import argparse
+
     from parallelism.trace import Trace
 
 PROGRAM = "python -m vcluster"
@@ -34,7 +36,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} playground        a page to try collectives and schedules
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   list described clusters, or print one
-  {PROGRAM} calibrate         measure this machine, for hardware "host"
+  {PROGRAM} calibrate         measure this machine, or a GPU
   {PROGRAM} completion bash   names completed by a shell
   {PROGRAM} --version         print the version
 
@@ -201,6 +203,14 @@ def calibrate(words: Sequence[str]) -> int:
         "--mpi": {"action": "store_true", "help": "measure the ranks of this MPI job, and what joins them"},
         "--published": {
             "metavar": "TABLE", "help": "fit the stack of a table of published runs to it, and tell the errors"},
+        "--gpu": {"action": "store_true", "help": "measure a GPU through PyTorch, and write a stack to --output"},
+        "--output": {"type": Path, "metavar": "FILE.toml", "help": "the stack file that --gpu writes"},
+        "--seconds": {"type": whole(1), "metavar": "N", "help": "the time for --gpu (default: 300)"},
+        "--gpu-device": {"metavar": "DEVICE", "help": "cuda (default), cuda:1, or cpu for a try without a GPU"},
+        "--tables": {
+            "metavar": "NAME", "help": "with --gpu: measure nothing, fit to what was measured once: tables that are "
+                                       "kept, as h100, or a .json file beside a stack"},
+        "--quick": {"action": "store_true", "help": "with --gpu: a little of everything, in seconds"},
         "--devices": {
             "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
             "help": "number of devices that compute at the same time (default: the number of cores)"},
@@ -213,6 +223,11 @@ takes about a minute; run nothing else meanwhile.""",
   {VARIABLE}=PATH names another file; if it is empty, there is none.""").parse(words)
     if arguments.published is not None:
         return _published(arguments.published)
+    if arguments.gpu:
+        return _of_gpu(arguments)
+    for name in ("output", "seconds", "gpu_device", "quick", "tables"):
+        if getattr(arguments, name):
+            raise WrongWords(f"--{name.replace('_', '-')} is an option of --gpu")
     if arguments.check and arguments.file is not None:
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()
@@ -254,6 +269,38 @@ def _published(name: str) -> int:
     with progress() as told:
         report = refitted(table, told)
     print(report)
+    return 0
+
+
+def _of_gpu(arguments: argparse.Namespace) -> int:
+    """Measure a GPU through PyTorch and write a stack."""
+    output: Path | None = arguments.output
+    if arguments.tables is not None:
+        return _of_tables(arguments.tables, output)
+    if output is None or output.suffix != ".toml":
+        raise WrongWords(f"--gpu needs --output FILE.toml, the stack to write; got {output}")
+    for path in (output, output.with_suffix(".json")):
+        writable(path, "output")
+    from vcluster.calibration.gpu.command import run
+    from vcluster.calibration.gpu.through_torch.torch_found import NoTorchError
+
+    try:
+        return run(arguments.gpu_device or "cuda", output, seconds=arguments.seconds or 300, quick=arguments.quick)
+    except NoTorchError as error:
+        raise WrongWords(str(error)) from None
+
+
+def _of_tables(name: str, output: Path | None) -> int:
+    """Fit a stack to what was measured of a GPU once, and print it."""
+    from vcluster.calibration.gpu.kept import again
+
+    if output is not None:
+        writable(output, "output")
+    try:
+        with accessing(Path(name), "read", "tables"):
+            print(again(name, output))
+    except ValueError as error:
+        raise WrongWords(f"--tables: {error}") from None
     return 0
 
 

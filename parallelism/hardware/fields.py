@@ -93,6 +93,18 @@ def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
     return tuple(values)
 
 
+def places(placement: Any, devices: int) -> tuple[int, ...]:
+    """A checked tuple of different places by rank, each one of so many devices."""
+    if not isinstance(placement, Sequence) or isinstance(placement, str):
+        raise TypeError(f"placement must be a list of places by rank; got {shown(placement)}")
+    found = tuple(whole_number("placement", place, least=0) for place in placement)
+    if found and max(found) >= devices:
+        raise ValueError(f"placement must name places 0 to {devices - 1}; got {max(found)}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"placement must give each rank a place of its own; got {shown(found)}")
+    return found
+
+
 def shown(value: Any) -> str:
     """A value in a short text; the value may be of any size."""
     try:

@@ -31,7 +31,7 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached
-from parallelism.hardware.stacks import on_stack, split_name
+from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
@@ -166,7 +166,7 @@ class Hardware:
             if (link.ports or 1) > inside:
                 raise ValueError(
                     f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}")
-        checked.store(self, placement=_places(self.placement, self.devices))
+        checked.store(self, placement=checked.places(self.placement, self.devices))
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
             named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
@@ -207,7 +207,9 @@ class Hardware:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Hardware:
         """A file, in TOML or JSON.  Raises `HardwareFileError`, a ``ValueError``, that says what is wrong with it."""
-        return hardware_files.build(cls, hardware_files.read(path), path, parts=_PARTS)
+        table = hardware_files.read(path)
+        refuse_stack(table, path)
+        return hardware_files.build(cls, table, path, parts=_PARTS)
 
     @classmethod
     def of_host(cls, devices: int | None = None) -> Hardware | None:
@@ -231,9 +233,14 @@ class Hardware:
 
     @classmethod
     def of(cls, hardware: Hardware | str | PathLike[str]) -> Hardware:
-        """A hardware as it is given: as itself, as the name of a preset, or as a file."""
+        """A hardware as it is given: as itself, as the name of a preset, or as a file.
+
+        Behind a preset and a plus stands a stack or a stack file: ``dgx-h100+ours.toml``.
+        """
         if isinstance(hardware, cls):
             return hardware
+        if isinstance(hardware, str) and (file := stack_file(hardware)):
+            return on_stack(cls.preset(split_name(hardware)[0]), file)
         if isinstance(hardware, str) and not hardware.lower().endswith((".toml", ".json")):
             return cls.preset(hardware)
         if isinstance(hardware, str | PathLike):
@@ -383,17 +390,6 @@ class Hardware:
 
     def _repr_html_(self) -> str:
         return hardware_table.html(self)
-
-
-def _places(placement: Any, devices: int) -> tuple[int, ...]:
-    if not isinstance(placement, Sequence) or isinstance(placement, str):
-        raise TypeError(f"placement must be a list of places by rank; got {checked.shown(placement)}")
-    places = tuple(checked.whole_number("placement", place, least=0) for place in placement)
-    if places and max(places) >= devices:
-        raise ValueError(f"placement must name places 0 to {devices - 1}; got {max(places)}")
-    if len(set(places)) < len(places):
-        raise ValueError(f"placement must give each rank a place of its own; got {checked.shown(places)}")
-    return places
 
 
 def _by(extents: Sequence[int]) -> str:

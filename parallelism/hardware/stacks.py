@@ -1,6 +1,7 @@
 """Stacks: what a software reaches on a hardware, as constants on top of a preset.
 
     Hardware.preset("dgx-a100:8+megatron-a100")     8 nodes, with the constants of Megatron-LM on A100s
+    Hardware.of("dgx-h100+ours.toml")               with those of a file, as calibrate --gpu writes it
 
 The datasheet says what a device could do, and benchmarks what it does in one library at a time.  How a training
 software launches, fuses and multiplies is in a file of its own, ``presets/stacks``: a table with fields of `Hardware`,
@@ -14,11 +15,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.resources import files
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import fields as checked
+from parallelism.hardware.files import HardwareFileError, build, presets, read
+from parallelism.hardware.links import HostLink
 from parallelism.hardware.rates import Products, Reached
 from parallelism.spelling import did_you_mean
 
@@ -28,7 +32,10 @@ if TYPE_CHECKING:
 MARKS = ("datasheet", "measured", "fitted", "estimate")
 """Where a number of a stack is from: the first word of its source."""
 _FOLDER = "presets/stacks"
-_OWN = ("name", "title", "fitted_on", "sources", "reached", "products")
+_OWN = ("name", "title", "fitted_on", "sources", "reached", "products", "host", "hardware", "measured")
+"""What a stack has beside fields of `Hardware` as they are.  ``hardware`` names the preset that a file is for, and
+``measured`` tells of the machine; both are for people."""
+_REQUIRED = ("name", "title", "sources")
 
 
 def stack_names() -> tuple[str, ...]:
@@ -38,7 +45,12 @@ def stack_names() -> tuple[str, ...]:
 
 
 def read_stack(name: str) -> dict[str, Any]:
-    """The table of a stack.  ``ValueError`` for a name that is none."""
+    """The table of a stack, or of a stack file, if the name ends in ``.toml``.
+
+    ``ValueError`` for a name that is none, `HardwareFileError`, which is one, for a file that is none.
+    """
+    if name.endswith(".toml"):
+        return _read_file(name)
     if name not in stack_names():
         close = did_you_mean(name, stack_names()) or f"; there is {', '.join(stack_names())}"
         raise ValueError(f"no stack {checked.shown(name)}{close}")
@@ -51,18 +63,46 @@ def fitted_on(name: str) -> tuple[str, ...]:
 
 
 def on_stack(hardware: Hardware, name: str) -> Hardware:
-    """The hardware with the constants of a stack in place of its own."""
+    """The hardware with the constants of a stack, or of a stack file, in place of its own."""
     table = read_stack(name)
+    try:
+        return _replaced(hardware, table, name)
+    except HardwareFileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise HardwareFileError(f"{name}: {error}") from None
+
+
+def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hardware:
     changed: dict[str, Any] = {field: value for field, value in table.items() if field not in _OWN}
-    sources = {_in_hardware(field): f"{name}, {source}" for field, source in table["sources"].items()}
-    if "products" in table:
-        changed["products"] = Products(**table["products"])
-    reached: Mapping[str, Any] = table.get("reached", {})
-    links = tuple(replace(link, reached=Reached(**reached[link.name])) if link.name in reached else link
-                  for link in hardware.links)
+    known = {field.name for field in fields(hardware)}
+    for field in changed:
+        if field not in known:
+            raise ValueError(f"{checked.shown(field)} is no field of a stack{did_you_mean(field, known)}")
+    name, sources = table["name"], checked.texts("sources", table["sources"], 500)
+    told = {_in_hardware(field): f"{name}, {source}"[:500] for field, source in sources.items()}
+    described: dict[str, type[Any]] = {"products": Products, "host": HostLink}
+    for field, kind in described.items():
+        if field in table:
+            changed[field] = build(kind, table[field], origin, f"{field}.", parts={})
+    reached = table.get("reached", {})
+    if not isinstance(reached, Mapping):
+        raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")
+    links = tuple(replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
+                  if link.name in reached else link for link in hardware.links)
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
     return replace(hardware, **changed, links=links, stack=name, title=title[:200],
-                   sources={**hardware.sources, **sources})
+                   sources={**hardware.sources, **told})
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """The table of a stack file: it has a name, a title and the sources of its numbers."""
+    table = read(path)
+    for field in _REQUIRED:
+        if field not in table:
+            raise HardwareFileError(f"{path}: {field} is missing; a stack has {', '.join(_REQUIRED)}, and constants of "
+                                    "a hardware")
+    return table
 
 
 def _in_hardware(field: str) -> str:
@@ -77,3 +117,15 @@ def split_name(name: str) -> tuple[str, str]:
     preset, _, stack = name.partition("+")
     return preset, stack
 
+
+def stack_file(name: str) -> str:
+    """The path of the stack file in ``dgx-h100+ours.toml``; "" where there is none: a path may have a plus, too."""
+    preset, stack = split_name(name)
+    return stack if preset.partition(":")[0] in presets() and stack.endswith(".toml") else ""
+
+
+def refuse_stack(table: Mapping[str, Any], path: str | PathLike[str]) -> None:
+    """`HardwareFileError` for the table of a stack file, where a whole hardware is expected."""
+    if "fitted_on" in table and "links" not in table:
+        preset = table.get("hardware", "dgx-h100")
+        raise HardwareFileError(f"{path} is a stack, which stands behind a hardware: {preset}+{path}")
