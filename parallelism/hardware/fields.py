@@ -32,7 +32,7 @@ def changed(described: Value, **values: Any) -> Value:
 def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:
-    """A checked number: at least ``least`` or above ``above``, at most ``most``, and no further from 1 than `LARGEST`."""
+    """A checked number: at least ``least`` or above ``above``, at most ``most``; and 0, or in the bounds of all."""
     bounds = f"at least {least:g}" if above is None else f"above {above:g}"
     if most < inf:
         bounds += f" and at most {most:g}"

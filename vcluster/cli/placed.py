@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parallelism import ir
 from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
+from parallelism.hardware.fields import shown
 from parallelism.interop import Partitioned
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
@@ -141,7 +142,7 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
     if arguments.optimizer:
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
-        program = right(train_step, _function(program, "--optimizer"), _optimizer(arguments.optimizer))
+        program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
     numbers = sizes_of(arguments.size)
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
@@ -201,7 +202,7 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     loss = right(loss_of_rows, _function(program_in(arguments.file), "--optimizer"), name, sizes)
     inside = [replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms]
-    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, _optimizer(arguments.optimizer))
+    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer))
     return run
 
 
@@ -300,14 +301,17 @@ def _function(program: ir.Function | Step, option: str) -> ir.Function:
     return program
 
 
-def _optimizer(text: str) -> Any:
+def optimizer_of(text: str) -> SGD | Adam:
+    """The optimizer in a text such as ``adam`` or ``sgd:0.1``."""
     name, colon, rate = text.partition(":")
     if name not in OPTIMIZERS:
-        raise WrongWords(f"--optimizer: there is no {name!r}{nearest(name, [*OPTIMIZERS])}")
+        raise WrongWords(f"--optimizer: there is no {shown(name)}{nearest(name, [*OPTIMIZERS])}")
     try:
-        return OPTIMIZERS[name](float(rate) if colon else RATE)
+        found: SGD | Adam = OPTIMIZERS[name](float(rate) if colon else RATE)
     except ValueError as error:
-        raise WrongWords(f"--optimizer needs a name and a rate, as adam:0.001; got {text!r}: {error}") from None
+        told = f"--optimizer needs a name and a rate, as adam:0.001; got {shown(text)}: {str(error)[:200]}"
+        raise WrongWords(told) from None
+    return found
 
 
 def sizes_of(texts: Iterable[str]) -> dict[str, int]:
