@@ -35,6 +35,7 @@ from parallelism.transforms import (
 )
 from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, nearest
+from vcluster.runs.drawn import drawn
 
 MOST_DESCRIBED = 1 << 20
 """Maximal number of devices that are not run."""
@@ -110,19 +111,13 @@ class Given:
         return executable
 
     def inputs(self, arguments: argparse.Namespace) -> dict[str, NDArray[Any]]:
-        """The arrays of a file; without one random floats and integers of 0, and of an optimizer its first state."""
+        """The arrays of a file; without one random ones (`drawn`), and of an optimizer its first state."""
         function = self.function
         if arguments.inputs is not None:
             return {**self.weights, **arrays_in(arguments.inputs, function)}
-        rng = np.random.default_rng(arguments.seed)
-        arrays = {
-            value.name: np.asarray(
-                rng.normal(size=value.type.shape) if is_floating(value.type.dtype) else np.zeros(value.type.shape),
-                value.type.dtype)
-            for value in function.inputs
-        }
+        names = [value.name for value in right(Parts.of, function).parameters] if self.trains else []
+        arrays = drawn(function, arguments.seed, names)
         if self.trains:
-            names = [value.name for value in right(Parts.of, function).parameters]
             arrays |= right(first_state, function, {name: arrays[name] for name in names})
         return arrays | {name: array for name, array in self.weights.items() if name in arrays}
 

@@ -6,16 +6,15 @@ import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism import ir
 from parallelism.display import WIDTH, progress
-from parallelism.dtypes import is_floating, limits_of
+from parallelism.display.quantities import plural
+from parallelism.dtypes import is_floating
 from parallelism.execution import Executable, TrainedPipeline, operation_on
 from parallelism.hardware import Hardware
 from parallelism.interop import Partitioned
@@ -37,8 +36,8 @@ from vcluster.demo.command_line import Arguments, whole, writable
 from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.report import compare
 from vcluster.runs import VirtualCluster
+from vcluster.runs.judged import Judgement, judged
 
-TOLERANCE = 1e-10
 FOLDED_FROM = 65
 """Number of devices from which equal devices are folded by default."""
 
@@ -211,7 +210,7 @@ def run(program: str, words: Sequence[str]) -> int:
         {**_priced(required=False),
          "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
          "--seed": {"type": whole(0), "default": 0, "metavar": "N",
-                    "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
+                    "help": "seed of the random arrays if no inputs are given (default: 0)"},
          "--backend": {"choices": BACKENDS, "default": usual_backend(),
                        "help": "backend of the cluster (default: process)"}})
     found = given(arguments, most=MOST_DEVICES)
@@ -227,16 +226,30 @@ def run(program: str, words: Sequence[str]) -> int:
         done = right(cluster.run, operation, inputs)
         with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
-    apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
+    found_apart = judged(function, inputs, done.result, expected)
     results = [value for value in function.outputs if not found.trains or not value.name.startswith(NEXT)]
     for value, array in zip(results, done.result, strict=False):
         print(f"{value} = {np.array2string(array, threshold=8, edgeitems=2, precision=6)}")
     if found.trains:
         print(f"and {len(function.outputs) - len(results)} arrays for the next step")
     print()
-    say(f"the results on {mesh!r} and in one process differ by {apart:.2g} of the largest number")
+    _tell(found_apart, mesh, given=arguments.inputs is not None)
     _told_and_kept(arguments, trace, lambda: simulate(operation, **price, **found.on))
-    return int(apart > _tolerance(function))
+    return int(not found_apart.right)
+
+
+def _tell(found: Judgement, mesh: Mesh, *, given: bool) -> None:
+    """Print how far the results are apart, and which are no numbers."""
+    left_out = f", {plural(found.rounding, 'array')} aside that rounding alone decides" if found.rounding else ""
+    say(f"the results on {mesh!r} and in one process differ by {found.apart:.2g} of the largest number{left_out}")
+    _tell_nan(found.nan, given=given)
+
+
+def _tell_nan(names: Sequence[str], *, given: bool) -> None:
+    if names:
+        where = f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+        hint = "" if given else "; the inputs are random, --inputs gives others"
+        say(f"NaN in {where}: nothing is compared there, so this counts as a failure{hint}")
 
 
 def _run_partitioned(
@@ -250,8 +263,11 @@ def _run_partitioned(
         with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
     print(*results_told(operation, done.result), sep="\n")
+    flat = done.result if operation.takes_whole else [array for outputs in done.result for array in outputs]
+    nan = [f"result {place}" for place, array in enumerate(flat) if is_floating(array.dtype) and np.isnan(array).any()]
+    _tell_nan(nan, given=arguments.inputs is not None)
     _told_and_kept(arguments, trace, lambda: simulate(operation, **price))
-    return 0
+    return int(bool(nan))
 
 
 def _told_and_kept(arguments: argparse.Namespace, trace: Trace, simulated: Callable[[], Trace]) -> None:
@@ -313,26 +329,6 @@ def _priced(*, required: bool) -> Arguments:
         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
         "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
     }
-
-
-def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference divided by the largest number. Infinite if NaNs or infinities differ."""
-    if a.size == 0 or np.array_equal(a, b, equal_nan=is_floating(a.dtype)):
-        return 0.0
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-        return inf
-    x, y = x[finite], y[finite]
-    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
-
-
-def _tolerance(function: ir.Function) -> float:
-    """How far the results may be apart: more for smaller floats, whose sums depend on their order."""
-    dtypes = {value.type.dtype for value in function.values if is_floating(value.type.dtype)}
-    if all(dtype.itemsize >= 8 for dtype in dtypes):
-        return TOLERANCE
-    return max(1e-2, *(8 * float(limits_of(dtype).eps) for dtype in dtypes))
 
 
 def _memory(trace: Trace, hardware: Hardware) -> None:

@@ -279,10 +279,48 @@ def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, mon
 NO_NPZ = "it is not an .npz file of numpy.savez ("
 
 
-def test_numbers_that_are_not_finite_agree_where_they_are_the_same():
-    x, y = np.array([np.nan, np.inf, 4.0]), np.array([np.nan, np.inf, 5.0])
-    assert models._apart(x, y) == 0.2 and models._apart(x, x) == 0
-    assert models._apart(x, np.array([1.0, np.inf, 4.0])) == models._apart(x[:1], y[1:2]) == np.inf
+@pytest.mark.parametrize("optimizer", ["sgd:0.1", "adam:0.01"])
+def test_run_takes_a_gradient_that_is_zero_but_for_rounding_for_right(command, tmp_path, optimizer):
+    def loss(p, x, y):
+        z = np.tanh(x @ p["w"]) + p["shift"]        # the shift of all logits changes nothing
+        return ((ir.apply("softmax", z, axis=1) - y) ** 2).mean()
+
+    types = {"w": ir.TensorType("f64", (5, 4)), "shift": ir.TensorType("f64", (1,))}
+    (tmp_path / "loss.mlir").write_text(str(ir.record(
+        loss, types, ir.TensorType("f64", (9, 5)), ir.TensorType("f64", (9, 4)))))
+    for seed in "012":
+        status, out, err = command("run", "loss.mlir", "--optimizer", optimizer, "--strategy", "dp=3", "--backend",
+                                   "thread", "--seed", seed)
+        assert (status, err) == (0, ""), out
+    wrong = "run", "loss.mlir", "--gradient", "--backend", "thread"
+    assert command(*wrong)[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_run_fails_where_a_result_is_nan(command, tmp_path):
+    (tmp_path / "nan.mlir").write_text(str(ir.record(lambda x: np.log(x).sum(), ir.TensorType("f64", (8, 2)))))
+    status, out, err = command("run", "nan.mlir", "--backend", "thread")
+    assert (status, err) == (1, "")
+    assert "NaN in " in out and "the inputs are random, --inputs gives others" in unwrapped(out)
+    np.savez(tmp_path / "in.npz", x=np.ones((8, 2)))
+    status, out, _ = command("run", "nan.mlir", "--backend", "thread", "--inputs", "in.npz")
+    assert status == 0 and "NaN" not in out
+
+
+def test_run_of_many_layers_stays_finite_and_lookups_read_many_rows(command, tmp_path):
+    def loss(p, ids):
+        h = p["table"][ids]
+        for _ in range(100):
+            h = h @ p["w"]
+        return h.sum(axis=1)
+
+    program = ir.record(loss, {"table": ir.TensorType("f32", (30, 64)), "w": ir.TensorType("f32", (64, 64))},
+                        ir.TensorType("i32", (12,)))
+    (tmp_path / "deep.mlir").write_text(str(program))
+    status, out, err = command("run", "deep.mlir", "--backend", "thread")
+    assert (status, err) == (0, "")
+    numbers = re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", out.partition("= [")[2].partition("]")[0])
+    assert len(set(numbers)) == len(numbers) > 3 and all(abs(float(number)) < 1e6 for number in numbers)
 
 
 @pytest.mark.parametrize(("name", "message"), [
