@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
+from parallelism.display.quantities import short_errors
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.spec import VOCABULARY_MULTIPLE
@@ -120,6 +121,7 @@ class MegatronFlags:
     loss_scale: float | None = None
     clip_grad: float | None = None
 
+    @short_errors
     def __post_init__(self) -> None:
         for option in OPTIONS:
             value = getattr(self, option.field)

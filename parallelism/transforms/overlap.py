@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, frozen_attributes
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import word
@@ -70,6 +71,7 @@ class Overlap:
         return cls(said[_BYTES], said[_AHEAD]) if _BYTES in said and _AHEAD in said else None
 
     @classmethod
+    @short_errors
     def parse(cls, value: str | None) -> Overlap:
         """From the value of its word: ``25MB``, ``ahead:2``, ``25MB,ahead:2``, or None for the defaults."""
         given: dict[str, int] = {}

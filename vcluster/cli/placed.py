@@ -316,7 +316,7 @@ def sizes_of(texts: Iterable[str]) -> dict[str, int]:
         name, _, number = text.partition("=")
         name = name.strip()
         if not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
+            raise WrongWords(f"--size needs a symbol and a number, as B=64; got {shown(text)}")
         if name in sizes:
             raise WrongWords(f"--size gives {name} twice, {sizes[name]} and {int(number)}")
         sizes[name] = int(number)

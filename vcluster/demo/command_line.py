@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from parallelism.display.quantities import cut, shortened
 from parallelism.mesh import Mesh
 from parallelism.spelling import closest
 
@@ -74,7 +75,21 @@ class Parser(argparse.ArgumentParser):
             options = [option for option in self._option_string_actions if option.startswith("--")]
             told = nearest(word, options) if len(options) <= MOST_LISTED or closest(word, options) else "; see --help"
             raise WrongWords(f"there is no option {word}{told}")
+        self._check_once(words)
         return namespace
+
+    def _check_once(self, words: Sequence[str]) -> None:
+        """`WrongWords` for an option of one value that is given twice, with two values: one of them would not count."""
+        given: dict[str, str] = {}
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            option, equals, value = word.partition("=")
+            action = self._option_string_actions.get(option)
+            if type(action) is not argparse._StoreAction or action.nargs is not None:
+                continue
+            value = value if equals else after
+            if given.setdefault(action.dest, value) != value:
+                raise WrongWords(f"{option} is given twice, as {shortened(given[action.dest])} and "
+                                 f"{shortened(value)}; leave one out")
 
 
 def nearest(word: str, right: Sequence[str]) -> str:
@@ -205,7 +220,7 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
     try:
         return main(sys.argv[1:] if words is None else words)
     except WrongWords as error:
-        print(f"{program} {error.command}".strip() + f": {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{program} {error.command}".strip() + f": {cut(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: stopped", file=sys.stderr)

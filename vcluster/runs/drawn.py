@@ -44,7 +44,7 @@ def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[st
 
 
 def _array(value: Value, rng: np.random.Generator, scale: float, below: int) -> NDArray[Any]:
-    dtype, shape = value.type.dtype, value.type.shape
+    dtype, shape = value.type.dtype, tuple(map(int, value.type.shape))
     if is_floating(dtype):
         return np.asarray(scale * rng.normal(size=shape), dtype)
     if dtype.kind == "b":
