@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
     def _check_once(self, words: Sequence[str]) -> None:
         """`WrongWords` for an option of one value that is given twice, with two values: one of them would not count."""
         given: dict[str, str] = {}
-        for word, after in zip(words, [*words[1:], ""], strict=True):
+        for word, after in zip(words, [*words[1:], ""], strict=False):
             option, equals, value = word.partition("=")
             action = self._option_string_actions.get(option)
             if type(action) is not argparse._StoreAction or action.nargs is not None:
