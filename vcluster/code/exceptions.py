@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from parallelism.display.quantities import cut
 from parallelism.operation import is_installed, is_ours
+from vcluster.code.called import called_or_not
 from vcluster.code.errors import OperationCancelled
 from vcluster.code.line_values import values_on_lines
 from vcluster.code.pickling import dump, load, type_name
@@ -145,6 +146,9 @@ def describe_exception(exception: BaseException, program: CodeType | None = None
     ``program`` is the code that ran. If no line of the user's is in the traceback, the failure is reported at its first
     line.
     """
+    with suppress(Exception):  # the hint is optional
+        if hint := called_or_not(exception):
+            exception.add_note(hint)
     try:
         return _describe(exception, frozenset(), program)._replace(values=_values(exception.__traceback__))
     except BaseException as error:  # its class may have no name, and its attributes may raise anything
