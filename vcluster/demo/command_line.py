@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from parallelism.display.quantities import cut, shortened
+from parallelism.display.quantities import cut
 from parallelism.mesh import Mesh
 from parallelism.spelling import closest
 
@@ -75,21 +75,7 @@ class Parser(argparse.ArgumentParser):
             options = [option for option in self._option_string_actions if option.startswith("--")]
             told = nearest(word, options) if len(options) <= MOST_LISTED or closest(word, options) else "; see --help"
             raise WrongWords(f"there is no option {word}{told}")
-        self._check_once(words)
         return namespace
-
-    def _check_once(self, words: Sequence[str]) -> None:
-        """`WrongWords` for an option of one value that is given twice, with two values: one of them would not count."""
-        given: dict[str, str] = {}
-        for word, after in zip(words, [*words[1:], ""], strict=False):
-            option, equals, value = word.partition("=")
-            action = self._option_string_actions.get(option)
-            if type(action) is not argparse._StoreAction or action.nargs is not None:
-                continue
-            value = value if equals else after
-            if given.setdefault(action.dest, value) != value:
-                raise WrongWords(f"{option} is given twice, as {shortened(given[action.dest])} and "
-                                 f"{shortened(value)}; leave one out")
 
 
 def nearest(word: str, right: Sequence[str]) -> str:

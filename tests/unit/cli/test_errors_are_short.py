@@ -115,19 +115,3 @@ def test_a_command_line_is_refused_in_a_short_line(
         status = serve(PROGRAM, main, [*(word.format(long) for word in words.split()), *more])
         out, err = capsys.readouterr()
         assert (status, out) == (2, "") and err.count("\n") == 1 and len(err) < MOST
-
-
-@pytest.mark.parametrize(("words", "told"), [
-    ("plan gpt2 --hardware dgx-h100 --hardware=dgx-a100", "--hardware is given twice, as 'dgx-h100' and 'dgx-a100'"),
-    ("simulate gpt2 --hardware dgx-h100 --devices 4 --devices 8", "--devices is given twice, as '4' and '8'"),
-    ("show m.mlir --mesh dp=2 --mesh tp=2", "--mesh is given twice"),
-    ("demo mlp --pp 2 --pp 4", "--pp is given twice"),
-])
-def test_an_option_with_two_values_is_refused(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
-    status = serve(PROGRAM, main, words.split())
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "") and told in err and err.count("\n") == 1
-
-
-def test_the_same_value_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve(PROGRAM, main, ["simulate", "gpt2", *["--hardware", "dgx-h100:1"] * 2]) == 0
