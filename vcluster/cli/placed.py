@@ -139,6 +139,8 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
         program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
     numbers = sizes_of(arguments.size)
+    if getattr(arguments, "inputs", None) is not None:
+        numbers = sizes_in(arguments.inputs, program.function if isinstance(program, Step) else program) | numbers
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
@@ -320,6 +322,18 @@ def sizes_of(texts: Iterable[str]) -> dict[str, int]:
         if name in sizes:
             raise WrongWords(f"--size gives {name} twice, {sizes[name]} and {int(number)}")
         sizes[name] = int(number)
+    return sizes
+
+
+def sizes_in(path: Path, function: ir.Function) -> dict[str, int]:
+    """The numbers of symbols that the shapes of arrays in a file give."""
+    arrays = arrays_in(path, function)
+    sizes: dict[str, int] = {}
+    for value in function.inputs:
+        shape = arrays[value.name].shape if value.name in arrays else ()
+        for extent, number in zip(value.type.shape, shape, strict=False):
+            if str(extent) in function.symbols:
+                sizes.setdefault(str(extent), number)
     return sizes
 
 

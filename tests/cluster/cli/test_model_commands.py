@@ -451,3 +451,17 @@ def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatc
     status, out, err = command(*words)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"{top.PROGRAM} {message}")
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "pp=1 1f1b:2", "pp=1 dp=2 1f1b:2"])
+def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, strategy):
+    rows, = ir.symbols("B")
+    loss = ir.record(lambda p, x: ((x @ p["w"]) ** 2).mean(), {"w": ir.TensorType("f64", (5, 3))},
+                     ir.TensorType("f64", (rows, 5)))
+    (tmp_path / "free.mlir").write_text(str(loss))
+    np.savez(tmp_path / "in.npz", **{"p.w": np.ones((5, 3)), "x": np.ones((8, 5))})
+    words = "run", "free.mlir", "--optimizer", "sgd", "--strategy", strategy, "--backend", "thread"
+    status, out, err = command(*words, "--inputs", "in.npz")
+    assert (status, err) == (0, "") and "= 25" in out
+    status, _, err = command(*words)
+    assert status == 2 and "--size must give a value for B, as B=64" in err
