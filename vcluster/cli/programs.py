@@ -89,6 +89,7 @@ def show(program: str, words: Sequence[str]) -> int:
                                                    f"(default of a partitioned module: {USUAL_HARDWARE})"}})
     found = given(arguments, symbols=True)
     if found.mesh is None and not isinstance(found.program, Partitioned):
+        _refuse_idle(arguments, ("rank", "hardware"), "is about one device of a mesh; --mesh or --strategy gives one")
         print(found.program, end="")
         function = found.program.function if isinstance(found.program, Step) else found.program
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
@@ -117,6 +118,7 @@ def _show_device(
     conflicts: list[Conflict] = []
     localized = right(lambda: localize(propagate(function, mesh, conflicts), mesh))
     local = right(localized.program, rank)
+    priced = "" if hardware is None else collectives_told(right(Executable, localized), rank, hardware)
     print(localized.function, f"the program of rank {rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
     say(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
@@ -125,8 +127,8 @@ def _show_device(
         print(f"\n{conflict}")
     if function.regions:
         print(f"\n{borders(localized, patterns)}")
-    if hardware is not None:
-        print(f"\n{collectives_told(right(Executable, localized), rank, hardware)}")
+    if priced:
+        print(f"\n{priced}")
 
 
 def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
@@ -171,6 +173,8 @@ def simulated(program: str, words: Sequence[str]) -> int:
          "--json": {"action": "store_true",
                     "help": "print the figures of a step of training as JSON; with --optimizer and --strategy"}})
     if arguments.json:
+        _refuse_idle(arguments, ("report", "save", "chakra", "profile", "donate", "fold", "priced_dtype", "gradient"),
+                     "has no effect on the figures of a training step; leave it out with --json")
         print(json.dumps(right(figures, trained_run(arguments), arguments.hardware).json(), indent=1))
         return 0
     found = given(arguments)
@@ -213,6 +217,10 @@ def run(program: str, words: Sequence[str]) -> int:
                     "help": "seed of the random arrays if no inputs are given (default: 0)"},
          "--backend": {"choices": BACKENDS, "default": usual_backend(),
                        "help": "backend of the cluster (default: process)"}})
+    if arguments.hardware is None:
+        _refuse_idle(arguments, ("priced_dtype",), "is about prices, which are those of a --hardware")
+    if arguments.inputs is not None:
+        _refuse_idle(arguments, ("seed",), "is of random arrays; leave it out with --inputs")
     found = given(arguments, most=MOST_DEVICES)
     operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
     price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
@@ -279,6 +287,13 @@ def _told_and_kept(arguments: argparse.Namespace, trace: Trace, simulated: Calla
         traces = {"simulated": simulated(), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     keep(arguments, traces)
+
+
+def _refuse_idle(arguments: argparse.Namespace, options: Sequence[str], why: str) -> None:
+    """`WrongWords` for options that were given and would be ignored."""
+    for option in options:
+        if getattr(arguments, option) not in (None, False, "", 0):
+            raise WrongWords(f"--{option.replace('_', '-')} {why}")
 
 
 def say(sentence: str) -> None:

@@ -116,8 +116,10 @@ class KernelCase(NamedTuple):
         for place, (array, layout) in enumerate(self.arguments, 1):
             shapes = [layout.local_shape(array.shape, mesh, rank) for rank in range(mesh.size)]
             if array.size and (ranks := [rank for rank, shape in enumerate(shapes) if 0 in shape]):
-                told.append(f"{ranks_in_words(ranks)} hold{'s' * (len(ranks) == 1)} no rows of argument {place} (a "
-                            f"shard of shape {shapes[ranks[0]]})")
+                shape = shapes[ranks[0]]
+                what = "no rows" if shape[0] == 0 else "nothing"
+                told.append(f"{ranks_in_words(ranks)} hold{'s' * (len(ranks) == 1)} {what} of argument {place} (a "
+                            f"shard of shape {shape})")
         return f", where {' and '.join(told)}" if told else ""
 
     def run(self, kernel: Callable[..., Any]) -> Run[Any]:

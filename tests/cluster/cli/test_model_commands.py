@@ -465,3 +465,26 @@ def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, st
     assert (status, err) == (0, "") and "= 25" in out
     status, _, err = command(*words)
     assert status == 2 and "--size must give a value for B, as B=64" in err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("show m.mlir --rank 3", None), ("show plain.mlir --rank 3", "--rank is about one device of a mesh"),
+    ("show plain.mlir --hardware dgx-h100", "--hardware is about one device of a mesh"),
+    ("run m.mlir --mesh dp=1,tp=1 --priced-dtype bfloat16", "--priced-dtype is about prices"),
+    ("run m.mlir --mesh dp=1,tp=1 --inputs in.npz --seed 3", "--seed is of random arrays; leave it out with --inputs"),
+    *((f"simulate free.mlir --optimizer sgd --strategy dp=2 --size B=8 --hardware dgx-h100 --json {more}",
+       f"{more.split()[0]} has no effect on the figures of a training step; leave it out with --json")
+      for more in ("--report r.html", "--save s.json", "--donate p", "--fold", "--priced-dtype bf16", "--gradient")),
+])
+def test_an_option_that_would_be_ignored_is_refused(command, tmp_path, words, told):
+    rows, = ir.symbols("B")
+    (tmp_path / "plain.mlir").write_text(str(ir.record(lambda x: x + 1, ir.TensorType("f64", (5,)))))
+    (tmp_path / "free.mlir").write_text(str(ir.record(
+        lambda p, x: (x @ p["w"]).sum(), {"w": ir.TensorType("f64", (5, 3))}, ir.TensorType("f64", (rows, 5)))))
+    status, out, err = command(*words.split())
+    assert (status, out) == (2, "") and err.count("\n") == 1 and (told is None or told in err)
+
+
+def test_a_hardware_without_a_rate_is_refused_before_anything_is_printed(command):
+    status, out, err = command("show", "m.mlir", "--mesh", "dp=2,tp=2", "--hardware", "tpu-v4")
+    assert (status, out) == (2, "") and "float64" in err
