@@ -29,8 +29,8 @@ KERNELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "get": (lambda device: device.all_reduce(X, async_op=True).get(), "did you mean wait(), which returns the result?"),
     "is_completed": (lambda device: device.all_reduce(X, async_op=True).is_completed(), "did you mean done()?"),
     "dtype": (lambda device: device.all_reduce(X, async_op=True).dtype, "did you mean wait(), which returns the array"),
-    "sum with a number": (lambda device: device.all_reduce(X, async_op=True) + 1.0, "write .wait(), which returns the result"),
-    "sum with an array": (lambda device: X * device.all_reduce(X, async_op=True), "write .wait(), which returns the result"),
+    "sum with a number": (lambda device: device.all_reduce(X, async_op=True) + 1.0, "write .wait(), which returns"),
+    "sum with an array": (lambda device: X * device.all_reduce(X, async_op=True), "write .wait(), which returns"),
 }
 
 
