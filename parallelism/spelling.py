@@ -66,6 +66,18 @@ def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> 
     return f"; did you mean {near!r}?" if near is not None else ""
 
 
+def closest_few(word: object, names: Iterable[str], *, most: int = 3) -> list[str]:
+    """The names that are written most like ``word``, the nearest first; none if none is a little like it.
+
+    >>> closest_few("torsu", ["ring", "torus", "switch"])
+    ['torus']
+    """
+    from difflib import get_close_matches
+
+    spelt = {name.lower().replace("_", "-"): name for name in names}
+    return [spelt[each] for each in get_close_matches(str(word)[:80].lower().replace("_", "-"), spelt, n=most)]
+
+
 def closest(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The name that is written most like ``word``, whatever the case and the underscores; None if none is close."""
     from difflib import get_close_matches  # takes a millisecond to import, and right names never need it

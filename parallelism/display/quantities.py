@@ -5,11 +5,17 @@ sheet, are as short as they can be (``1.5 us``).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import pairwise
+from typing import Any, TypeVar
+
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 WIDTH = 80
 """Columns of a terminal."""
+MOST_TOLD = 1500
+"""Characters of an error about a text, at most about."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES = tuple((1024.0 ** power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
@@ -25,6 +31,28 @@ def shortened(value: object, most: int = 200) -> str:
         return f"{value[:most]!r}... ({len(value)} characters)"
     text = repr(value)
     return text if len(text) <= 2 * most else f"{text[:most]}..."
+
+
+def cut(text: str, most: int = MOST_TOLD) -> str:
+    """A text in at most about so many characters: the beginning and the end of a longer one."""
+    if len(text) <= most:
+        return text
+    first, last = most * 3 // 4, most // 4
+    return f"{text[:first]} [{len(text) - first - last} more characters] {text[-last:]}"
+
+
+def short_errors(read: Called) -> Called:
+    """A decorator of what reads a text: its ``ValueError`` and ``TypeError`` are short, however long the text is."""
+    @wraps(read)
+    def reading(*args: Any, **options: Any) -> Any:
+        try:
+            return read(*args, **options)
+        except (ValueError, TypeError) as error:
+            if len(error.args) == 1 and len(str(error)) > MOST_TOLD:
+                error.args = (cut(str(error)),)
+            raise
+
+    return reading  # type: ignore[return-value]  # wraps() keeps what it is called with
 
 
 def seconds(value: float) -> str:

@@ -1,5 +1,6 @@
 """A program, or a step cut into a pipeline, as the operation that runs it on a mesh."""
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -7,6 +8,7 @@ from parallelism.execution.executable import Executable
 from parallelism.execution.meshed_pipeline import MeshedPipeline
 from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.ir import Function
+from parallelism.ir.passes.interpreter import sized_by
 from parallelism.mesh import Mesh
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.transforms.parts import NEXT
@@ -28,6 +30,16 @@ def operation_on(program: Any, mesh: Mesh, *, fused: bool | str = False, overlap
     # A step names its schedule.  Another one may have been registered under that name since the last call.
     schedule = SCHEDULES[program.pipeline.schedule] if isinstance(program, Step) else None
     return _placed(program, mesh, schedule, fused, overlapping)
+
+
+def sized(program: Any, args: tuple[Any, ...]) -> Any:
+    """A function of the IR with the values of its symbols, from the shapes of its inputs, which are the one argument.
+
+    A `parallelism.transforms.Step` finds them itself.  Any other program stays as it is.
+    """
+    if isinstance(program, Function) and len(args) == 1 and isinstance(args[0], Sequence | Mapping):
+        return sized_by(program, args[0])
+    return program
 
 
 @lru_cache(maxsize=8)

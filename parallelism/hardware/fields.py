@@ -12,6 +12,9 @@ from parallelism.spelling import did_you_mean
 
 Value = TypeVar("Value")
 
+SMALLEST, LARGEST = 1e-36, 1e36
+"""Between these are all numbers of a description but 0.  A product or quotient of several is then a finite float."""
+
 
 def store(described: object, **values: Any) -> None:
     """Replaces fields of a frozen description, from its ``__post_init__``."""
@@ -29,7 +32,7 @@ def changed(described: Value, **values: Any) -> Value:
 def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:
-    """A checked number: finite, at least ``least`` or above ``above``, at most ``most``."""
+    """A checked number: at least ``least`` or above ``above``, at most ``most``; and 0, or in the bounds of all."""
     bounds = f"at least {least:g}" if above is None else f"above {above:g}"
     if most < inf:
         bounds += f" and at most {most:g}"
@@ -42,6 +45,9 @@ def number(
         checked = inf
     if not isfinite(checked) or checked > most or (checked < least if above is None else checked <= above):
         raise ValueError(f"{wanted}; got {shown(value)}")
+    if checked and not SMALLEST <= abs(checked) <= LARGEST:
+        raise ValueError(f"{wanted}, and from {SMALLEST:g} to {LARGEST:g}: times on such hardware would be no numbers; "
+                         f"got {shown(value)}")
     return checked
 
 

@@ -17,6 +17,7 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never
 
+from parallelism.display.quantities import shortened
 from parallelism.spelling import no_attribute
 
 if TYPE_CHECKING:
@@ -195,9 +196,10 @@ class Mesh(_NumbersOfAxes):
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):
-            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got {axis!r}")
+            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got "
+                            f"{shortened(axis)}")
         if axis not in self._numbers:
-            raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._numbers)}")
+            raise ValueError(f"{self!r} has no axis {shortened(axis)}; its axes are {_names(self._numbers)}")
 
     def __iter__(self) -> Iterator[MeshIndex]:
         return (self.index(rank) for rank in range(self.size))

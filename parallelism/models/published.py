@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parallelism.display.quantities import short_errors
 from parallelism.models.spec import TransformerSpec
 from parallelism.spelling import did_you_mean
 
@@ -77,6 +78,7 @@ TRANSFORMERS: dict[str, TransformerSpec] = {
 """The published Transformers by name."""
 
 
+@short_errors
 def transformer(name: str) -> TransformerSpec:
     """The published Transformer of this name; upper case and ``_`` are read as in ``gpt3-175b``.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.recording import record
 from parallelism.ir.tracing.current import region
@@ -65,6 +66,7 @@ class TransformerSpec:
     dtype: npt.DTypeLike = np.float32
     """The dtype of parameters and values.  The loss is computed in float32 at least."""
 
+    @short_errors
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary", "sequence", "groups", "hidden"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:

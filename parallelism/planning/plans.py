@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from textwrap import wrap
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.display import quantities
+from parallelism.display import WIDTH, quantities
 from parallelism.planning.explanation import (
     SAME_PROGRAM,
     Need,
@@ -27,6 +28,7 @@ from parallelism.planning.plan import Plan, Task
 from parallelism.planning.settings import SETTINGS, checked_settings
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures, figures
+from parallelism.training.training_run import precision_remark
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -235,24 +237,29 @@ class Plans(Sequence[Plan]):
             self.known[plan.program] = figures(plan.run, self.task.hardware)
         return replace(self.known[plan.program], run=plan.run)
 
+    @property
+    def _remark(self) -> str:
+        return precision_remark(self.task.model.dtype, self.task.hardware)
+
     def _heading(self) -> str:
         proved = "none fits" if not len(self) else "the first is the best" if not self.gap else (
             f"the first is within {self.gap:.1%} of the best")
         several = {1, 2} <= {*self.choices["zero"].tolist()}
         fit = f"{quantities.plural(len(self), 'plan')} fit{'s' * (len(self) == 1)}"
-        return (f"{fit} of {self.considered} combinations; {self.timed} timed, {self.simulated} simulated in "
+        return (f"training in {self.task.model.dtypes}: {fit} of {self.considered} combinations; {self.timed} timed, "
+                f"{self.simulated} simulated in "
                 f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}")
 
     def _repr_html_(self) -> str:
         front = {plan.split for plan in self.front} if len(self) else set()
         return plans_html(
-            self._heading(),
+            self._heading() + (f". {self._remark}" if self._remark else ""),
             [(plan.seconds, plan.peak_bytes, plan.is_simulated, plan.split, plan.split in front)
              for plan in islice(self.programs(), 16)],
             self.memory, {reason: each.count for reason, each in self.refused.items()})
 
     def __str__(self) -> str:
-        lines = [self._heading()]
+        lines = [*wrap(self._heading(), WIDTH), *wrap(self._remark, WIDTH)]
         for plan in islice(self.programs(), 10):
             lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
                          f"{plan.split}")

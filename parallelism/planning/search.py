@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.auto_sharding import AutoPlans, auto_plans
-from parallelism.display.quantities import bytes_in
+from parallelism.display.quantities import bytes_in, short_errors
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
@@ -173,6 +173,7 @@ def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) ->
     return found, devices or found.ranks
 
 
+@short_errors
 def memory_of(memory: float | str | None, hardware: Hardware) -> float:
     """The bytes of memory of a device: a number, a text such as ``72GB`` or ``64GiB``, or None for the hardware's."""
     if memory is None:

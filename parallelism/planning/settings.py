@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import short_errors
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
@@ -164,6 +165,7 @@ def split_text(settings: Settings) -> str:
     return " ".join(filter(None, words))
 
 
+@short_errors
 def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str, list[Any]]:
     """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
     for name in fixed:

@@ -77,6 +77,20 @@ class TrainedModel:
              ("the vocabulary", spec.vocabulary), ("the width", spec.width)),
             spec.sequence, MixedPrecision(dtype.name) if narrow else None, optimizer)
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of products."""
+        if self.precision is not None:
+            return str(self.precision.dtype)
+        if isinstance(self.model, TransformerSpec):
+            return str(self.model.dtype)
+        return str(next(value.type.dtype for value in self.model.inputs))
+
+    @property
+    def dtypes(self) -> str:
+        """The dtype of products, and that of the main copies of weights where it is another."""
+        return self.dtype if self.precision is None else f"{self.dtype} with main copies in float32"
+
     def of_layers(self, layers: int) -> TrainedModel | None:
         """The same model with another number of blocks; None if it is a program."""
         if not isinstance(self.model, TransformerSpec):

@@ -14,12 +14,15 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
+from parallelism.display.quantities import short_errors
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.spec import VOCABULARY_MULTIPLE
 from parallelism.training.megatron_options import OPTIONS
-from parallelism.training.training_run import TrainingRun
+from parallelism.training.training_run import ADAM_W, TrainingRun
 from parallelism.transforms import (
+    SGD,
+    Adam,
     ContextParallel,
     DataParallel,
     MixedPrecision,
@@ -34,6 +37,8 @@ from parallelism.transforms import (
 )
 
 ATTENTION_CORE = "block.*.attention.core"
+SGD_MOMENTUM = 0.9
+"""That of Megatron-LM."""
 
 
 def first_layers(layers: int, stages: int) -> tuple[int, ...]:
@@ -70,7 +75,8 @@ class MegatronFlags:
     unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
-    head.  Adam is AdamW.  Gradients are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
+    head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
+    Gradients are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
     by this constant.
     """
 
@@ -110,9 +116,12 @@ class MegatronFlags:
     fp32: bool | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
+    optimizer: str | None = None
+    sgd_momentum: float | None = None
     loss_scale: float | None = None
     clip_grad: float | None = None
 
+    @short_errors
     def __post_init__(self) -> None:
         for option in OPTIONS:
             value = getattr(self, option.field)
@@ -140,7 +149,8 @@ class MegatronFlags:
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
-        return [field for field in self.given("strategy") if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1]
+        idle = [field for field in self.given("strategy") if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1]
+        return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
 
     def words(self) -> tuple[str, ...]:
         """The flags as words of a command line."""
@@ -184,6 +194,13 @@ class MegatronFlags:
             spec = TransformerSpec(**usual | figures)
         return spec.padded(self.make_vocab_size_divisible_by or VOCABULARY_MULTIPLE)
 
+    @property
+    def trained_by(self) -> SGD | Adam:
+        """The optimizer.  Its learning rate changes neither the time nor the memory of a step."""
+        if self.optimizer != "sgd":
+            return ADAM_W
+        return SGD(ADAM_W.lr, SGD_MOMENTUM if self.sgd_momentum is None else self.sgd_momentum)
+
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def run(self, devices: int, named: TransformerSpec | None = None) -> TrainingRun:
@@ -218,7 +235,7 @@ class MegatronFlags:
         sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh,
-                           clip=self.clip_grad or None, loss_scale=self.loss_scale or None)
+                           self.trained_by, clip=self.clip_grad or None, loss_scale=self.loss_scale or None)
 
     def _cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[str, ...]]:
         """The stages of each rank, and the regions at which all stages but the first begin."""
@@ -294,12 +311,19 @@ class MegatronFlags:
             fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
             fp32=precision is None,
             micro_batch_size=run.microbatch, global_batch_size=run.batch, clip_grad=run.clip,
-            loss_scale=run.loss_scale)
+            loss_scale=run.loss_scale, **update_flags(run.optimizer))
         try:
             found = flags.run(run.mesh.size, run.model)
         except ValueError:
             return None
         return flags if found == run else None
+
+
+def update_flags(optimizer: SGD | Adam) -> dict[str, Any]:
+    """The flags of an optimizer, by field; none of the usual one, and of those that have no flags."""
+    if not isinstance(optimizer, SGD):
+        return {}
+    return {"optimizer": "sgd", "sgd_momentum": optimizer.momentum}
 
 
 def _most_again(again: Recompute, layers: int, stages: int) -> int | None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, frozen_attributes
 from parallelism.ir.passes import overlapping
 from parallelism.transforms.parts import Parts
@@ -71,6 +72,7 @@ class Overlap:
         return None if said is None else cls(*said)
 
     @classmethod
+    @short_errors
     def parse(cls, value: str | None) -> Overlap:
         """From the value of its word: ``25MB``, ``ahead:2``, ``25MB,ahead:2``, or None for the defaults."""
         given: dict[str, int] = {}

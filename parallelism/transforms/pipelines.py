@@ -10,6 +10,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import ClassVar
 
+from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, Value, names_in
 from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.text.parsing import parse
@@ -173,6 +174,7 @@ class Step:
         return made
 
     @classmethod
+    @short_errors
     def parse(cls, text: str) -> Step:
         """The step whose ``str`` this is."""
         from parallelism.transforms.strategy import Strategy

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function
 from parallelism.mesh import Mesh
 from parallelism.spelling import did_you_mean
@@ -102,6 +103,7 @@ class Strategy:
                       title=f"Strategy: {self}" if rows else "Strategy()")
 
     @classmethod
+    @short_errors
     def parse(cls, text: str) -> Strategy:
         """The strategy that ``text`` says: the words of its transforms, in any order, without sizes of axes.
 
@@ -110,6 +112,7 @@ class Strategy:
         return cls(*(_transform(word, sized=False)[0] for word in read_all(text)))
 
     @classmethod
+    @short_errors
     def parse_on_mesh(cls, text: str) -> tuple[Strategy, Mesh]:
         """The strategy and the mesh of a text with the sizes of axes, as commands take it: ``tp=8 sp dp=4 zero=1``.
 

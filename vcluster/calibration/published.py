@@ -21,6 +21,7 @@ import numpy as np
 
 from parallelism.cost import Costs
 from parallelism.display import Told, in_columns
+from parallelism.display.quantities import shortened
 from parallelism.hardware import Hardware, fitted_on, on_stack, sized_hardware
 from parallelism.simulation import simulate
 from parallelism.training import MegatronFlags, TrainingRun, figures
@@ -78,7 +79,7 @@ class Table:
     def of(cls, name: str) -> Table:
         """The table of this name.  ``ValueError`` if there is none."""
         if name not in tables():
-            raise ValueError(f"no published table {name!r}; there is {', '.join(tables())}")
+            raise ValueError(f"no published table {shortened(name)}; there is {', '.join(tables())}")
         text = files("vcluster.calibration").joinpath("tables", f"{name}.json").read_text(encoding="utf-8")
         told = json.loads(text)
         rows = tuple(row for entry in told["rows"] for row in _rows(entry))

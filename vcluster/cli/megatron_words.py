@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
@@ -10,11 +11,12 @@ from typing import Any
 
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware, sized_hardware
+from parallelism.hardware.fields import shown
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
-from parallelism.spelling import closest
+from parallelism.spelling import closest, closest_few
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, Option
 from vcluster.demo import Parser, WrongWords, hardware_of
-from vcluster.demo.command_line import Arguments, choice, nearest, whole
+from vcluster.demo.command_line import Arguments, choice, whole
 
 PLAIN = "gpt"
 """The model whose figures are all given by flags."""
@@ -26,14 +28,25 @@ DEVICES = dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--world-size", "--n
 """Flags elsewhere for the number of devices."""
 
 
+_FILE = re.compile(r".*\.[a-z]\w*", re.IGNORECASE | re.DOTALL)
+"""A word that ends as the name of a file does.  The last part of ``llama3.1-8b`` is none, nor is that of ``a/b``."""
+
+
 def is_model(word: str) -> bool:
-    """Whether a word names a model, and no file.  Raises `WrongWords` if it is neither, but nearly a model."""
+    """Whether a word names a model, and no file.
+
+    Raises `WrongWords` with the nearest models if it is neither, unless it ends as a file does: then it is a file that
+    is missing.
+    """
     known = word.lower().replace("_", "-")
-    if os.path.exists(word):    # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
+    if word.startswith("-") or os.path.exists(word):    # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
         return False
     models = (PLAIN, *TRANSFORMERS)
-    if known not in models and closest(known, models) is not None:
-        raise WrongWords(f"there is neither a model nor a file {word!r}{nearest(known, models)}")
+    if known not in models and not _FILE.fullmatch(word):
+        nearest = closest(known, models, cutoff=0.9)
+        near = closest_few(known, models) if nearest is None else [nearest]
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the models are {', '.join(models)}"
+        raise WrongWords(f"there is neither a model nor a file {shown(word)}{hint}")
     return known in models
 
 
@@ -73,6 +86,8 @@ def _keywords(option: Option) -> dict[str, Any]:
     shown: dict[str, Any] = {"help": option.help}
     if option.switch:
         return shown | {"action": "store_true", "default": None}
+    if option.name == "optimizer":      # a program in a file takes others, with a rate
+        return shown | {"metavar": "|".join(option.choices)}
     if option.choices:
         return shown | {"type": choice(option.choices), "metavar": "|".join(option.choices)}
     if option.rate or option.amount:
@@ -121,6 +136,12 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
         raise WrongWords(f"--hardware: {error}") from None
     assert hardware is not None     # `hardware_of` refuses an uncalibrated host
     return hardware, hardware.ranks if devices is None else devices
+
+
+def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
+    """Says on stderr how many devices a preset has, where no word says it."""
+    if arguments.devices is None and arguments.hardware in Hardware.presets():
+        print(f"without --devices the step is on all {devices} devices of {arguments.hardware}", file=sys.stderr)
 
 
 def check_rate(hardware: Hardware, dtype: str) -> None:

@@ -12,13 +12,13 @@ from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.display import in_columns
 from parallelism.display.quantities import fit, nbytes, plural, seconds
-from parallelism.dtypes import is_floating
 from parallelism.execution import Executable
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.interop import Partitioned
 from parallelism.simulation import simulate
 from vcluster.cli.placed import right
 from vcluster.demo import WrongWords
+from vcluster.runs.drawn import drawn
 
 USUAL_HARDWARE = "dgx-h100"
 """What collectives are priced on if no hardware is named."""
@@ -80,16 +80,13 @@ def inputs_of(program: Partitioned, arrays: dict[str, Any] | None, seed: int) ->
 
     Of ``arrays`` that have a name such as ``x.3``, the last part is the rank; others are those of every rank.
     """
-    inputs, rng = program.programs.function.inputs, np.random.default_rng(seed)
+    function = program.programs.function
     if program.takes_whole:
-        return arrays if arrays is not None else {value.name: _random(value, rng) for value in inputs}
-    return [[_random(value, rng) if arrays is None else _given(arrays, value.name, rank) for value in inputs]
-            for rank in range(program.mesh.size)]
-
-
-def _random(value: ir.Value, rng: np.random.Generator) -> Any:
-    shape = value.type.shape
-    return np.asarray(rng.normal(size=shape) if is_floating(value.type.dtype) else np.zeros(shape), value.type.dtype)
+        return drawn(function, seed) if arrays is None else arrays
+    if arrays is None:
+        size = program.mesh.size
+        return [list(drawn(function, seed * size + rank).values()) for rank in range(size)]
+    return [[_given(arrays, value.name, rank) for value in function.inputs] for rank in range(program.mesh.size)]
 
 
 def _given(arrays: dict[str, Any], name: str, rank: int) -> Any:

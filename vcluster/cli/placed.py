@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parallelism import ir
 from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
+from parallelism.hardware.fields import shown
 from parallelism.interop import Partitioned
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
@@ -34,6 +35,7 @@ from parallelism.transforms import (
 )
 from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, nearest
+from vcluster.runs.drawn import drawn
 
 MOST_DESCRIBED = 1 << 20
 """Maximal number of devices that are not run."""
@@ -109,19 +111,13 @@ class Given:
         return executable
 
     def inputs(self, arguments: argparse.Namespace) -> dict[str, NDArray[Any]]:
-        """The arrays of a file; without one random floats and integers of 0, and of an optimizer its first state."""
+        """The arrays of a file; without one random ones (`drawn`), and of an optimizer its first state."""
         function = self.function
         if arguments.inputs is not None:
             return {**self.weights, **arrays_in(arguments.inputs, function)}
-        rng = np.random.default_rng(arguments.seed)
-        arrays = {
-            value.name: np.asarray(
-                rng.normal(size=value.type.shape) if is_floating(value.type.dtype) else np.zeros(value.type.shape),
-                value.type.dtype)
-            for value in function.inputs
-        }
+        names = [value.name for value in right(Parts.of, function).parameters] if self.trains else []
+        arrays = drawn(function, arguments.seed, names)
         if self.trains:
-            names = [value.name for value in right(Parts.of, function).parameters]
             arrays |= right(first_state, function, {name: arrays[name] for name in names})
         return arrays | {name: array for name, array in self.weights.items() if name in arrays}
 
@@ -141,8 +137,10 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
     if arguments.optimizer:
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
-        program = right(train_step, _function(program, "--optimizer"), _optimizer(arguments.optimizer))
+        program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
     numbers = sizes_of(arguments.size)
+    if getattr(arguments, "inputs", None) is not None:
+        numbers = sizes_in(arguments.inputs, program.function if isinstance(program, Step) else program) | numbers
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
@@ -201,7 +199,7 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     loss = right(loss_of_rows, _function(program_in(arguments.file), "--optimizer"), name, sizes)
     inside = [replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms]
-    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, _optimizer(arguments.optimizer))
+    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer))
     return run
 
 
@@ -300,14 +298,17 @@ def _function(program: ir.Function | Step, option: str) -> ir.Function:
     return program
 
 
-def _optimizer(text: str) -> Any:
+def optimizer_of(text: str) -> SGD | Adam:
+    """The optimizer in a text such as ``adam`` or ``sgd:0.1``."""
     name, colon, rate = text.partition(":")
     if name not in OPTIMIZERS:
-        raise WrongWords(f"--optimizer: there is no {name!r}{nearest(name, [*OPTIMIZERS])}")
+        raise WrongWords(f"--optimizer: there is no {shown(name)}{nearest(name, [*OPTIMIZERS])}")
     try:
-        return OPTIMIZERS[name](float(rate) if colon else RATE)
+        found: SGD | Adam = OPTIMIZERS[name](float(rate) if colon else RATE)
     except ValueError as error:
-        raise WrongWords(f"--optimizer needs a name and a rate, as adam:0.001; got {text!r}: {error}") from None
+        told = f"--optimizer needs a name and a rate, as adam:0.001; got {shown(text)}: {str(error)[:200]}"
+        raise WrongWords(told) from None
+    return found
 
 
 def sizes_of(texts: Iterable[str]) -> dict[str, int]:
@@ -317,10 +318,22 @@ def sizes_of(texts: Iterable[str]) -> dict[str, int]:
         name, _, number = text.partition("=")
         name = name.strip()
         if not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
+            raise WrongWords(f"--size needs a symbol and a number, as B=64; got {shown(text)}")
         if name in sizes:
             raise WrongWords(f"--size gives {name} twice, {sizes[name]} and {int(number)}")
         sizes[name] = int(number)
+    return sizes
+
+
+def sizes_in(path: Path, function: ir.Function) -> dict[str, int]:
+    """The numbers of symbols that the shapes of arrays in a file give."""
+    arrays = arrays_in(path, function)
+    sizes: dict[str, int] = {}
+    for value in function.inputs:
+        shape = arrays[value.name].shape if value.name in arrays else ()
+        for extent, number in zip(value.type.shape, shape, strict=False):
+            if str(extent) in function.symbols:
+                sizes.setdefault(str(extent), number)
     return sizes
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,13 @@ from parallelism import ir
 from parallelism.auto_sharding import dual
 from parallelism.display import progress
 from parallelism.hardware import sized_hardware
+from parallelism.hardware.fields import shown
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
+from parallelism.transforms import SGD, Adam
 from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import (
     check_rate,
@@ -29,11 +30,11 @@ from vcluster.cli.megatron_words import (
     tell_unchanging,
     training_parser,
 )
-from vcluster.cli.placed import loss_of_rows, program_in, sizes_of
+from vcluster.cli.placed import loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.sliced import tell_slicings
-from vcluster.demo import WrongWords
+from vcluster.demo import Parser, WrongWords
 from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.runs.verified import verified
 
@@ -58,7 +59,7 @@ OWN: Arguments = {
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
     "--again": {"action": "store_true",
-                "help": "print the `simulate` lines of the plans of the front, too"},
+                "help": "print the `simulate` lines of the plans of the front, too; with --json, the front"},
     "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
               "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}"},
     "--why-not": {"action": "append", "default": [], "metavar": "NAME=VALUE",
@@ -83,7 +84,7 @@ def planned(program: str, words: Sequence[str]) -> int:
     """Find the best plans and tell them.  Returns 1 if none fits, or if a run differs from its simulation."""
     loads = any(word == "--load" or word.startswith("--load=") for word in words)
     began = perf_counter()
-    arguments = training_parser(
+    parser = training_parser(
         program, "plan", "Finds the best split of a step of training over the devices of a described hardware.\n"
                          "Flags that say how to split restrict the search.",
         ("gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
@@ -94,8 +95,11 @@ def planned(program: str, words: Sequence[str]) -> int:
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
          "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
          "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
-         "--load plans.json --json"), OWN, optional=True, hints=HINTS).parse(words)
-    if not loads:
+         "--load plans.json --json"), OWN, optional=True, hints=HINTS)
+    arguments = parser.parse(words)
+    if loads:
+        _check_loads(parser, arguments)
+    else:
         _check_given(arguments)
     for option in ("save", "html"):
         if (path := getattr(arguments, option)) is not None:
@@ -111,7 +115,7 @@ def planned(program: str, words: Sequence[str]) -> int:
         with accessing(arguments.html, option="html"):
             write_page(document, trace, arguments.html)
     told = {**document, "plans": document["plans"][:arguments.top]}
-    print(printed_json(told) if arguments.json else plan_text(told, again=arguments.again))
+    print(printed_json(told, again=arguments.again) if arguments.json else plan_text(told, again=arguments.again))
     if arguments.html is not None and not arguments.json:
         print(f"\nThe page is {arguments.html}")
     if document["plans"]:
@@ -120,11 +124,21 @@ def planned(program: str, words: Sequence[str]) -> int:
     return 1
 
 
+def _check_loads(parser: Parser, arguments: argparse.Namespace) -> None:
+    """`WrongWords` for words that ask for a search, beside ``--load``, which makes none."""
+    told = ("load", "top", "again", "json", "html", "save")
+    given = vars(arguments)
+    usual = {name: parser.get_default(name) for name in given}
+    if asked := next((name for name, value in given.items() if name not in told and value != usual[name]), None):
+        shown = arguments.model if asked == "model" else f"--{asked.removeprefix('unchanging ').replace('_', '-')}"
+        raise WrongWords(f"--load tells what was found before, without a search; leave out {shown}")
+
+
 def _check_given(arguments: argparse.Namespace) -> None:
-    """`WrongWords` where the model or the hardware is left out; of a model that is none, its name comes first."""
-    if arguments.model is not None and not is_model(arguments.model) and arguments.hardware is None and (
-            not os.path.exists(arguments.model)):     # noqa: PTH110 - a Path raises OSError for what cannot be a name
-        raise WrongWords(f"there is neither a model nor a file {arguments.model!r}; --help lists the models")
+    """`WrongWords` where the model or the hardware is left out; of what is none, the name comes first."""
+    if arguments.model is not None and not is_model(arguments.model):
+        with accessing(Path(arguments.model), "read"):
+            Path(arguments.model).open("rb").close()
     given = {"model": arguments.model, "--hardware": arguments.hardware}
     if missing := [name for name, value in given.items() if value is None]:
         raise WrongWords(f"the following arguments are required: {', '.join(missing)}; see --help")
@@ -138,7 +152,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         if getattr(arguments, name):
             raise WrongWords(f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
                              if name != "auto" else "--auto and --slices are two searches; leave one out")
-    flags = flags_of(arguments)
+    optimizer, flags = optimizer_and_flags(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
         if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
@@ -147,12 +161,12 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         if arguments.slices:
             if isinstance(model, TransformerSpec):
                 model = _in_precision(model, flags, arguments)
-            return tell_slicings(model, batch, arguments)
+            return tell_slicings(model, batch, optimizer, arguments)
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
         with progress("finding layouts") as told:
             plans = find_plan(model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
-                              memory=arguments.memory, optimizer=ADAM_W, strategies="auto", progress=told)
+                              memory=arguments.memory, optimizer=optimizer, strategies="auto", progress=told)
             bought = dual(plans.best) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
@@ -172,10 +186,10 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
 
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
-    flags = flags_of(arguments)
+    optimizer, flags = optimizer_and_flags(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
-        asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices)
+        asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices, optimizer)
         if not isinstance(model, TransformerSpec):
             asked = replace(asked, rows=_rows(arguments)[0], sizes=sizes_of(arguments.size))
         fixed = fixed_settings(flags, model, arguments.fix)
@@ -187,7 +201,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         with progress("listing the splits") as told:
             plans = find_plan(
                 model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
-                optimizer=ADAM_W, simulations=arguments.simulations, progress=told, **fixed)
+                optimizer=optimizer, simulations=arguments.simulations, progress=told, **fixed)
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
             document, trace = document_of(asked, plans, arguments.top, questions, told)
@@ -197,9 +211,22 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         raise WrongWords(str(error)) from None
     if len(plans):
         tell_unchanging(arguments)
-        if update := [f"--{name.replace('_', '-')}" for name in flags.given("update")]:
+        idle = [name for name in flags.given("update") if name != "optimizer" and (
+            name != "sgd_momentum" or flags.optimizer != "sgd")]
+        if update := [f"--{name.replace('_', '-')}" for name in idle]:
             print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
     return document, trace
+
+
+def optimizer_and_flags(arguments: argparse.Namespace) -> tuple[SGD | Adam, MegatronFlags]:
+    """What updates the weights, and the flags.  A program in a file has an optimizer in the form of `simulate`."""
+    if is_model(arguments.model):
+        flags = flags_of(arguments)
+        return flags.trained_by, flags
+    text, arguments.optimizer = arguments.optimizer, None
+    if arguments.sgd_momentum is not None:
+        raise WrongWords("--sgd-momentum is for a model by its name; leave it out")
+    return ADAM_W if text is None else optimizer_of(text), flags_of(arguments)
 
 
 def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tuple[TransformerSpec | ir.Function, int]:
@@ -270,7 +297,11 @@ def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str
         name, _, value = each.removeprefix("--").partition("=")
         option = _OPTIONS.get(name.replace("-", "_"))
         if option is None:
-            found |= settings([each])
+            more = settings([each])
+            if twice := next((name for name in more if name in found), None):
+                raise ValueError(f"--why-not gives {twice} twice: it asks for one value; several questions are several "
+                                 "--why-not")
+            found |= more
         elif not option.switch:
             flags[option.field] = value if option.choices else int(value) if value.isdecimal() else value
         elif value in ("", "1"):
@@ -290,7 +321,10 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
-            raise ValueError(f"a setting is a name and a value, as tp=8; got {text!r}")
+            raise ValueError(f"a setting is a name and a value, as tp=8; got {shown(text)}")
+        if name in found:
+            raise ValueError(f"{name} is given twice; several values of a setting are one list, as {name}=1,2: got "
+                             f"{shown(text)}")
         several = [_value(name, each) for each in values.split(",")]
         found[name] = several if len(several) > 1 else several[0]
     return found

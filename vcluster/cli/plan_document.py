@@ -14,11 +14,14 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
+from parallelism.planning.explanation import Account, why_not
+from parallelism.planning.plan import Task
 from parallelism.side_by_side import side_by_side
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
-from parallelism.training.training_run import ADAM_W, ROWS
-from parallelism.transforms import MixedPrecision, Pipeline, Strategy
+from parallelism.training.megatron import update_flags
+from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
+from parallelism.transforms import SGD, Adam, Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
 from vcluster.cli.megatron_words import tokens_text
@@ -43,6 +46,7 @@ class Asked:
     flags: MegatronFlags
     hardware: str
     devices: int | None
+    optimizer: SGD | Adam = ADAM_W
     rows: str = ROWS
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +56,7 @@ class Asked:
     def prefix(self) -> list[str]:
         """The beginning of every `simulate` line."""
         if isinstance(self.model, Function):
-            optimizer = f"adamw:{ADAM_W.lr:g}"
+            optimizer = f"{type(self.optimizer).__name__.lower()}:{self.optimizer.lr:g}"
             sizes = [word for name, size in self.sizes.items() for word in ("--size", f"{name}={size}")]
             return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer, *sizes]
         flags = MegatronFlags(**self.flags.given("model"))
@@ -94,7 +98,7 @@ def document_of(
         "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
         "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()] if rows else [],
         **({"tokens": tokens_text(asked.name, asked.flags),
-            "assumed": _assumed(asked.model, plans.task.model.precision, plans.task.hardware.stack)}
+            "assumed": _assumed(asked.model, plans.task)}
            if isinstance(asked.model, TransformerSpec) else {}),
         "needs": [{"without": next(iter(need.setting), ""), "split": need.split, "stage": need.stage,
                    "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
@@ -103,12 +107,19 @@ def document_of(
     return document, best[0].figures.trace if best else None
 
 
-def _assumed(spec: TransformerSpec, precision: MixedPrecision | None, stack: str) -> str:
+def _assumed(spec: TransformerSpec, task: Task) -> str:
     """What is planned for that no figure of the model says: precision, optimizer, kernel of attention, and software."""
-    dtype = f"{precision.dtype} with main copies in float32" if precision is not None else str(spec.dtype)
+    stack, slow = task.hardware.stack, precision_remark(task.model.dtype, task.hardware)
     kernel = "flash attention, a kernel that writes no scores" if spec.fused_attention else (
         "attention that writes its scores (--use-flash-attn: a kernel that does not)")
-    return f"{dtype}; AdamW; {kernel}{stack and f'; the stack {stack}'}"
+    return (f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}"
+            f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}")
+
+
+def optimizer_text(optimizer: SGD | Adam) -> str:
+    """An optimizer in words."""
+    momentum = f" with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) and optimizer.momentum else ""
+    return f"{type(optimizer).__name__}{momentum}"
 
 
 def _all(plans: Plans) -> dict[str, Any]:
@@ -153,7 +164,7 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
         given = {name: value for name, value in flags.given().items()
                  if not (name.endswith("_parallel_size") and value == 1) and name != "bf16"}
         return [*MegatronFlags(**given).words()]
-    batch = ["--global-batch-size", str(run.batch)]
+    batch = ["--global-batch-size", str(run.batch), *MegatronFlags(**update_flags(run.optimizer)).words()]
     text = run.strategy.text_on(run.mesh)
     strategy, mesh = Strategy.parse_on_mesh(text)
     if [*mesh.shape.items()] == [*run.mesh.shape.items()]:
@@ -178,11 +189,38 @@ def _why_not(
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def printed_json(document: Mapping[str, Any]) -> str:
-    """The fields of `--json`, as text."""
-    own = ("split", "flags", "links")
-    plans = [{name: value for name, value in plan.items() if name not in own} for plan in document["plans"]]
-    return json.dumps({"plans": plans, **{name: document[name] for name in COUNTS}}, indent=1)
+def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
+    """The fields of `--json`, as text: what was asked for beside the plans is there, too."""
+    more: dict[str, Any] = {}
+    if document["why_not"]:
+        more["why_not"] = [_answered(each, document["plans"][0]) for each in document["why_not"]]
+    more |= {"front": document["front"]} if again else {}
+    more |= {name: document[name] for name in ("verified", "assumed", "needs") if document.get(name)}
+    plans = list(map(_printed, document["plans"]))
+    return json.dumps({"plans": plans, **{name: document[name] for name in COUNTS}, **more}, indent=1)
+
+
+def _answered(each: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``--why-not`` with its answer as a text, whether there is a plan or not."""
+    plan = {"plan": _printed(each["plan"])} if each.get("plan") else {}
+    return {"question": each["question"], "answer": why_not_text(each, first), **plan}
+
+
+def _printed(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in plan.items() if name not in ("split", "flags", "links")}
+
+
+def why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """The answer to a ``--why-not``, beside the first plan: a sentence without its stop."""
+    plan = each.get("plan")
+    if plan is None or each["answer"]:
+        return str(each["answer"])
+    return why_not(each["question"], account(plan), account(first))
+
+
+def account(plan: Mapping[str, Any]) -> Account:
+    """What is told of a plan."""
+    return Account(*(plan[name] for name in Account._fields))
 
 
 def saved(document: Mapping[str, Any], path: Path) -> None:

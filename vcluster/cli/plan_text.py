@@ -9,8 +9,9 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
-from parallelism.planning.explanation import SAME_PROGRAM, Account, Need, need_text, why, why_not
+from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
 from parallelism.trace import Trace
+from vcluster.cli.plan_document import account, why_not_text
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
 from vcluster.runs.verified import verified_text
@@ -133,17 +134,11 @@ def _why(plans: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _why_text(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"Why the first: {why(*map(_account, plans[:2]))}."] if len(plans) > 1 else []
-
-
-def _account(plan: Mapping[str, Any]) -> Account:
-    return Account(*(plan[name] for name in Account._fields))
+    return [f"Why the first: {why(*map(account, plans[:2]))}."] if len(plans) > 1 else []
 
 
 def _why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    asked, plan = each["question"], each.get("plan")
-    said = each["answer"] if plan is None or each["answer"] else why_not(asked, _account(plan), _account(first))
-    return f"Why not {asked}: {said}."
+    return f"Why not {each['question']}: {why_not_text(each, first)}."
 
 
 def _commands(document: Mapping[str, Any], every: bool) -> list[str]:

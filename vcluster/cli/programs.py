@@ -6,16 +6,15 @@ import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism import ir
 from parallelism.display import WIDTH, progress
-from parallelism.dtypes import is_floating, limits_of
+from parallelism.display.quantities import plural
+from parallelism.dtypes import is_floating
 from parallelism.execution import Executable, TrainedPipeline, operation_on
 from parallelism.hardware import Hardware
 from parallelism.interop import Partitioned
@@ -37,8 +36,8 @@ from vcluster.demo.command_line import Arguments, whole, writable
 from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.report import compare
 from vcluster.runs import VirtualCluster
+from vcluster.runs.judged import Judgement, judged
 
-TOLERANCE = 1e-10
 FOLDED_FROM = 65
 """Number of devices from which equal devices are folded by default."""
 
@@ -90,6 +89,7 @@ def show(program: str, words: Sequence[str]) -> int:
                                                    f"(default of a partitioned module: {USUAL_HARDWARE})"}})
     found = given(arguments, symbols=True)
     if found.mesh is None and not isinstance(found.program, Partitioned):
+        _refuse_idle(arguments, ("rank", "hardware"), "is about one device of a mesh; --mesh or --strategy gives one")
         print(found.program, end="")
         function = found.program.function if isinstance(found.program, Step) else found.program
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
@@ -118,6 +118,7 @@ def _show_device(
     conflicts: list[Conflict] = []
     localized = right(lambda: localize(propagate(function, mesh, conflicts), mesh))
     local = right(localized.program, rank)
+    priced = "" if hardware is None else collectives_told(right(Executable, localized), rank, hardware)
     print(localized.function, f"the program of rank {rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
     say(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
@@ -126,8 +127,8 @@ def _show_device(
         print(f"\n{conflict}")
     if function.regions:
         print(f"\n{borders(localized, patterns)}")
-    if hardware is not None:
-        print(f"\n{collectives_told(right(Executable, localized), rank, hardware)}")
+    if priced:
+        print(f"\n{priced}")
 
 
 def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequence[str]) -> None:
@@ -172,6 +173,8 @@ def simulated(program: str, words: Sequence[str]) -> int:
          "--json": {"action": "store_true",
                     "help": "print the figures of a step of training as JSON; with --optimizer and --strategy"}})
     if arguments.json:
+        _refuse_idle(arguments, ("report", "save", "chakra", "profile", "donate", "fold", "priced_dtype", "gradient"),
+                     "has no effect on the figures of a training step; leave it out with --json")
         print(json.dumps(right(figures, trained_run(arguments), arguments.hardware).json(), indent=1))
         return 0
     found = given(arguments)
@@ -211,9 +214,13 @@ def run(program: str, words: Sequence[str]) -> int:
         {**_priced(required=False),
          "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
          "--seed": {"type": whole(0), "default": 0, "metavar": "N",
-                    "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
+                    "help": "seed of the random arrays if no inputs are given (default: 0)"},
          "--backend": {"choices": BACKENDS, "default": usual_backend(),
                        "help": "backend of the cluster (default: process)"}})
+    if arguments.hardware is None:
+        _refuse_idle(arguments, ("priced_dtype",), "is about prices, which are those of a --hardware")
+    if arguments.inputs is not None:
+        _refuse_idle(arguments, ("seed",), "is of random arrays; leave it out with --inputs")
     found = given(arguments, most=MOST_DEVICES)
     operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
     price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
@@ -227,16 +234,30 @@ def run(program: str, words: Sequence[str]) -> int:
         done = right(cluster.run, operation, inputs)
         with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
-    apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
+    found_apart = judged(function, inputs, done.result, expected)
     results = [value for value in function.outputs if not found.trains or not value.name.startswith(NEXT)]
     for value, array in zip(results, done.result, strict=False):
         print(f"{value} = {np.array2string(array, threshold=8, edgeitems=2, precision=6)}")
     if found.trains:
         print(f"and {len(function.outputs) - len(results)} arrays for the next step")
     print()
-    say(f"the results on {mesh!r} and in one process differ by {apart:.2g} of the largest number")
+    _tell(found_apart, mesh, given=arguments.inputs is not None)
     _told_and_kept(arguments, trace, lambda: simulate(operation, **price, **found.on))
-    return int(apart > _tolerance(function))
+    return int(not found_apart.right)
+
+
+def _tell(found: Judgement, mesh: Mesh, *, given: bool) -> None:
+    """Print how far the results are apart, and which are no numbers."""
+    left_out = f", {plural(found.rounding, 'array')} aside that rounding alone decides" if found.rounding else ""
+    say(f"the results on {mesh!r} and in one process differ by {found.apart:.2g} of the largest number{left_out}")
+    _tell_nan(found.nan, given=given)
+
+
+def _tell_nan(names: Sequence[str], *, given: bool) -> None:
+    if names:
+        where = f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+        hint = "" if given else "; the inputs are random, --inputs gives others"
+        say(f"NaN in {where}: nothing is compared there, so this counts as a failure{hint}")
 
 
 def _run_partitioned(
@@ -250,8 +271,11 @@ def _run_partitioned(
         with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
     print(*results_told(operation, done.result), sep="\n")
+    flat = done.result if operation.takes_whole else [array for outputs in done.result for array in outputs]
+    nan = [f"result {place}" for place, array in enumerate(flat) if is_floating(array.dtype) and np.isnan(array).any()]
+    _tell_nan(nan, given=arguments.inputs is not None)
     _told_and_kept(arguments, trace, lambda: simulate(operation, **price))
-    return 0
+    return int(bool(nan))
 
 
 def _told_and_kept(arguments: argparse.Namespace, trace: Trace, simulated: Callable[[], Trace]) -> None:
@@ -263,6 +287,13 @@ def _told_and_kept(arguments: argparse.Namespace, trace: Trace, simulated: Calla
         traces = {"simulated": simulated(), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     keep(arguments, traces)
+
+
+def _refuse_idle(arguments: argparse.Namespace, options: Sequence[str], why: str) -> None:
+    """`WrongWords` for options that were given and would be ignored."""
+    for option in options:
+        if getattr(arguments, option) not in (None, False, "", 0):
+            raise WrongWords(f"--{option.replace('_', '-')} {why}")
 
 
 def say(sentence: str) -> None:
@@ -313,26 +344,6 @@ def _priced(*, required: bool) -> Arguments:
         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
         "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
     }
-
-
-def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference divided by the largest number. Infinite if NaNs or infinities differ."""
-    if a.size == 0 or np.array_equal(a, b, equal_nan=is_floating(a.dtype)):
-        return 0.0
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-        return inf
-    x, y = x[finite], y[finite]
-    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
-
-
-def _tolerance(function: ir.Function) -> float:
-    """How far the results may be apart: more for smaller floats, whose sums depend on their order."""
-    dtypes = {value.type.dtype for value in function.values if is_floating(value.type.dtype)}
-    if all(dtype.itemsize >= 8 for dtype in dtypes):
-        return TOLERANCE
-    return max(1e-2, *(8 * float(limits_of(dtype).eps) for dtype in dtypes))
 
 
 def _memory(trace: Trace, hardware: Hardware) -> None:

@@ -11,16 +11,18 @@ from parallelism.display import progress
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.slicing import NoSlicingFits, SlicedPlans, find_slicing
-from parallelism.training.training_run import ADAM_W
+from parallelism.transforms import SGD, Adam
 from vcluster.demo import WrongWords
 
 
-def tell_slicings(model: TransformerSpec | Function, batch: int, arguments: argparse.Namespace) -> int:
+def tell_slicings(
+    model: TransformerSpec | Function, batch: int, optimizer: SGD | Adam, arguments: argparse.Namespace
+) -> int:
     """Find stages of different sizes for so many microbatches, and tell them.  Returns 1 if nothing fits."""
     try:
         with progress("cutting the model") as told:
             plans = find_slicing(
-                model, hardware=arguments.hardware, batch=batch, microbatches=arguments.slices, optimizer=ADAM_W,
+                model, hardware=arguments.hardware, batch=batch, microbatches=arguments.slices, optimizer=optimizer,
                 devices=arguments.devices, memory=arguments.memory, progress=told,
                 simulations=min(arguments.simulations, arguments.top))
     except NoSlicingFits as error:

@@ -15,6 +15,7 @@ from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
+from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.kept import CHAKRA, keep_for_chakra
 from vcluster.cli.megatron_words import (
@@ -22,10 +23,12 @@ from vcluster.cli.megatron_words import (
     flags_of,
     hardware_and_devices,
     named_model,
+    tell_all_devices,
     tell_unchanging,
     tokens_text,
     training_parser,
 )
+from vcluster.cli.plan_document import optimizer_text
 from vcluster.demo import WrongWords, mesh_of
 from vcluster.demo.command_line import accessing, writable
 from vcluster.report import html
@@ -65,6 +68,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             found = figures(run, hardware)
     except (ValueError, TypeError) as error:
         raise WrongWords(str(error)) from None
+    if arguments.strategy is None:
+        tell_all_devices(arguments, devices)
     tell_unchanging(arguments, flags.idle(run.mesh))
     tokens = tokens_text(arguments.model, flags)
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
@@ -102,7 +107,7 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
         raise ValueError(f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
                          f"{flags.micro_batch_size} each")
-    return TrainingRun(flags.spec(named), batch, strategy, mesh, clip=flags.clip_grad or None,
+    return TrainingRun(flags.spec(named), batch, strategy, mesh, flags.trained_by, clip=flags.clip_grad or None,
                        loss_scale=flags.loss_scale or None)
 
 
@@ -141,9 +146,11 @@ def _model(model: Any, name: str, tokens: str) -> list[str]:
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
     text = (f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
-            f"microbatches of {run.microbatch}")
+            f"microbatches of {run.microbatch}; {run.dtype}")
+    text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
+    slow = precision_remark(run.dtype, hardware)
     words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")      # lists of regions break, too
-    return [*wrap(text, WIDTH), *(line.replace(", ", ",") for line in wrap(
+    return [*wrap(text, WIDTH), *wrap(slow, WIDTH), *(line.replace(", ", ",") for line in wrap(
         words, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))]
 
 

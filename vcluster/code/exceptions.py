@@ -12,13 +12,21 @@ from contextlib import suppress
 from types import CodeType, TracebackType
 from typing import NamedTuple
 
+from parallelism.display.quantities import cut
 from parallelism.operation import is_installed, is_ours
+from vcluster.code.called import called_or_not
 from vcluster.code.errors import OperationCancelled
 from vcluster.code.line_values import values_on_lines
 from vcluster.code.pickling import dump, load, type_name
 
 LONGEST_TRACEBACK = 200
 """Maximal number of frames that are kept of an endless recursion: half from each end."""
+
+LONGEST_TEXT = 8_000
+"""Characters of the text of an exception that cross to the host: three quarters of them from its beginning."""
+
+MOST_MEMBERS = 16
+"""Maximal number of exceptions of a group, and of notes, that cross to the host."""
 
 DEEPEST_CHAIN = 16
 """Maximal number of causes that are followed from an exception."""
@@ -65,6 +73,8 @@ class Failure(NamedTuple):
     """The exceptions of an ``ExceptionGroup``."""
     values: str = ""
     """The values of the variables on the user's innermost line."""
+    members_omitted: int = 0
+    """Number of exceptions of a large group that are not among its members."""
 
     @property
     def location(self) -> str | None:
@@ -101,7 +111,8 @@ class Failure(NamedTuple):
         text += self.summary
         for i, member in enumerate(self.members, start=1):
             body = "".join(f"  | {line}" for line in member.format().splitlines(keepends=True))
-            text += f"  +---------------- {i} of {len(self.members)} ----------------\n{body}"
+            count = len(self.members) + self.members_omitted
+            text += f"  +---------------- {i} of {count} ----------------\n{body}"
         if self.members:
             text += "  +------------------------------------\n"
         return text + (f"with {self.values}\n" if self.values else "")
@@ -135,6 +146,9 @@ def describe_exception(exception: BaseException, program: CodeType | None = None
     ``program`` is the code that ran. If no line of the user's is in the traceback, the failure is reported at its first
     line.
     """
+    with suppress(Exception):  # the hint is optional
+        if hint := called_or_not(exception):
+            exception.add_note(hint)
     try:
         return _describe(exception, frozenset(), program)._replace(values=_values(exception.__traceback__))
     except BaseException as error:  # its class may have no name, and its attributes may raise anything
@@ -167,17 +181,19 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
     members: tuple[BaseException, ...] = ()
     if isinstance(exception, BaseExceptionGroup) and len(above) < DEEPEST_CHAIN:
         members = tuple(member for member in exception.exceptions if id(member) not in above)
+    members_omitted = max(0, len(members) - MOST_MEMBERS)
     name = type_name(type(exception))
     return Failure(
         type_name=name,
-        text=_text(exception),
+        text=_bounded(_text(exception)),
         summary=_summary(exception, name),
         frames=tuple(frames),
         omitted=omitted,
         pickled=_pickled(exception),
         cause=_describe(cause, above) if cause is not None and follow else None,
         explicit=exception.__cause__ is not None,
-        members=tuple(_describe(member, above) for member in members),
+        members=tuple(_describe(member, above) for member in members[:MOST_MEMBERS]),
+        members_omitted=members_omitted,
     )
 
 
@@ -230,13 +246,46 @@ def _text(exception: BaseException) -> str:
 
 
 def _summary(exception: BaseException, name: str) -> str:
+    text, notes = _text(exception), _notes(exception)
+    if len(text) > LONGEST_TEXT or sum(map(len, notes)) > LONGEST_TEXT:     # Python would take seconds to lay it out
+        return "".join(f"{line}\n" for line in (f"{name}: {_bounded(text)}", *map(_bounded, notes[:MOST_MEMBERS])))
     try:
-        return str.__str__("".join(traceback.format_exception_only(exception)))
+        summary = str.__str__("".join(traceback.format_exception_only(exception)))
     except BaseException:
-        return f"{name}: {_text(exception)}\n"
+        return f"{name}: {text}\n"
+    return summary if len(summary) <= 2 * LONGEST_TEXT else f"{_bounded(summary)}\n"
+
+
+def _notes(exception: BaseException) -> list[str]:
+    """The notes of an exception; none if they are no list of texts, as Python has them."""
+    try:
+        notes = exception.__notes__
+        return [note for note in notes if type(note) is str] if type(notes) is list else []
+    except BaseException:
+        return []
+
+
+def _bounded(text: str) -> str:
+    return cut(text, LONGEST_TEXT)
 
 
 def _pickled(exception: BaseException) -> bytes | None:
     with suppress(BaseException):
-        return dump(exception, "the exception")
+        crossing = exception
+        own = getattr(exception, "text", None) if isinstance(exception, SyntaxError) else None
+        if max(len(_text(exception)), len(own or "")) > LONGEST_TEXT or sum(map(len, _notes(exception))) > LONGEST_TEXT:
+            crossing = _shortened(exception)
+        return dump(crossing, "the exception")
     return None
+
+
+def _shortened(exception: BaseException) -> BaseException:
+    """An exception of the same type with short texts.  Raises for one that has more in it than texts and numbers."""
+    if not all(isinstance(value, str | int | float | None) for value in exception.args) or {
+            *vars(exception)} - {"__notes__"}:
+        raise TypeError(f"{type(exception).__name__} has more than a text")
+    args = [_bounded(value) if isinstance(value, str) else value for value in exception.args]
+    copied = type(exception).__new__(type(exception), *args)
+    for note in _notes(exception)[:MOST_MEMBERS]:
+        copied.add_note(_bounded(note))
+    return copied

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from parallelism.display.quantities import cut
 from parallelism.mesh import Mesh
 from parallelism.spelling import closest
 
@@ -220,7 +221,7 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
             warnings.showwarning = partial(_in_one_line, warnings.showwarning, program)
             return main(sys.argv[1:] if words is None else words)
     except WrongWords as error:
-        print(f"{program} {error.command}".strip() + f": {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{program} {error.command}".strip() + f": {cut(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: stopped", file=sys.stderr)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parallelism.operation import Lane, Unfinished
+from parallelism.spelling import no_attribute
 from vcluster.memory import (
     CROWDED,
     NAPS_SECONDS,
@@ -157,6 +158,17 @@ def pending(owner: Owner, task: Task | Receive, work: int, name: str) -> Pending
     return found
 
 
+_ELSEWHERE = {
+    "result": "wait(), which returns the result", "get": "wait(), which returns the result",
+    "value": "wait(), which returns the result", "getfuture": "wait(), which returns the result",
+    "blockuntilready": "wait(), which returns the result", "iscompleted": "done()", "isready": "done()",
+    "test": "done()", "ready": "done()", "issuccess": "done()",
+    **dict.fromkeys(("shape", "dtype", "sum", "mean", "t", "ndim", "size", "astype", "reshape", "copy"),
+                    "wait(), which returns the array that has it"),
+}
+"""Names of futures elsewhere, and of arrays, and what to write here."""
+
+
 class Pending(Unfinished):
     """An operation that was issued. `wait` returns its result, and `done` tells whether it is finished."""
 
@@ -166,6 +178,12 @@ class Pending(Unfinished):
         self._number = number
         self._name = name
         self._waited = False
+
+    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            no_attribute("pending operation", self, name, _ELSEWHERE)
 
     def __repr__(self) -> str:
         return f"<{self._name}, {'done' if self._task.finished else 'pending'}>"

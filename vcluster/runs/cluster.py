@@ -194,7 +194,8 @@ class VirtualCluster:
 
         ``program`` is a function, called on each device with its `VirtualDevice` and the arguments, or an `Operation`,
         which distributes the arguments itself. A program of `parallelism.ir` or a step of `parallelism.transforms` is
-        laid out on the cluster's mesh and takes its inputs (`parallelism.execution.operation_on`). A `PerDevice`
+        laid out on the cluster's mesh and takes its inputs (`parallelism.execution.operation_on`), whose shapes give
+        the values of its symbols. A `PerDevice`
         argument gives each device its own value. Every other argument reaches every device whole. Each device gets its
         own copy of every argument and may modify it.
 
@@ -208,9 +209,9 @@ class VirtualCluster:
         __tracebackhide__ = True  # for pytest and IPython
         body = self._open()
         if not callable(program):
-            from parallelism.execution.placing import operation_on  # what loads much, for those who need it
+            from parallelism.execution.placing import operation_on, sized  # what loads much, for those who need it
 
-            program = operation_on(program, self.mesh, **self._software)
+            program = operation_on(sized(program, args), self.mesh, **self._software)
         self._refuse_if_running("a cluster runs one program at a time")
         mine = threading.get_ident()
         with self._running:  # an interrupt can come between `acquire` and the next statement

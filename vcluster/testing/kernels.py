@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import shortened
+from parallelism.dtypes import as_dtype, is_floating, is_narrow
 from parallelism.mesh import Mesh
+from parallelism.operation import ranks_in_words
 from parallelism.sharding import TensorSharding
 from vcluster.code import PerDevice
 from vcluster.runs import Run, VirtualCluster
-from vcluster.testing.sharded import assert_sharded_allclose
+from vcluster.testing.sharded import PROBABLY, VAGUE, VAGUE_ON_TWO, Near, assert_sharded_allclose
 
 _DIM = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*)(_(\{[^}]*\}|[A-Za-z0-9]+))?\s*(,|$)")
 _SIZES = (1, 2, 3, 4)
@@ -59,13 +63,15 @@ def check_kernel(
         so that shards are empty; and all are 1.  The extents of different dims differ.
     ``dtype``, ``seed``
         arrays hold small integers other than 0 in this dtype, drawn anew for each case.  Their sums and products are
-        exact.
+        exact: of a narrow float, such as ``"bfloat16"``, the numbers are 1 and -1.
     ``rtol``, ``atol``
         as in `assert_sharded_allclose`, which compares.
     ``backend``
         of the cluster; one is started for each mesh.  Threads start fastest.
 
-    ``AssertionError`` names the mesh and the sizes of the first case that fails; cases come from small to large.  An
+    ``AssertionError`` names the mesh and the sizes of the first case that fails, and ranks that hold no rows; cases
+    come from small to large.  It also names the usual mistakes of a ring, if one explains what the kernel returns: the
+    wrong direction, one step too few, a causal mask without the offset of the shard, a missing rescale.  An
     error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read.
     """
     __tracebackhide__ = True
@@ -74,13 +80,18 @@ def check_kernel(
         try:
             run = case.run(kernel)
         except Exception as error:
-            error.add_note(f"in check_kernel on {case.text}")
+            error.add_note(f"in check_kernel on {case.text}{case.empty}")
             raise
         try:
             assert_sharded_allclose(run, case.layout, case.expected, rtol=rtol, atol=atol)
         except AssertionError as error:
             told = str(error).replace(f" on {case.cluster.mesh!r}\n", "\n", 1)       # the text of the case has the mesh
-            raise AssertionError(f"on {case.text}, {told}") from None
+            head, _, likely = told.partition(f"\n{PROBABLY}")
+            vague = (*VAGUE, VAGUE_ON_TWO) if case.cluster.size == 2 else VAGUE
+            if (not likely or likely.startswith(vague)) and (
+                    cause := _cause_in_a_ring(kernel, reference, layouts, dtype, rtol, atol)):
+                told = f"{head}\n{PROBABLY}{cause}"
+            raise AssertionError(f"on {case.text}{case.empty}, {told}") from None
         count += 1
     return count
 
@@ -97,6 +108,19 @@ class KernelCase(NamedTuple):
     """Of the result."""
     expected: npt.NDArray[Any]
     """The whole result."""
+
+    @property
+    def empty(self) -> str:
+        """Which ranks hold nothing of an argument, in words behind `text`; empty if all hold something."""
+        mesh, told = self.cluster.mesh, []
+        for place, (array, layout) in enumerate(self.arguments, 1):
+            shapes = [layout.local_shape(array.shape, mesh, rank) for rank in range(mesh.size)]
+            if array.size and (ranks := [rank for rank, shape in enumerate(shapes) if 0 in shape]):
+                shape = shapes[ranks[0]]
+                what = "no rows" if shape[0] == 0 else "nothing"
+                told.append(f"{ranks_in_words(ranks)} hold{'s' * (len(ranks) == 1)} {what} of argument {place} (a "
+                            f"shard of shape {shape})")
+        return f", where {' and '.join(told)}" if told else ""
 
     def run(self, kernel: Callable[..., Any]) -> Run[Any]:
         """Run the kernel on the shards."""
@@ -115,10 +139,14 @@ def kernel_cases(
     ``deadline_seconds`` is that of the clusters, the rest as in `check_kernel`.
     """
     arguments, result = _tensors(layouts)
+    dtype = _checked_dtype(dtype)
     axes = list(dict.fromkeys(axis for tensor in (*arguments, result)
                               for axis in (*tensor.layout.axes, *tensor.layout.partial)))
     names = list(dict.fromkeys(name for tensor in arguments for name in tensor.dims))
     rng = np.random.default_rng(seed)
+    _check_lists(meshes, sizes)
+    largest = 1 if is_narrow(dtype) else 3       # sums of narrow floats are exact as long as they are small
+    signs = (-1, 1) if dtype.kind in "ifc" or is_floating(dtype) else (1,)
     for mesh in (_meshes(axes) if meshes is None else map(_mesh, meshes)):
         with VirtualCluster(mesh, backend=backend, deadline_seconds=deadline_seconds) as cluster:
             for extents in (_sizes(names, mesh) if sizes is None else sizes):
@@ -126,8 +154,8 @@ def kernel_cases(
                     raise ValueError(
                         f"sizes must have the extent of each of {', '.join(names)}; {missing[0]} is missing")
                 shapes = [tuple(extents[name] for name in tensor.dims) for tensor in arguments]
-                signs = (-1, 1) if np.dtype(dtype).kind in "ifc" else (1,)
-                arrays = [(rng.integers(1, 4, shape) * rng.choice(signs, shape)).astype(dtype) for shape in shapes]
+                arrays = [(rng.integers(1, largest + 1, shape) * rng.choice(signs, shape)).astype(dtype)
+                          for shape in shapes]
                 expected = np.asarray(reference(*arrays))
                 case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
                 if expected.ndim != len(result.dims):
@@ -136,6 +164,46 @@ def kernel_cases(
                 yield KernelCase(case, cluster, tuple(
                     (array, tensor.layout) for array, tensor in zip(arrays, arguments, strict=True)
                 ), result.layout, expected)
+
+
+def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        return as_dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        raise TypeError("dtype must be one of NumPy's, or the name of a narrow float such as 'bfloat16'; got "
+                        f"{shortened(dtype)}") from None
+
+
+def _check_lists(meshes: Any, sizes: Any) -> None:
+    """``TypeError`` for one mesh, or the sizes of one case, in place of a list of them."""
+    if isinstance(meshes, Mesh | Mapping | str):
+        raise TypeError(f"meshes must be a list of meshes: write meshes=[{shortened(meshes)}]")
+    if isinstance(sizes, Mapping):
+        raise TypeError(f"sizes must be a list with the sizes of each case: write sizes=[{shortened(dict(sizes))}]")
+    for each in [] if not isinstance(sizes, list | tuple) else sizes:
+        if not isinstance(each, Mapping):
+            raise TypeError("sizes must be a list of extents by the name of a dim, such as [{'M': 4, 'K': 6}]; got "
+                            f"{shortened(each)} in it")
+
+
+def _cause_in_a_ring(
+    kernel: Callable[..., Any], reference: Callable[..., npt.ArrayLike], layouts: str, dtype: npt.DTypeLike,
+    rtol: float, atol: float,
+) -> str:
+    """The mistake of a ring that explains what the kernel returns on a few devices along an axis."""
+    from vcluster.testing.ring_causes import DEVICES, ring_cause
+
+    tensors, _ = _tensors(layouts)
+    axes = dict.fromkeys(axis for tensor in tensors for axis in tensor.layout.axes)
+    names = dict.fromkeys(name for tensor in tensors for name in tensor.dims)
+    sizes = {name: DEVICES * (place + 1) for place, name in enumerate(names)}
+    for axis in axes:
+        mesh = Mesh(**{each: DEVICES if each == axis else 1 for each in axes})
+        with suppress(Exception):       # the kernel may not take these sizes, and the hint is optional
+            for case in kernel_cases(reference, layouts, meshes=[mesh], sizes=[sizes], dtype=dtype):
+                if cause := ring_cause(kernel, reference, case, axis, Near(rtol, atol)):
+                    return cause
+    return ""
 
 
 def _tensors(text: str) -> tuple[list[_Tensor], _Tensor]:
@@ -171,6 +239,8 @@ def _partial(pending: str) -> str:
 
 
 def _mesh(given: Mesh | Mapping[str, int]) -> Mesh:
+    if not isinstance(given, Mesh | Mapping):
+        raise TypeError(f"meshes must be a list of Mesh(tp=2), or of dicts of their axes; got {shortened(given)} in it")
     return given if isinstance(given, Mesh) else Mesh(**given)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.dtypes import is_numeric
 from parallelism.mesh import Mesh
 from parallelism.operation import ranks_in_words
 from parallelism.sharding import DimSharding, TensorSharding
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 _MOST_RANKS = 8
+PROBABLY = "probably: "
+VAGUE = "the arithmetic of the kernel", "only"
+"""How causes begin that give way to a more exact one."""
+VAGUE_ON_TWO = "a reduction is missing"
+"""On two ranks a ring with one step too few is that, too."""
 _MOST_AXES = 4
 """Of meshes with more axes, exchanged axes are not looked for."""
 
@@ -50,7 +56,7 @@ def assert_sharded_allclose(
     sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     whole, mesh = np.asarray(expected), run.mesh
     outputs = [np.asarray(output) for output in run.outputs]
-    near = _Near(rtol, atol)
+    near = Near(rtol, atol)
     if sharding.partial:
         shape_of = TensorSharding(*sharding.over(whole.ndim).dims)
         wrong = _wrong_shapes(outputs, shape_of, whole, mesh)
@@ -75,7 +81,7 @@ def assert_sharded_allclose(
     raise AssertionError(_text(sharding, whole, mesh, wrong, why))
 
 
-class _Near:
+class Near:
     """Whether two arrays agree."""
 
     def __init__(self, rtol: float, atol: float) -> None:
@@ -104,10 +110,10 @@ def _text(sharding: TensorSharding, whole: Array, mesh: Mesh, wrong: Sequence[st
            f"{sharding.short()} on {mesh!r}"
     more = [f"... and {len(wrong) - _MOST_RANKS} more ranks"] if len(wrong) > _MOST_RANKS else []
     lines = [head, *(f"  {line}" for line in [*wrong[:_MOST_RANKS], *more])]
-    return "\n".join([*lines, *([f"probably: {why}"] if why else [])])
+    return "\n".join([*lines, *([f"{PROBABLY}{why}"] if why else [])])
 
 
-def _farthest(output: Array, shard: Array, near: _Near, start: Sequence[int]) -> str:
+def _farthest(output: Array, shard: Array, near: Near, start: Sequence[int]) -> str:
     """Where an output differs most, in places of the whole array."""
     if _is_none(output):
         return f"it returned None, expected shape {shard.shape}"
@@ -136,7 +142,7 @@ def _part(place: Sequence[slice]) -> str:
     return f"[{', '.join(f'{piece.start}:{piece.stop}' for piece in place)}]"
 
 
-def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: _Near) -> str:
+def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: Near) -> str:
     """The mistake that explains all outputs; empty if none of those known does."""
     ranks = range(mesh.size)
     if silent := [rank for rank in ranks if _is_none(outputs[rank])]:
@@ -148,7 +154,7 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
     shards = [whole[layout.slices(whole.shape, mesh, rank)] for rank in ranks]
     if mesh.size > 1 and all(near(output, whole) for output in outputs):
         return "every rank returns the whole array, which is not cut to its shard"
-    numeric = all(array.dtype.kind in "buifc" for array in outputs) and whole.dtype.kind in "buifc"
+    numeric = all(is_numeric(array.dtype) for array in (*outputs, whole))
     for axes in [*((axis,) for axis in mesh.axes), mesh.axes] if numeric else []:
         size = len(mesh.groups(axes)[0])
         if size == 1:
@@ -187,10 +193,11 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
     if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
         return "each output is transposed"
     if mesh.size == 1:
-        return "the arithmetic of the kernel: it differs on one device already, where nothing is communicated"
+        return f"{VAGUE[0]}: it differs on one device already, where nothing is communicated"
     swapped = [rank for rank in ranks if not near(outputs[rank], shards[rank])]
     if 0 < len(swapped) < mesh.size:
-        return f"only {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last rank?"
+        return (f"{VAGUE[1]} {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last "
+                "rank?")
     return ""
 
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any, NoReturn, Union
 
+from parallelism.display.quantities import shortened
 from parallelism.ir.core.unknown_numbers import no_extent, no_number, refusing_numbers
 
 Extent = Union[int, "Expression"]
@@ -142,7 +143,7 @@ class Expression:
 def symbol(name: str) -> Expression:
     """A symbolic extent of this name."""
     if not isinstance(name, str) or not SYMBOL.fullmatch(name) or RESERVED.fullmatch(name):
-        raise ValueError(f"a symbol is a name of letters, digits and _ without another meaning, got {name!r}")
+        raise ValueError(f"a symbol is a name of letters, digits and _ without another meaning, got {shortened(name)}")
     return Expression(((((name, 1),), 1),))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import shortened
 from parallelism.dtypes import NARROW_FLOATS, as_dtype, like_half
 from parallelism.ir.core.extents import Expression, Extent, names_in, product, specialized
 
@@ -119,8 +120,8 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
         return dtype
     try:
         result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else as_dtype(dtype)
-    except TypeError:
-        raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {dtype!r}") from None
+    except (TypeError, ValueError, SyntaxError):    # NumPy reads some texts as Python
+        raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {shortened(dtype)}") from None
     result = result.newbyteorder("=")
     if dtype_text(result) is None:
         raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {result}")

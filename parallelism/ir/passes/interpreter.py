@@ -1,6 +1,7 @@
 """The reference executor: it runs a function op by op in one process, each op by its NumPy kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,21 @@ def checked_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]
     for value, array in zip(function.inputs, arrays, strict=True):
         _check_input(function, value, array)
     return arrays
+
+
+def sized_by(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> Function:
+    """The function with the values of its symbols that the shapes of its inputs have.
+
+    ``ValueError`` names a symbol that they do not determine, or have twice.
+    """
+    if not function.symbols:
+        return function
+    return _specialized(function, tuple(sorted(_numbers(function, _arrays(function, inputs)).items())))
+
+
+@lru_cache(maxsize=8)
+def _specialized(function: Function, numbers: tuple[tuple[str, Extent], ...]) -> Function:
+    return function.specialize(**dict(numbers))
 
 
 def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:

@@ -279,10 +279,48 @@ def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, mon
 NO_NPZ = "it is not an .npz file of numpy.savez ("
 
 
-def test_numbers_that_are_not_finite_agree_where_they_are_the_same():
-    x, y = np.array([np.nan, np.inf, 4.0]), np.array([np.nan, np.inf, 5.0])
-    assert models._apart(x, y) == 0.2 and models._apart(x, x) == 0
-    assert models._apart(x, np.array([1.0, np.inf, 4.0])) == models._apart(x[:1], y[1:2]) == np.inf
+@pytest.mark.parametrize("optimizer", ["sgd:0.1", "adam:0.01"])
+def test_run_takes_a_gradient_that_is_zero_but_for_rounding_for_right(command, tmp_path, optimizer):
+    def loss(p, x, y):
+        z = np.tanh(x @ p["w"]) + p["shift"]        # the shift of all logits changes nothing
+        return ((ir.apply("softmax", z, axis=1) - y) ** 2).mean()
+
+    types = {"w": ir.TensorType("f64", (5, 4)), "shift": ir.TensorType("f64", (1,))}
+    (tmp_path / "loss.mlir").write_text(str(ir.record(
+        loss, types, ir.TensorType("f64", (9, 5)), ir.TensorType("f64", (9, 4)))))
+    for seed in "012":
+        status, out, err = command("run", "loss.mlir", "--optimizer", optimizer, "--strategy", "dp=3", "--backend",
+                                   "thread", "--seed", seed)
+        assert (status, err) == (0, ""), out
+    wrong = "run", "loss.mlir", "--gradient", "--backend", "thread"
+    assert command(*wrong)[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_run_fails_where_a_result_is_nan(command, tmp_path):
+    (tmp_path / "nan.mlir").write_text(str(ir.record(lambda x: np.log(x).sum(), ir.TensorType("f64", (8, 2)))))
+    status, out, err = command("run", "nan.mlir", "--backend", "thread")
+    assert (status, err) == (1, "")
+    assert "NaN in " in out and "the inputs are random, --inputs gives others" in unwrapped(out)
+    np.savez(tmp_path / "in.npz", x=np.ones((8, 2)))
+    status, out, _ = command("run", "nan.mlir", "--backend", "thread", "--inputs", "in.npz")
+    assert status == 0 and "NaN" not in out
+
+
+def test_run_of_many_layers_stays_finite_and_lookups_read_many_rows(command, tmp_path):
+    def loss(p, ids):
+        h = p["table"][ids]
+        for _ in range(100):
+            h = h @ p["w"]
+        return h.sum(axis=1)
+
+    program = ir.record(loss, {"table": ir.TensorType("f32", (30, 64)), "w": ir.TensorType("f32", (64, 64))},
+                        ir.TensorType("i32", (12,)))
+    (tmp_path / "deep.mlir").write_text(str(program))
+    status, out, err = command("run", "deep.mlir", "--backend", "thread")
+    assert (status, err) == (0, "")
+    numbers = re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", out.partition("= [")[2].partition("]")[0])
+    assert len(set(numbers)) == len(numbers) > 3 and all(abs(float(number)) < 1e6 for number in numbers)
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -413,3 +451,40 @@ def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatc
     status, out, err = command(*words)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"{top.PROGRAM} {message}")
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "pp=1 1f1b:2", "pp=1 dp=2 1f1b:2"])
+def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, strategy):
+    rows, = ir.symbols("B")
+    loss = ir.record(lambda p, x: ((x @ p["w"]) ** 2).mean(), {"w": ir.TensorType("f64", (5, 3))},
+                     ir.TensorType("f64", (rows, 5)))
+    (tmp_path / "free.mlir").write_text(str(loss))
+    np.savez(tmp_path / "in.npz", **{"p.w": np.ones((5, 3)), "x": np.ones((8, 5))})
+    words = "run", "free.mlir", "--optimizer", "sgd", "--strategy", strategy, "--backend", "thread"
+    status, out, err = command(*words, "--inputs", "in.npz")
+    assert (status, err) == (0, "") and "= 25" in out
+    status, _, err = command(*words)
+    assert status == 2 and "--size must give a value for B, as B=64" in err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("show m.mlir --rank 3", None), ("show plain.mlir --rank 3", "--rank is about one device of a mesh"),
+    ("show plain.mlir --hardware dgx-h100", "--hardware is about one device of a mesh"),
+    ("run m.mlir --mesh dp=1,tp=1 --priced-dtype bfloat16", "--priced-dtype is about prices"),
+    ("run m.mlir --mesh dp=1,tp=1 --inputs in.npz --seed 3", "--seed is of random arrays; leave it out with --inputs"),
+    *((f"simulate free.mlir --optimizer sgd --strategy dp=2 --size B=8 --hardware dgx-h100 --json {more}",
+       f"{more.split()[0]} has no effect on the figures of a training step; leave it out with --json")
+      for more in ("--report r.html", "--save s.json", "--donate p", "--fold", "--priced-dtype bf16", "--gradient")),
+])
+def test_an_option_that_would_be_ignored_is_refused(command, tmp_path, words, told):
+    rows, = ir.symbols("B")
+    (tmp_path / "plain.mlir").write_text(str(ir.record(lambda x: x + 1, ir.TensorType("f64", (5,)))))
+    (tmp_path / "free.mlir").write_text(str(ir.record(
+        lambda p, x: (x @ p["w"]).sum(), {"w": ir.TensorType("f64", (5, 3))}, ir.TensorType("f64", (rows, 5)))))
+    status, out, err = command(*words.split())
+    assert (status, out) == (2, "") and err.count("\n") == 1 and (told is None or told in err)
+
+
+def test_a_hardware_without_a_rate_is_refused_before_anything_is_printed(command):
+    status, out, err = command("show", "m.mlir", "--mesh", "dp=2,tp=2", "--hardware", "tpu-v4")
+    assert (status, out) == (2, "") and "float64" in err

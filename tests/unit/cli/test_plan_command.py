@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from math import prod
@@ -16,14 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelism import ir, models
+from parallelism import Hardware, ir, models
 from parallelism.planning import SETTINGS
+from parallelism.planning.plan import Task
 from parallelism.planning.settings import checked_settings
 from parallelism.planning.trained import TrainedModel
 from parallelism.slicing import find_slicing
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
-from parallelism.transforms import SGD, MixedPrecision
+from parallelism.training.training_run import ADAM_W
+from parallelism.transforms import SGD
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.plan import fixed_settings, question, settings
@@ -79,7 +82,7 @@ def test_the_plans_are_in_the_order_of_their_full_simulations(capsys, monkeypatc
 def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
     found = json.loads(out)
-    assert status == 0 and [*found] == FIELDS
+    assert status == 0 and [*found] == [*FIELDS, "why_not", "assumed"]
     assert len(found["plans"]) == 3 and found["considered"] == found["timed"] + sum(found["refused"].values())
     assert [plan["seconds"] for plan in found["plans"]] == sorted(plan["seconds"] for plan in found["plans"])
     for plan in found["plans"]:
@@ -158,10 +161,15 @@ def test_the_seconds_of_all_are_told_at_the_end(file: Path, capsys: pytest.Captu
 ])
 def test_what_is_assumed_is_told(change: dict[str, Any], dtype: str | None, told: str) -> None:
     spec = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=4, sequence=4, **change)
-    precision = None if dtype is None else MixedPrecision(dtype)
-    said = plan_document._assumed(spec, precision, "")
+    trained = TrainedModel.of(replace(spec, dtype=dtype or "float32"), ADAM_W)
+    plain, stacked = (Hardware.preset(name) for name in ("dgx-h100:1", "dgx-h100:1+megatron-h100"))
+    said = plan_document._assumed(spec, Task(trained, 1, plain, 1))
     assert said.startswith(told) and "stack" not in said
-    assert plan_document._assumed(spec, precision, "megatron-h100") == f"{said}; the stack megatron-h100"
+    assert ("67 Tflop/s for float32" in said) == (dtype is None)
+    named = plan_document._assumed(spec, Task(trained, 1, stacked, 1))
+    assert "; the stack megatron-h100" in named
+    with_sgd = replace(trained, optimizer=SGD(0.1, 0.9))
+    assert "; SGD with momentum 0.9; " in plan_document._assumed(spec, Task(with_sgd, 1, plain, 1))
 
 
 def test_the_words_of_the_tables_are_explained(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,3 +467,99 @@ def test_slices_that_cannot_be(
     words = ["plan", *SMALL, "--hardware", "dgx-a100", "--devices", "4", "--global-batch-size", "8"]
     got, out, err = said(capsys, *words, *more)
     assert (got, out) == (status, "") and told in " ".join(err.split()) and len(err.splitlines()) == 1
+
+
+def test_json_has_what_was_asked_beside_the_plans(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, "plan", "--load", str(file), "--json", "--again")[1])
+    first, second = found["why_not"]
+    assert first["question"] == "pp=1" and first["answer"].startswith("the best plan with pp=1 (dp=4")
+    assert first["plan"]["seconds"] > found["plans"][0]["seconds"] and "split" not in first["plan"]
+    assert second["question"] == "tp=8" and second["answer"].startswith("no plan has tp=8") and "plan" not in second
+    assert found["front"] and found["assumed"].startswith("bfloat16 with main copies in float32; AdamW; ")
+    text = " ".join(said(capsys, "plan", "--load", str(file))[1].split())
+    assert f"Why not pp=1: {first['answer']}." in text and f"Why not tp=8: {second['answer']}." in text
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("gpt2", "leave out gpt2"), ("--hardware dgx-a100", "leave out --hardware"), ("--fix tp=2", "leave out --fix"),
+    ("--why-not tp=2", "leave out --why-not"), ("--num-layers 3", "leave out --num-layers"),
+    ("--lr 0.1", "leave out --lr"), ("--verify", "leave out --verify"), ("--slices 2", "leave out --slices"),
+])
+def test_a_load_takes_no_words_of_a_search(
+    file: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    status, out, err = said(capsys, "plan", "--load", str(file), *words.split())
+    assert (status, out) == (2, "") and err.endswith(f"without a search; {told}\n")
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("--fix tp=2 --fix tp=4", "tp is given twice; several values of a setting are one list, as tp=1,2"),
+    ("--fix zero=0 --fix zero=0", "zero is given twice"),
+    ("--why-not|tp=2 tp=4", "--why-not gives tp twice"),
+])
+def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
+    status, out, err = said(capsys, "plan", *SMALL, *ON, *(words.split("|") if "|" in words else words.split()))
+    assert (status, out) == (2, "") and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize(("name", "near"), [
+    ("qwen9-8b", "the models are gpt, gpt2"), ("someone/no-such-model", "the models are gpt"), ("llama4", "llama3-8b"),
+    ("lama2-7", "did you mean llama2-7b or "), ("gpt3.5", " or gpt3-"), ("llama-13", "did you mean llama-13b?"),
+])
+def test_a_model_that_there_is_not_is_told_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str], command: str, name: str, near: str
+) -> None:
+    for more in ((), ("--global-batch-size", "64"), ("--hardware", "dgx-h100", "--devices", "8")):
+        status, out, err = said(capsys, command, name, *more)
+        assert (status, out) == (2, "")
+        assert f"there is neither a model nor a file {name!r}" in err and near in err and err.count("\n") == 1
+
+
+def test_a_file_that_is_missing_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ((), ("--global-batch-size", "64"), ("--hardware", "dgx-h100", "--devices", "8")):
+        status, _, err = said(capsys, "plan", "nowhere.mlir", *more)
+        assert status == 2 and "nowhere.mlir cannot be read: No such file or directory" in err
+
+
+def test_the_optimizer_of_a_transformer_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    def peak(*words: str) -> int:
+        status, out, err = said(capsys, "plan", *SEARCH, "--fix", "dp=4", "--json", *words)
+        assert status == 0 and "without effect" not in err
+        first = json.loads(out)["plans"][0]
+        assert figures_of(first["command"]) == {
+            name: value for name, value in first.items() if name not in ("microbatch", "command")}
+        return int(first["peak_bytes"])
+
+    adam, sgd = peak("--optimizer", "adam"), peak("--optimizer", "sgd")
+    assert adam > sgd > peak("--optimizer", "sgd", "--sgd-momentum", "0")
+    for command in (["plan", *SEARCH], ["simulate", *SMALL, "--hardware", "dgx-a100", "--devices", "4"]):
+        status, _, err = said(capsys, *command, "--optimizer", "lion")
+        assert status == 2 and "--optimizer must be one of adam, sgd, got 'lion'" in err
+    words = [*SMALL, "--hardware", "dgx-a100", "--devices", "4", "--sgd-momentum", "0.5"]
+    status, _, err = said(capsys, "simulate", *words)
+    assert status == 0 and "without effect on a simulated step: --sgd-momentum" in err
+
+
+def test_the_optimizer_of_a_program_has_its_own_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, = ir.symbols("B")
+    loss = ir.record(lambda p, x: ((x @ p["w"]) ** 2).sum(), {"w": ir.TensorType("f32", (6, 4))},
+                     ir.TensorType("f32", (rows, 6)))
+    path = tmp_path / "loss.mlir"
+    path.write_text(str(loss))
+    words = ["plan", str(path), "--batch", "B=8", "--hardware", "dgx-a100", "--devices", "1", "--json",
+             "--fix", "recompute=none", "--fix", "microbatch=8"]
+    for more, told in (((), "adamw:0.0001"), (("--optimizer", "sgd:0.5"), "sgd:0.5")):
+        status, out, _ = said(capsys, *words, *more)
+        assert status == 0 and f"--optimizer {told}" in json.loads(out)["plans"][0]["command"]
+    status, _, err = said(capsys, *words, "--optimizer", "lion")
+    assert status == 2 and "--optimizer: there is no 'lion'; there is sgd, adam, adamw" in err
+
+
+def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", *SMALL, "--global-batch-size", "1120"]
+    status, out, err = said(capsys, *words, "--hardware", "dgx-a100")
+    assert status == 0 and "1120 devices of dgx-a100" in out
+    assert err == "without --devices the step is on all 1120 devices of dgx-a100\n"
+    for more in (("--hardware", "dgx-a100", "--devices", "4"), ("--hardware", "dgx-a100:1")):
+        assert said(capsys, *words, *more)[2] == ""

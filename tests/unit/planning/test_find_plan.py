@@ -162,12 +162,23 @@ def test_the_text_fits_a_terminal(plans: Plans) -> None:
     assert all(len(line) <= 110 for line in text.splitlines())
 
 
+def test_a_plan_in_float32_says_so_and_what_the_hardware_has_for_narrower_products() -> None:
+    for name, told, slow in (("float32", "training in float32: ", "dgx-h100 has 67 Tflop/s for float32 and 989.5 for"),
+                             ("bfloat16", "training in bfloat16 with main copies in float32: ", "")):
+        found = find_plan(replace(SPEC, dtype=name), hardware="dgx-h100", devices=1, batch=2, **FEW)
+        text = " ".join(str(found).split())
+        assert text.startswith(told) and slow in text and ("Tflop/s" in text) == bool(slow)
+        assert told.removesuffix(": ") in found._repr_html_() and ("Tflop/s" in found._repr_html_()) == bool(slow)
+    slower = find_plan(SPEC, hardware="laptop", devices=1, batch=2, **FEW)
+    assert "Tflop/s" not in str(slower)
+
+
 def test_nothing_fits() -> None:
     plans = find_plan(SPEC, hardware="dgx-h100", devices=1, batch=2, memory="10kB", **FEW)
     assert len(plans) == 0
     assert (plans.refused["memory"].count, plans.timed) == (1, 0)
     assert plans.tightest is not None
-    assert str(plans).startswith("0 plans fit of 1 combinations;") and "none fits" in str(plans)
+    assert str(plans).startswith("training in float32: 0 plans fit of 1 combinations;") and "none fits" in str(plans)
     assert "the first" not in str(plans) and "the first" not in plans._repr_html_()
     with pytest.raises(NoPlanFits, match=r"the smallest \(mb=2\) needs .* of 10 kB on stage 0: optimizer "):
         plans.best  # noqa: B018
