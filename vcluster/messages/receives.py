@@ -37,14 +37,28 @@ class Receive:
         return Wait(lambda: self._mailbox.may_take(self._key), lambda: self._mailbox.needs_message(self._key))
 
     def advance(self) -> bool:
-        """Take the message if it is there. True if the operation is finished."""
+        """Take the message if it is there. True if the operation is finished.
+
+        What a handler of a signal raises while this only looks leaves the operation as it is.
+        """
+        if self.finished:
+            return True
         try:
-            if self._mailbox.may_take(self._key):
-                self.result = self._open(self._mailbox.take(self._key))
-                self.finished = True
-        except BaseException as error:  # raised again by wait()
-            if isinstance(error, ClusterError):
-                error.called_at = self.location
-            self.error = error
-            self.finished = True
-        return self.finished
+            if not self._mailbox.may_take(self._key):
+                return False
+        except ClusterError as error:
+            self._end_with(error)
+            return True
+        try:
+            self.result = self._open(self._mailbox.take(self._key))
+        except BaseException as error:
+            self._end_with(error)
+        self.finished = True
+        return True
+
+    def _end_with(self, error: BaseException) -> None:
+        """End with an error, which wait() raises again."""
+        if isinstance(error, ClusterError):
+            error.called_at = self.location
+        self.error = error
+        self.finished = True

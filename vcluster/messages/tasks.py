@@ -50,7 +50,12 @@ class Task:
         self.error: BaseException | None = None
 
     def advance(self) -> bool:
-        """Advance as far as possible. True if the operation is finished."""
+        """Advance as far as possible. True if the operation is finished.
+
+        What a handler of a signal raises while this only asks whether it can advance leaves the operation as it is.
+        """
+        if self.finished:
+            return True
         while self.waits_for is None or self.waits_for.ready():
             try:
                 self.waits_for = next(self._steps)

@@ -34,21 +34,24 @@ def broken_off(error: BaseException) -> str:
 
 
 def _has_only_waited(entry: TracebackType | None) -> bool:
-    """Whether a call that was broken off had done nothing yet, or can be made again: it waited for a message, or for
-    an operation that goes on by itself.
+    """Whether a call that was broken off can be made again: it waited for a message, or for an operation that goes on
+    by itself. An error that passes through the wait was raised while it slept or looked: what operations raise while
+    they advance beside it, they keep.
     """
-    repeatable, innermost = False, None
+    repeatable = waited = False
     while entry is not None:
         frame = entry.tb_frame
         name = frame.f_code.co_name
         if is_in_library(frame):
-            innermost = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
-            if (innermost, name) == ("tasks.py", "drive"):
+            module = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
+            if (module, name) == ("tasks.py", "drive"):
                 repeatable = frame.f_locals["lane"][0] == "recv"
-            elif (innermost, name) == ("endpoint.py", "wait"):
+            elif (module, name) == ("endpoint.py", "wait"):
                 repeatable = True
+            elif (module, name) == ("signals.py", "wait"):
+                waited = True
         entry = entry.tb_next
-    return repeatable and innermost == "signals.py"
+    return repeatable and waited
 
 
 def forked(pid: int) -> str:
