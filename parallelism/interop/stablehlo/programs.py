@@ -76,7 +76,7 @@ def from_jax(
     """
     low = bindings.lowered(function, types, mesh)
     return program_of(
-        bindings.read_module(low.text), mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
+        bindings.read_module(low.text, trusted=True), mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
 
 
 def content_of(text_or_path: str | bytes | Path) -> str | bytes:
