@@ -87,6 +87,11 @@ def bits_of(dtype: np.dtype[Any]) -> int:
     return int(dtype.name[-1]) if is_narrow_integer(dtype) else 8 * dtype.itemsize
 
 
+def integer_of(bits: int, *, signed: bool) -> np.dtype[Any]:
+    """The dtype of integers of so many bits: 2, 4, 8, 16, 32 or 64."""
+    return as_dtype(f"{'' if signed else 'u'}int{bits}")
+
+
 def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int]:
     """The least and the largest number of a dtype of integers."""
     if is_narrow_integer(dtype):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
+from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -50,6 +50,22 @@ def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:
     rounded = apply("not_equal", rest, number(0, a))
     negative = apply("less", apply("bitwise_xor", a, b), number(0, a))
     return apply("add", down, convert(apply("logical_and", rounded, negative), a.dtype))
+
+
+def integer_power(base: Any, exponent: Any, apply: Callable[..., Any] = ew) -> Any:
+    """The power of integers of one dtype; NumPy has none for negative exponents.
+
+    Those give 1 or -1 for 1 and -1, and 0 for any other number, as in StableHLO and in C, which round toward 0.
+    """
+    numbers = known(exponent)
+    if integer_limits(exponent.dtype)[0] == 0 or (numbers is not None and (numbers >= 0).all()):
+        return convert(apply("power", base, exponent), base.dtype)
+    zero, one, minus = (number(value, base) for value in (0, 1, -1))
+    raised = convert(apply("power", base, apply("maximum", exponent, zero)), base.dtype)
+    odd = apply("not_equal", apply("bitwise_and", exponent, one), zero)
+    of_minus = apply("where", odd, minus, one)
+    inverse = apply("where", apply("equal", base, one), one, apply("where", apply("equal", base, minus), of_minus, zero))
+    return apply("where", apply("less", exponent, zero), inverse, raised)
 
 
 def reshaped(x: Any, shape: Sequence[Extent]) -> Any:

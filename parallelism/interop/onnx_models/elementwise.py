@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import divided, number
+from parallelism.dtypes import common_dtype, is_floating, is_integer
+from parallelism.interop.arrays import divided, integer_power, number
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
@@ -97,8 +97,12 @@ def _mod(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("Pow")
 def _pow(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     base, exponent = x
-    if base.dtype == exponent.dtype and (is_floating(base.dtype) or base.dtype.kind == "u"):
+    if base.dtype == exponent.dtype and is_floating(base.dtype):
         return ew("power", base, exponent)
+    if is_integer(base.dtype) and is_integer(exponent.dtype):
+        wide = common_dtype(base.dtype, exponent.dtype)
+        if is_integer(wide):        # int64 and uint64 have no common dtype of integers
+            return convert(integer_power(convert(base, wide), convert(exponent, wide), ew), base.dtype)
     wide = np.dtype(np.float64)
     return convert(ew("power", convert(base, wide), convert(exponent, wide)), base.dtype)
 

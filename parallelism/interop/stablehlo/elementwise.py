@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import as_dtype, is_floating, limits_of
-from parallelism.interop.arrays import divided, number
-from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, same_everywhere
+from parallelism.dtypes import as_dtype, bits_of, integer_limits, integer_of, is_floating, is_integer, limits_of
+from parallelism.interop.arrays import divided, integer_power, number
+from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, known, same_everywhere
 from parallelism.interop.stablehlo.module import Node
-from parallelism.interop.stablehlo.reading import Reader, meaning
+from parallelism.interop.stablehlo.reading import Meaning, Reader, meaning
 
 _SAME = {
     "add": "add", "subtract": "subtract", "multiply": "multiply", "maximum": "maximum",
@@ -56,10 +56,24 @@ def _plain(kind: str, reader: Reader, node: Node, x: list[Any]) -> Any:
 _register()
 
 
+def _in_float32(means: Meaning) -> Meaning:
+    """The meaning of an op that takes several steps: numbers of 16 bits or fewer are rounded once, at the end."""
+    def computed(reader: Reader, node: Node, x: list[Any]) -> Any:
+        dtype = x[0].dtype
+        if not is_floating(dtype) or dtype.itemsize > 2:
+            return means(reader, node, x)
+        return convert(means(reader, node, [convert(each, np.dtype(np.float32)) for each in x]), dtype)
+
+    return computed
+
+
 @meaning("stablehlo.power")
+@_in_float32
 def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The power of C.  NumPy takes the square root if 0.5 is the one exponent of all: it differs for -inf and -0."""
     base, exponent = x
+    if not is_floating(base.dtype):
+        return integer_power(base, exponent)
     result = _plain("power", reader, node, x)
     shared = prod(exponent.array.shape if isinstance(exponent, Spread) else exponent.shape) == 1
     value = same_everywhere(exponent)
@@ -71,18 +85,31 @@ def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 @meaning("stablehlo.rsqrt")
+@_in_float32
 def _rsqrt(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("reciprocal", ew("sqrt", x[0]))
 
 
 @meaning("stablehlo.divide")
 def _divide(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return divided(*x)
+    a, b = x
+    return _of_nonzero(divided, a, b, number(-1 if integer_limits(a.dtype)[0] else integer_limits(a.dtype)[1], a)) \
+        if is_integer(a.dtype) else ew("divide", a, b)
 
 
 @meaning("stablehlo.remainder")
 def _remainder(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("fmod", *x)
+    a, b = x
+    return _of_nonzero(partial(ew, "fmod"), a, b, a) if is_integer(a.dtype) else ew("fmod", a, b)
+
+
+def _of_nonzero(function: Callable[[Any, Any], Any], a: Any, b: Any, other: Any) -> Any:
+    """``function(a, b)`` of integers, and ``other`` where ``b`` is 0: XLA gives an integer there, too."""
+    numbers = known(b)
+    if numbers is not None and numbers.all():
+        return function(a, b)
+    zero = ew("equal", b, number(0, b))
+    return ew("where", zero, other, function(a, ew("where", zero, number(1, b), b)))
 
 
 @meaning("stablehlo.compare", "chlo.broadcast_compare")
@@ -98,7 +125,7 @@ def _compare(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def total_order(x: Any) -> Any:
     """Integers in the total order of floats: -nan < -inf < ... < -0 < 0 < ... < inf < nan."""
-    words = np.dtype(f"int{8 * x.dtype.itemsize}")
+    words = integer_of(bits_of(x.dtype), signed=True)
     bits = ew("bitcast", x, dtype=words)
     rest = number(np.iinfo(words).max, bits)
     return ew("where", ew("less", bits, number(0, bits)), ew("bitwise_xor", bits, rest), bits)
@@ -125,7 +152,7 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
     wanted = node.type().dtype
     if wanted.kind == "b" and x[0].dtype.kind != "b":
         return ew("not_equal", x[0], number(0, x[0]))
-    if is_floating(x[0].dtype) and wanted.kind in "iu":
+    if is_floating(x[0].dtype) and is_integer(wanted):
         return ew("saturate", x[0], dtype=wanted)
     return convert(x[0], wanted)
 
@@ -141,13 +168,13 @@ def _reduce_precision(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.shift_right_logical")
 def _shift_logical(reader: Reader, node: Node, x: list[Any]) -> Any:
-    words = np.dtype(f"uint{8 * x[0].dtype.itemsize}")
+    words = integer_of(bits_of(x[0].dtype), signed=False)
     return convert(ew("right_shift", convert(x[0], words), convert(x[1], words)), x[0].dtype)
 
 
 @meaning("stablehlo.shift_right_arithmetic")
 def _shift_arithmetic(reader: Reader, node: Node, x: list[Any]) -> Any:
-    words = np.dtype(f"int{8 * x[0].dtype.itemsize}")
+    words = integer_of(bits_of(x[0].dtype), signed=True)
     return convert(ew("right_shift", convert(x[0], words), convert(x[1], words)), x[0].dtype)
 
 
@@ -168,8 +195,8 @@ def _popcount(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def population(x: Any) -> Any:
     """The number of bits that are 1, by sums of ever wider fields."""
-    width = 8 * x.dtype.itemsize
-    words = np.dtype(f"uint{width}")
+    width = bits_of(x.dtype)
+    words = integer_of(width, signed=False)
     bits, step = convert(x, words), 1
     while step < width:
         mask = number(sum(((1 << step) - 1) << at for at in range(0, width, 2 * step)), bits)
@@ -182,8 +209,8 @@ def population(x: Any) -> Any:
 @meaning("stablehlo.count_leading_zeros")
 def _leading_zeros(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The bits below the first 1 are filled with ones; the others are counted."""
-    width = 8 * x[0].dtype.itemsize
-    bits, step = convert(x[0], np.dtype(f"uint{width}")), 1
+    width = bits_of(x[0].dtype)
+    bits, step = convert(x[0], integer_of(width, signed=False)), 1
     while step < width:
         bits = ew("bitwise_or", bits, ew("right_shift", bits, number(step, bits)))
         step *= 2
@@ -202,6 +229,7 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 @meaning("chlo.erfc")
+@_in_float32
 def _erfc(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("subtract", number(1, x[0]), ew("erf", x[0]))
 
@@ -218,6 +246,7 @@ _FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.005739
 
 
 @meaning("chlo.erf_inv")
+@_in_float32
 def _erf_inv(reader: Reader, node: Node, x: list[Any]) -> Any:
     """M. Giles, *Approximating the erfinv function*, 2010, in single precision; two Newton steps for doubles."""
     a = x[0]
@@ -250,6 +279,7 @@ def _lanczos(x: Any) -> tuple[Any, Any, Any]:
 
 
 @meaning("chlo.lgamma")
+@_in_float32
 def _lgamma(reader: Reader, node: Node, x: list[Any]) -> Any:
     """By reflection below 1/2: lgamma(x) = log(pi / |sin(pi x)|) - lgamma(1 - x)."""
     a = x[0]
@@ -264,6 +294,7 @@ def _lgamma(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 @meaning("chlo.digamma")
+@_in_float32
 def _digamma(reader: Reader, node: Node, x: list[Any]) -> Any:
     a = x[0]
     small = ew("less", a, number(0.5, a))
@@ -285,7 +316,7 @@ def _is_inf(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     """One step in the total order of bits toward the other number."""
     a, b = x
-    words = np.dtype(f"int{8 * a.dtype.itemsize}")
+    words = integer_of(bits_of(a.dtype), signed=True)
     bits = ew("bitcast", a, dtype=words)
     one = number(1, bits)
     tiny = number(limits_of(a.dtype).smallest_subnormal, a)

@@ -6,7 +6,6 @@ each of many others is, written out, longer than any memory.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,9 +13,8 @@ import sys
 from parallelism.interop.errors import InteropError
 
 MOST_NESTED = 200
-MOST_SECONDS = 60
-MOST_BYTES = 8 * 2**30
-"""What the process that tries a text may take, in seconds and in bytes of memory."""
+MOST_SECONDS, MOST_BYTES = 20, 8 * 2**30
+"""What the process that tries a text may take: seconds, and one more for each MiB of text, and bytes of memory."""
 
 _APART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->')
 """What has brackets that do not count: strings, comments and arrows, as the parser reads them from left to right."""
@@ -65,12 +63,13 @@ def _deepest(plain: str) -> int:
 
 def _try_apart(text: str) -> None:
     """Let a child process read the text; it ends well for a text that is wrong, too, because this process says why."""
-    where = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    content = text.encode("utf-8", "replace")
+    limit = MOST_SECONDS + len(content) / 2**20
     try:
-        done = subprocess.run([sys.executable, "-c", _TRY, str(MOST_BYTES)], input=text.encode("utf-8", "replace"),
-                              capture_output=True, timeout=MOST_SECONDS, env=where)
+        done = subprocess.run([sys.executable, "-c", _TRY, str(MOST_BYTES)], input=content,
+                              capture_output=True, timeout=limit)
     except subprocess.TimeoutExpired:
-        raise InteropError(f"the text was not parsed in {MOST_SECONDS} s: its aliases or affine maps are too deep, or "
+        raise InteropError(f"the text was not parsed in {limit:.0f} s: its aliases or affine maps are too deep, or "
                            "too long when written out") from None
     if done.returncode:
         raise InteropError("the parser of jaxlib cannot read the text: its aliases or affine maps are too deep, or too "
