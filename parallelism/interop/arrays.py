@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,11 +29,27 @@ from parallelism.ir.operators.shapes import count
 from parallelism.ir.tracing import lift
 
 INDEX = np.dtype(np.int64)
+Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
 def number(value: Any, like: Any) -> Any:
     """A number in the dtype of an array, without dims; it may have symbols."""
     return lift(value, dtype=like.dtype) if isinstance(value, Expression) else np.asarray(value, like.dtype)
+
+
+def rounded_once(means: Meaning) -> Meaning:
+    """The meaning of an op that takes several steps: numbers of 16 bits or fewer are rounded once, at the end.
+
+    The steps are computed in float32.  All operands that are floats have the dtype of the result.
+    """
+    def computed(reader: Any, node: Any, x: list[Any]) -> Any:
+        dtype = x[0].dtype
+        if not is_floating(dtype) or dtype.itemsize > 2:
+            return means(reader, node, x)
+        wide = [each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x]
+        return convert(means(reader, node, wide), dtype)
+
+    return computed  # type: ignore[return-value]
 
 
 def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:

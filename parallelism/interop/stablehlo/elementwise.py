@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import as_dtype, bits_of, integer_limits, integer_of, is_floating, is_integer, limits_of
-from parallelism.interop.arrays import divided, integer_power, number
+from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, known, same_everywhere
 from parallelism.interop.stablehlo.module import Node
-from parallelism.interop.stablehlo.reading import Meaning, Reader, meaning
+from parallelism.interop.stablehlo.reading import Reader, meaning
 
 _SAME = {
     "add": "add", "subtract": "subtract", "multiply": "multiply", "maximum": "maximum",
     "minimum": "minimum", "atan2": "arctan2", "negate": "negative", "abs": "absolute", "sqrt": "sqrt",
     "cbrt": "cbrt", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log", "log_plus_one": "log1p",
     "sine": "sin", "cosine": "cos", "tan": "tan", "tanh": "tanh", "floor": "floor", "ceil": "ceil", "sign": "sign",
-    "round_nearest_even": "rint", "is_finite": "isfinite", "logistic": "sigmoid", "shift_left": "left_shift",
+    "round_nearest_even": "rint", "is_finite": "isfinite", "shift_left": "left_shift",
     "xor": "bitwise_xor", "and": "bitwise_and", "or": "bitwise_or", "not": "invert",
 }
 """Ops that are operators of the IR under another name.  On bools the bitwise operators are the logical ones."""
@@ -56,19 +56,8 @@ def _plain(kind: str, reader: Reader, node: Node, x: list[Any]) -> Any:
 _register()
 
 
-def _in_float32(means: Meaning) -> Meaning:
-    """The meaning of an op that takes several steps: numbers of 16 bits or fewer are rounded once, at the end."""
-    def computed(reader: Reader, node: Node, x: list[Any]) -> Any:
-        dtype = x[0].dtype
-        if not is_floating(dtype) or dtype.itemsize > 2:
-            return means(reader, node, x)
-        return convert(means(reader, node, [convert(each, np.dtype(np.float32)) for each in x]), dtype)
-
-    return computed
-
-
 @meaning("stablehlo.power")
-@_in_float32
+@rounded_once
 def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The power of C.  NumPy takes the square root if 0.5 is the one exponent of all: it differs for -inf and -0."""
     base, exponent = x
@@ -85,7 +74,7 @@ def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 @meaning("stablehlo.rsqrt")
-@_in_float32
+@rounded_once
 def _rsqrt(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("reciprocal", ew("sqrt", x[0]))
 
@@ -217,95 +206,6 @@ def _leading_zeros(reader: Reader, node: Node, x: list[Any]) -> Any:
     return convert(population(ew("invert", bits)), x[0].dtype)
 
 
-# -- special functions -------------------------------------------------------------------------------------------------
-
-
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
-    """The polynomial with these coefficients, the highest power first."""
-    total: Any = number(coefficients[0], x)
-    for coefficient in coefficients[1:]:
-        total = ew("add", ew("multiply", total, x), number(coefficient, x))
-    return total
-
-
-@meaning("chlo.erfc")
-@_in_float32
-def _erfc(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("subtract", number(1, x[0]), ew("erf", x[0]))
-
-
-@meaning("chlo.square")
-def _square(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("multiply", x[0], x[0])
-
-
-_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-         0.246640727, 1.50140941)
-_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-        1.00167406, 2.83297682)
-
-
-@meaning("chlo.erf_inv")
-@_in_float32
-def _erf_inv(reader: Reader, node: Node, x: list[Any]) -> Any:
-    """M. Giles, *Approximating the erfinv function*, 2010, in single precision; two Newton steps for doubles."""
-    a = x[0]
-    w = ew("negative", ew("log1p", ew("negative", ew("multiply", a, a))))
-    near = _polynomial(ew("subtract", w, number(2.5, a)), _NEAR)
-    far = _polynomial(ew("subtract", ew("sqrt", w), number(3, a)), _FAR)
-    y = ew("multiply", ew("where", ew("less", w, number(5, a)), near, far), a)
-    edge = ew("equal", ew("absolute", a), number(1, a))
-    if a.dtype == np.float64:
-        for _ in range(2):
-            slope = ew("multiply", ew("exp", ew("negative", ew("multiply", y, y))), number(2 / math.sqrt(math.pi), a))
-            y = ew("subtract", y, ew("divide", ew("subtract", ew("erf", y), a), slope))
-    return ew("where", edge, ew("multiply", a, number(math.inf, a)), y)
-
-
-_LANCZOS = (0.99999999999980993227684700473478, 676.520368121885098567009190444019, -1259.13921672240287047156078755283,
-            771.3234287776530788486528258894, -176.61502916214059906584551354, 12.507343278686904814458936853,
-            -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7)
-
-
-def _lanczos(x: Any) -> tuple[Any, Any, Any]:
-    """The series of Lanczos at ``x`` - 1, with g = 7 and 9 terms: its sum, the sum's derivative, and t = x + 6.5."""
-    z = ew("subtract", x, number(1, x))
-    total, slope = number(_LANCZOS[0], x), number(0, x)
-    for i, coefficient in enumerate(_LANCZOS[1:], 1):
-        part = ew("reciprocal", ew("add", z, number(i, x)))
-        term = ew("multiply", part, number(coefficient, x))
-        total, slope = ew("add", total, term), ew("subtract", slope, ew("multiply", term, part))
-    return total, slope, ew("add", z, number(7.5, x))
-
-
-@meaning("chlo.lgamma")
-@_in_float32
-def _lgamma(reader: Reader, node: Node, x: list[Any]) -> Any:
-    """By reflection below 1/2: lgamma(x) = log(pi / |sin(pi x)|) - lgamma(1 - x)."""
-    a = x[0]
-    small = ew("less", a, number(0.5, a))
-    z = ew("where", small, ew("subtract", number(1, a), a), a)
-    total, _, t = _lanczos(z)
-    half = ew("subtract", z, number(0.5, a))
-    direct = ew("add", ew("subtract", ew("multiply", half, ew("log", t)), t),
-                ew("add", ew("log", total), number(0.5 * math.log(2 * math.pi), a)))
-    sine = ew("absolute", ew("sin", ew("multiply", ew("subtract", a, ew("floor", a)), number(math.pi, a))))
-    return ew("where", small, ew("subtract", ew("log", ew("divide", number(math.pi, a), sine)), direct), direct)
-
-
-@meaning("chlo.digamma")
-@_in_float32
-def _digamma(reader: Reader, node: Node, x: list[Any]) -> Any:
-    a = x[0]
-    small = ew("less", a, number(0.5, a))
-    z = ew("where", small, ew("subtract", number(1, a), a), a)
-    total, slope, t = _lanczos(z)
-    direct = ew("subtract", ew("add", ew("log", t), ew("divide", slope, total)), ew("divide", number(7, a), t))
-    angle = ew("multiply", ew("subtract", a, ew("floor", a)), number(math.pi, a))
-    turned = ew("subtract", direct, ew("divide", number(math.pi, a), ew("tan", angle)))
-    return ew("where", small, turned, direct)
-
-
 @meaning("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf")
 def _is_inf(reader: Reader, node: Node, x: list[Any]) -> Any:
     size = x[0] if "pos" in node.kind else ew("negative", x[0]) if "neg" in node.kind else ew("absolute", x[0])
@@ -325,7 +225,8 @@ def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     moved = ew("bitcast", ew("where", away, ew("add", bits, one), ew("subtract", bits, one)), dtype=a.dtype)
     from_zero = ew("where", up, tiny, ew("negative", tiny))
     moved = ew("where", ew("equal", a, number(0, a)), from_zero, moved)
-    return ew("where", ew("equal", a, b), b, ew("where", ew("isnan", ew("add", a, b)), ew("add", a, b), moved))
+    moved = ew("where", ew("equal", a, b), b, moved)
+    return ew("where", ew("isnan", a), a, ew("where", ew("isnan", b), b, moved))        # a sum of large numbers is nan
 
 
 @meaning("stablehlo.constant")

@@ -20,6 +20,7 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     indexing,
     reductions,
     shapes,
+    special,
     windows,
 )
 from parallelism.interop.stablehlo.manual import laid, with_manual_regions
