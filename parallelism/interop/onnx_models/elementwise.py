@@ -89,8 +89,7 @@ def _div(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Mod")
 def _mod(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    if not node.get("fmod", 0) and is_floating(x[0].dtype):
-        raise node.wrong("Mod of floats needs fmod=1")
+    """With fmod=0 the result has the sign of the divisor; opset 28 defines that of floats, too."""
     return ew("fmod" if node.get("fmod", 0) else "remainder", *x)
 
 
