@@ -40,6 +40,7 @@ from parallelism.ir.tracing import Traced, recording
 from parallelism.mesh import Mesh
 
 MOST_BYTES = 256 * 2**20
+LONGEST_PATH = 4096
 
 
 def from_stablehlo(
@@ -81,10 +82,11 @@ def from_jax(
 
 
 def content_of(text_or_path: str | bytes | Path) -> str | bytes:
-    """The content of a file; a text with more than one line, or with a brace, is content itself."""
+    """The content of a file; a text with more than one line, with a brace, or too long for a path is content itself."""
     if isinstance(text_or_path, bytes):
         return text_or_path
-    if isinstance(text_or_path, str) and ("\n" in text_or_path or "{" in text_or_path):
+    if isinstance(text_or_path, str) and (
+            "\n" in text_or_path or "{" in text_or_path or len(text_or_path) > LONGEST_PATH):
         return text_or_path
     path = Path(text_or_path)
     with path.open("rb") as stream:

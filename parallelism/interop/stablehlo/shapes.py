@@ -121,6 +121,8 @@ def _dynamic_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
     """Parts before and after are joined where the start is known; else a mask says where the update lies."""
     whole_array, update, *starts = x
+    if 0 in update.shape:
+        return whole_array
     inside: Any = None
     for axis, start in enumerate(starts):
         extent, size = whole_array.shape[axis], update.shape[axis]
