@@ -80,7 +80,8 @@ def integer_power(base: Any, exponent: Any, apply: Callable[..., Any] = ew) -> A
     raised = convert(apply("power", base, apply("maximum", exponent, zero)), base.dtype)
     odd = apply("not_equal", apply("bitwise_and", exponent, one), zero)
     of_minus = apply("where", odd, minus, one)
-    inverse = apply("where", apply("equal", base, one), one, apply("where", apply("equal", base, minus), of_minus, zero))
+    inverse = apply("where", apply("equal", base, minus), of_minus, zero)
+    inverse = apply("where", apply("equal", base, one), one, inverse)
     return apply("where", apply("less", exponent, zero), inverse, raised)
 
 

@@ -14,5 +14,5 @@ def up_to(examples: int, by_day: int = BY_DAY) -> settings:
 
 
 def counted(examples: int, by_day: int = 1) -> int:
-    """How many examples a test that draws by itself takes: ``examples`` where VCLUSTER_EXAMPLES is set, and else few."""
+    """How many examples a test that draws by itself takes: ``examples`` where VCLUSTER_EXAMPLES is set, else few."""
     return examples if "VCLUSTER_EXAMPLES" in os.environ else by_day

@@ -222,7 +222,7 @@ class _Reading:
 
 
 def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The numbers of ``dense<[1.5, 0x7FC0]> : tensor<2xbf16>``, or of ``dense<"0xC03FC07F">``, which has their bytes."""
+    """The numbers of ``dense<[1.5, 0x7FC0]> : tensor<2xbf16>``, or of ``dense<"0xC03FC07F">``, which has bytes."""
     body = text[text.index("<") + 1:text.rindex("> :")]
     words = np.dtype(f"uint{8 * dtype.itemsize}")
     if body.startswith('"'):

@@ -15,7 +15,7 @@ from parallelism.interop.errors import InteropError
 
 MOST_NESTED = 200
 MOST_SECONDS, MOST_BYTES = 20, 8 * 2**30
-"""What the process that tries a text may take: seconds of computing, and one more for each MiB of text, and bytes of memory."""
+"""What the process that tries a text may take: seconds of computing (one more for each MiB of text), and bytes."""
 
 _APART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->')
 """What has brackets that do not count: strings, comments and arrows, as the parser reads them from left to right."""
@@ -48,8 +48,8 @@ with mlir.make_ir_context() as context, ir.Location.unknown():
 def check_harmless(text: str) -> None:
     """`InteropError` if the parser cannot read a text without harm.
 
-    Most texts are judged by their brackets and words.  One with affine maps, aliases, or ops of other dialects is first
-    read by a child process, with all aliases written out; that takes about half a second.
+    Most texts are judged by their brackets and words.  One with affine maps, aliases, or ops of other dialects is
+    first read by a child process, with all aliases written out; that takes about half a second.
     """
     plain = _APART.sub(" ", text)
     if _deepest(plain) > MOST_NESTED:
@@ -59,7 +59,7 @@ def check_harmless(text: str) -> None:
 
 
 def _is_risky(text: str, plain: str) -> bool:
-    """Whether a text has more than what is known to be harmless.  An escape in a string could hide the name of an op."""
+    """Whether a text has more than what is known to be harmless.  An escape in a string may hide the name of an op."""
     if "\\" in text or "affine_" in plain or _ALIAS.search(plain):
         return True
     for dialect, name in set(_WORD.findall(_PLACE.sub("", text))):
@@ -87,5 +87,5 @@ def _try_apart(text: str) -> None:
     except subprocess.TimeoutExpired:
         raise InteropError(f"the text was not parsed in {6 * limit} s") from None
     if done.returncode:
-        raise InteropError("the parser of jaxlib cannot read the text: it would end this process, or take more than "
-                           f"{limit} s.  Its aliases or affine maps are too deep, or a sharding does not fit its tensor")
+        raise InteropError(f"the parser of jaxlib would end this process, or take more than {limit} s, for the text: its "
+                           "aliases or affine maps are too deep, or a sharding does not fit its tensor")

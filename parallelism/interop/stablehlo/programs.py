@@ -77,12 +77,12 @@ def from_jax(
     The errors are those of `from_stablehlo`, which reads what JAX lowers the function to.
     """
     low = bindings.lowered(function, types, mesh)
-    return program_of(
-        bindings.read_module(low.text, trusted=True), mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
+    module = bindings.read_module(low.text, trusted=True)
+    return program_of(module, mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
 
 
 def content_of(text_or_path: str | bytes | Path) -> str | bytes:
-    """The content of a file; a text with more than one line, with a brace, or too long for a path is content itself."""
+    """The content of a file; a text of several lines, with a brace, or too long for a path, is content."""
     if isinstance(text_or_path, bytes):
         return text_or_path
     if isinstance(text_or_path, str) and (

@@ -141,6 +141,7 @@ def _digamma(reader: Reader, node: Node, x: list[Any]) -> Any:
     direct = ew("subtract", ew("add", log, ew("divide", slope, total)), ew("divide", number(7, a), t))
     rest = ew("add", a, ew("absolute", ew("floor", ew("add", a, number(0.5, a)))))
     angle = ew("multiply", rest, number(math.pi, a))
-    turned = ew("subtract", direct, ew("divide", ew("multiply", number(math.pi, a), ew("cos", angle)), ew("sin", angle)))
+    slope = ew("divide", ew("multiply", number(math.pi, a), ew("cos", angle)), ew("sin", angle))
+    turned = ew("subtract", direct, slope)
     pole = ew("logical_and", ew("less_equal", a, number(0, a)), ew("equal", a, ew("floor", a)))
     return ew("where", pole, number(math.nan, a), ew("where", small, turned, direct))

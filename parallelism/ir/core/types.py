@@ -21,7 +21,7 @@ _NAMES = {
 }
 """The names of dtypes in programs, and in NumPy."""
 _SHORT = {name: short for short, name in _NAMES.items()}
-_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items() 
+_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items()
                    if short not in NARROW_FLOATS and short not in NARROW_INTEGERS)
 """The classes of NumPy's own dtypes that programs have."""
 

@@ -69,7 +69,8 @@ def test_most_texts_are_judged_by_their_words(monkeypatch):
 SEED = """
 module @m attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @m = <["a"=2, "b"=2]>
-  func.func public @main(%x: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"a", "b"}, {?}]>}, %w: tensor<8x3xbf16>)
+  func.func public @main(
+      %x: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"a", "b"}, {?}]>}, %w: tensor<8x3xbf16>)
       -> (tensor<4x3xf32> {jax.result_info = "result"}) {
     %c = stablehlo.constant dense<[1.5, -2.0, 0x7FC0]> : tensor<3xbf16>
     %0 = stablehlo.convert %w : (tensor<8x3xbf16>) -> tensor<8x3xf32>
@@ -106,7 +107,7 @@ TOKEN = re.compile(r'[A-Za-z_][\w.]*|\d+|[%#@][\w.]+|"[^"]*"|\S|\s+')
 STRANGE = (
     "-1", "99999999999999999999", "9223372036854775807", "?", "tensor<*xf32>", "complex<f32>", "i4", "xi4", "i0",
     "!stablehlo.token", "dense<>", "array<i64: 1>", "[]", "{}", "<", "affine_map<(d0) -> (d0)>", '"a"', "x" * 20_000,
-    "f8E4M3FN", "xf8E8M0FNU", "tensor<9223372036854775807x9223372036854775807xf32>", "1" * 5000, "opaque<1>", "loc(\"a\")")
+    "f8E4M3FN", "xf8E8M0FNU", "tensor<9223372036854775807x9223372036854775807xf32>", "1" * 5000, "opaque<1>")
 
 
 def changed(rng):
@@ -131,11 +132,11 @@ def changed(rng):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("count", [5, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_text_with_words_exchanged_gives_a_program_or_one_short_error(count):
-    rng, read = random.Random(count), 0
+    rng, read, longest = random.Random(count), 0, 0
     for _ in range(count):
         try:
             from_stablehlo(changed(rng), most_ops=2000)
             read += 1
         except InteropError as error:
-            assert len(str(error)) < 1000
-    assert read < count
+            longest = max(longest, len(str(error)))
+    assert read < count and 0 < longest < 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import helper

@@ -1,4 +1,4 @@
-"""Numbers of StableHLO at their edges: narrow dtypes, integers by zero, functions of 16 bits, shardings on one device."""
+"""StableHLO at its edges: narrow dtypes, integers by zero, functions of 16 bits, tensors on one device alone."""
 
 from __future__ import annotations
 
@@ -191,8 +191,9 @@ MANUAL = """
 
 
 def module(meshes, body, sharding):
-    return (f"module {{\n{meshes}\nfunc.func public @main(%x: tensor<8xf32> {{sdy.sharding = #sdy.sharding<{sharding}>}}"
-            f") -> tensor<8xf32> {{\n{body}\n return %0 : tensor<8xf32>\n}} }}")
+    argument = f"%x: tensor<8xf32> {{sdy.sharding = #sdy.sharding<{sharding}>}}"
+    return (f"module {{\n{meshes}\nfunc.func public @main({argument}) -> tensor<8xf32> {{\n{body}\n"
+            " return %0 : tensor<8xf32>\n} }")
 
 
 def test_a_module_lies_in_the_mesh_that_its_shardings_name():
@@ -245,7 +246,8 @@ def test_a_tensor_on_one_device_alone_is_read_as_any_other(text):
     f'module {{ func.func @main() {{ "{"a" * 50_000}.b"() : () -> () return }} }}',
     "module { " + " ".join(f"func.func @f{i}() {{ return }}" for i in range(5000)) + " }",
     "module @m { func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { "
-    f'%0 = stablehlo.custom_call @{"f" * 50_000}(%x) : (tensor<8xf32>) -> tensor<8xf32> return %0 : tensor<8xf32> }} }}',
+    f'%0 = stablehlo.custom_call @{"f" * 50_000}(%x) : (tensor<8xf32>) -> tensor<8xf32> '
+    "return %0 : tensor<8xf32> } }",
 ], ids=["a word", "only a word", "an op", "functions", "a call"])
 def test_an_error_is_never_as_long_as_its_input(text):
     with pytest.raises(InteropError) as caught:
