@@ -87,5 +87,5 @@ def _try_apart(text: str) -> None:
     except subprocess.TimeoutExpired:
         raise InteropError(f"the text was not parsed in {6 * limit} s") from None
     if done.returncode:
-        raise InteropError(f"the parser of jaxlib would end this process, or take more than {limit} s, for the text: its "
-                           "aliases or affine maps are too deep, or a sharding does not fit its tensor")
+        raise InteropError(f"the parser of jaxlib would end this process, or take more than {limit} s, for the text: "
+                           "its aliases or affine maps are too deep, or a sharding does not fit its tensor")
