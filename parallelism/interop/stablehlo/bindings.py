@@ -22,7 +22,7 @@ from parallelism.interop.errors import InteropError
 from parallelism.interop.stablehlo.harmless import check_harmless
 from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.shardings import list_groups
-from parallelism.ir.core import TensorType, checked_dtype
+from parallelism.ir.core import DTYPES, TensorType
 from parallelism.mesh import Mesh
 
 MOST_NODES = 500_000
@@ -172,9 +172,11 @@ class _Reading:
         tensor: Any = type
         if not tensor.has_static_shape:
             return OtherType(str(type))
+        name = str(tensor.element_type).lower()
+        if name not in DTYPES:      # NumPy would take some, as i24, for other types
+            return OtherType(str(type))
         try:
-            dtype = checked_dtype(str(tensor.element_type).lower())
-            return TensorType(dtype, tuple(tensor.shape))
+            return TensorType(name, tuple(tensor.shape))
         except (TypeError, ValueError):
             return OtherType(str(type))
 

@@ -26,8 +26,7 @@ _KNOWN = frozenset(("stablehlo", "chlo", "func", "mhlo", "jax", "tf"))
 _KNOWN_OF_SHARDY = frozenset(("mesh", "sharding", "sharding_per_value", "sharding_constraint", "return"))
 """What was parsed with 20,000 random mistakes, and ended no process; see the tests."""
 
-_TRY = """import sys
-from jax.interpreters import mlir; from jaxlib.mlir import ir
+_TRY = """import sys; from jax.interpreters import mlir; from jaxlib.mlir import ir
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
