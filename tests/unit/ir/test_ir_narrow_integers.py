@@ -58,3 +58,13 @@ def test_a_sum_over_devices_wraps_around():
         run = cluster.run(lambda device: device.all_reduce(rows[device.rank]))
     for output in run.outputs:
         assert_array_equal(output.astype(int) % 16, np.array([14, -9, 6]) % 16)
+
+
+def test_a_mean_over_devices_is_a_float_and_bits_are_combined():
+    rows = [np.array([7, -8, 3], ml_dtypes.int4), np.array([6, -1, 3], ml_dtypes.int4)]
+    with VirtualCluster(2, backend="thread") as cluster:
+        run = cluster.run(lambda device: (device.all_reduce(rows[device.rank], op="mean"),
+                                          device.all_reduce(rows[device.rank], op="xor")))
+    mean, xor = run.outputs[1]
+    assert mean.dtype == np.float64 and mean.tolist() == [6.5, -4.5, 3.0]
+    assert xor.dtype == ml_dtypes.int4 and xor.astype(int).tolist() == [1, 7, 0]
