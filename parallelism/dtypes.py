@@ -1,13 +1,16 @@
-"""Dtypes, with the floats of 16 and 8 bits that NumPy lacks: bfloat16 and the float8 formats.
+"""Dtypes, with those that NumPy lacks: bfloat16, the float8 formats, and integers of 4 and 2 bits.
 
-The package ml_dtypes defines these *narrow floats* for NumPy.  It is imported when a narrow float is first used.
-NumPy does not know them as floats: `is_floating` and `is_numeric` do.  `code_of` and `of_code` carry dtypes between
-processes.
+The package ml_dtypes defines these *narrow floats* and *narrow integers* for NumPy.  It is imported when one is first
+used.  NumPy does not know them as numbers: `is_floating`, `is_integer` and `is_numeric` do.  `code_of` and `of_code`
+carry dtypes between processes.
 
 Programs treat a narrow float as NumPy treats float16 (`like_half`): Python's numbers follow the arrays, and a product
 of two arrays keeps their dtype.  ml_dtypes alone makes float32 of ``x * 1.5`` and of ``x @ x``.  A program computes an
-op on narrow floats in float32 and rounds its result once (`in_float32`).  Collectives do as for float16: they round
+op on narrow floats in float32 and rounds its result once (`in_wider_dtype`).  Collectives do as for float16: they round
 after each addition, in group order.
+
+An array holds each narrow integer in a byte.  A program computes an op on them in 8 bits, and its result wraps around:
+in 4 bits, -(-8) is -8.
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ NARROW_FLOATS = {
     "f8e4m3b11fnuz": "float8_e4m3b11fnuz",
 }
 """The narrow floats: their names in programs, and those that ml_dtypes gives them."""
+NARROW_INTEGERS = {"i2": "int2", "i4": "int4", "ui2": "uint2", "ui4": "uint4"}
+"""The narrow integers: their names in programs, and those that ml_dtypes gives them."""
 NUMERIC_KINDS = "biufc"
 """The kinds of NumPy's own numbers and bools."""
 _NAMES = frozenset(NARROW_FLOATS.values())
+_INTEGER_NAMES = frozenset(NARROW_INTEGERS.values())
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
+_BYTE, _UNSIGNED_BYTE = np.dtype(np.int8), np.dtype(np.uint8)
 
 
 def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """``numpy.dtype(dtype)``, where ``dtype`` may also be the name of a narrow float, as ``"bfloat16"``."""
-    if isinstance(dtype, str) and dtype in _NAMES:
+    """``numpy.dtype(dtype)``, where ``dtype`` may also be a name of ml_dtypes, as ``"bfloat16"`` or ``"int4"``."""
+    if isinstance(dtype, str) and (dtype in _NAMES or dtype in _INTEGER_NAMES):
         import ml_dtypes  # Imported here, because most programs have no narrow floats and every device would wait.
 
         kind: type[Any] = getattr(ml_dtypes, dtype)
@@ -46,6 +53,16 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
     return dtype.isbuiltin == 2 and dtype.name in _NAMES
 
 
+def is_narrow_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is an integer of fewer than 8 bits."""
+    return dtype.isbuiltin == 2 and dtype.name in _INTEGER_NAMES
+
+
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is one of integers, signed or not; bools are none."""
+    return dtype.kind in "iu" or is_narrow_integer(dtype)
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is one of real floating-point numbers."""
     return dtype.kind == "f" or is_narrow(dtype)
@@ -53,7 +70,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is one of numbers or bools."""
-    return dtype.kind in NUMERIC_KINDS or is_narrow(dtype)
+    return dtype.kind in NUMERIC_KINDS or is_narrow(dtype) or is_narrow_integer(dtype)
 
 
 def limits_of(dtype: np.dtype[Any]) -> Any:
@@ -65,9 +82,28 @@ def limits_of(dtype: np.dtype[Any]) -> Any:
     return np.finfo(dtype)
 
 
+def bits_of(dtype: np.dtype[Any]) -> int:
+    """The number of bits that the numbers of a dtype have; it counts for shifts and for counts of bits."""
+    return int(dtype.name[-1]) if is_narrow_integer(dtype) else 8 * dtype.itemsize
+
+
+def integer_of(bits: int, *, signed: bool) -> np.dtype[Any]:
+    """The dtype of integers of so many bits: 2, 4, 8, 16, 32 or 64."""
+    return as_dtype(f"{'' if signed else 'u'}int{bits}")
+
+
+def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least and the largest number of a dtype of integers."""
+    if is_narrow_integer(dtype):
+        bits = bits_of(dtype)
+        return (0, 2**bits - 1) if dtype.name.startswith("u") else (-2**(bits - 1), 2**(bits - 1) - 1)
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
 def code_of(dtype: np.dtype[Any]) -> str:
     """The text from which `of_code` makes the dtype again in another process; it has the order of the bytes."""
-    return dtype.name if is_narrow(dtype) else dtype.str
+    return dtype.name if is_narrow(dtype) or is_narrow_integer(dtype) else dtype.str
 
 
 def of_code(code: str) -> np.dtype[Any]:
@@ -81,8 +117,12 @@ def of_code(code: str) -> np.dtype[Any]:
 def like_half(rule: Callable[..., Any], *given: Any) -> Any:
     """What ``rule(*given)`` is if float16 stands for the narrow float among ``given``.
 
-    ``rule`` gives a dtype or a tuple of them.  ``TypeError`` for two different floats of 16 bits or fewer.
+    ``rule`` gives a dtype or a tuple of them.  ``TypeError`` for two different floats of 16 bits or fewer.  Likewise
+    int8 stands for a narrow integer, uint8 for one without sign.
     """
+    integers = {x for x in given if isinstance(x, np.dtype) and is_narrow_integer(x)}
+    if integers:
+        return _like_bytes(rule, integers, given)
     narrow = {x for x in given if isinstance(x, np.dtype) and is_narrow(x)}
     if not narrow:
         return rule(*given)
@@ -96,6 +136,27 @@ def like_half(rule: Callable[..., Any], *given: Any) -> Any:
     return own if result == _HALF else result
 
 
+def _like_bytes(rule: Callable[..., Any], integers: set[np.dtype[Any]], given: Sequence[Any]) -> Any:
+    """What ``rule(*given)`` is if integers of 8 bits stand for narrow ones.
+
+    A result of 8 bits is narrow again if all integers among ``given`` are of one narrow dtype.
+    """
+    result = like_half(rule, *(_wider(x) if x in integers else x for x in given))
+    own, *others = {x for x in given if isinstance(x, np.dtype) and is_integer(x)}
+    if others:
+        return result
+    if isinstance(result, tuple):
+        return tuple(own if x == _wider(own) else x for x in result)
+    return own if result == _wider(own) else result
+
+
+def _wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which a program computes: float32 for a narrow float, 8 bits for a narrow integer, or its own."""
+    if is_narrow_integer(dtype):
+        return _UNSIGNED_BYTE if dtype.name.startswith("u") else _BYTE
+    return _SINGLE if is_narrow(dtype) else dtype
+
+
 @lru_cache(maxsize=4096, typed=True)     # 1 and 1.0 are equal
 def common_dtype(*given: Any) -> np.dtype[Any]:
     """``numpy.result_type`` of dtypes and Python's numbers; a narrow float counts as a float16."""
@@ -103,16 +164,18 @@ def common_dtype(*given: Any) -> np.dtype[Any]:
     return dtype
 
 
-def in_float32(
+def in_wider_dtype(
     kernel: Callable[..., Any], arrays: Sequence[npt.NDArray[Any]], dtypes: Callable[[], Sequence[np.dtype[Any]]]
 ) -> Any:
     """``kernel(*arrays)``, in float32 where the arrays are of a narrow float, with results rounded once.
 
-    ``dtypes()`` are those of the results; they are asked for only if an array is of a narrow float.
+    Narrow integers are computed in 8 bits, and results wrap around.  ``dtypes()`` are those of the results; they are
+    asked for only if an array is of a narrow dtype.
     """
-    if not any(is_narrow(array.dtype) for array in arrays):
+    wider = [_wider(array.dtype) for array in arrays]
+    if all(dtype is array.dtype for dtype, array in zip(wider, arrays, strict=True)):
         return kernel(*arrays)
-    result = kernel(*(array.astype(_SINGLE) if is_narrow(array.dtype) else array for array in arrays))
+    result = kernel(*(array.astype(dtype, copy=False) for dtype, array in zip(wider, arrays, strict=True)))
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = tuple(
             np.asarray(output).astype(dtype, copy=False)

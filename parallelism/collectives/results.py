@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of
 from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
-from parallelism.dtypes import is_numeric
+from parallelism.dtypes import is_integer, is_numeric
 from parallelism.operation import ReduceOp
 from parallelism.spelling import did_you_mean
 
@@ -234,13 +234,13 @@ def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
     if name not in _UFUNCS:
         hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)    # ReduceOp.SUM of torch, MPI.SUM
         raise ValueError(f"op must be one of {', '.join(OPS)} or a function of two arrays, got {op!r}{hint}")
-    kind = dtype.kind
-    if name in ("and", "or", "xor") and kind not in "bui":
+    kind, whole = dtype.kind, is_integer(dtype) or dtype.kind == "b"
+    if name in ("and", "or", "xor") and not whole:
         raise TypeError(f"op {name!r} is for integers and bools, got {dtype}")
     if name in ("max", "min") and kind == "c":
         raise TypeError(f"op {name!r} needs an order, and {dtype} has none")
     if name in ("sum", "prod") and kind == "b":
         dtype = np.dtype(np.int64)
-    if name == "mean" and kind in "bui":
+    if name == "mean" and whole:
         dtype = np.dtype(np.float64)
     return Reduction(name, dtype, _UFUNCS[name])

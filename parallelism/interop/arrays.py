@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
+from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -29,11 +29,27 @@ from parallelism.ir.operators.shapes import count
 from parallelism.ir.tracing import lift
 
 INDEX = np.dtype(np.int64)
+Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
 def number(value: Any, like: Any) -> Any:
     """A number in the dtype of an array, without dims; it may have symbols."""
     return lift(value, dtype=like.dtype) if isinstance(value, Expression) else np.asarray(value, like.dtype)
+
+
+def rounded_once(means: Meaning) -> Meaning:
+    """The meaning of an op that takes several steps: numbers of 16 bits or fewer are rounded once, at the end.
+
+    The steps are computed in float32.  All operands that are floats have the dtype of the result.
+    """
+    def computed(reader: Any, node: Any, x: list[Any]) -> Any:
+        dtype = x[0].dtype
+        if not is_floating(dtype) or dtype.itemsize > 2:
+            return means(reader, node, x)
+        wide = [each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x]
+        return convert(means(reader, node, wide), dtype)
+
+    return computed  # type: ignore[return-value]
 
 
 def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:
@@ -50,6 +66,23 @@ def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:
     rounded = apply("not_equal", rest, number(0, a))
     negative = apply("less", apply("bitwise_xor", a, b), number(0, a))
     return apply("add", down, convert(apply("logical_and", rounded, negative), a.dtype))
+
+
+def integer_power(base: Any, exponent: Any, apply: Callable[..., Any] = ew) -> Any:
+    """The power of integers of one dtype; NumPy has none for negative exponents.
+
+    Those give 1 or -1 for 1 and -1, and 0 for any other number, as in StableHLO and in C, which round toward 0.
+    """
+    numbers = known(exponent)
+    if integer_limits(exponent.dtype)[0] == 0 or (numbers is not None and (numbers >= 0).all()):
+        return convert(apply("power", base, exponent), base.dtype)
+    zero, one, minus = (number(value, base) for value in (0, 1, -1))
+    raised = convert(apply("power", base, apply("maximum", exponent, zero)), base.dtype)
+    odd = apply("not_equal", apply("bitwise_and", exponent, one), zero)
+    of_minus = apply("where", odd, minus, one)
+    inverse = apply("where", apply("equal", base, minus), of_minus, zero)
+    inverse = apply("where", apply("equal", base, one), one, inverse)
+    return apply("where", apply("less", exponent, zero), inverse, raised)
 
 
 def reshaped(x: Any, shape: Sequence[Extent]) -> Any:

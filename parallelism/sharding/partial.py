@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.dtypes import is_floating, is_narrow, is_numeric, limits_of
+from parallelism.dtypes import integer_limits, is_floating, is_narrow, is_numeric, limits_of
 
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 OPS = tuple(_UFUNCS)
@@ -39,7 +39,7 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
     limits: dict[str, tuple[Any, Any]] = {"b": (False, True), "f": (-np.inf, np.inf)}
     if is_narrow(dtype) and not np.isinf(np.array(np.inf, dtype)):      # some have no infinity
         limits["f"] = float(limits_of(dtype).min), float(limits_of(dtype).max)
-    lowest, highest = limits[kind] if kind in limits else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    lowest, highest = limits[kind] if kind in limits else integer_limits(dtype)
     return lowest if op == "max" else highest
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from parallelism.arrays import plain_array
 from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, ring_pairs, shift_pairs
 from parallelism.collectives.results import integer
-from parallelism.dtypes import in_float32
+from parallelism.dtypes import in_wider_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ArrayCalls, ReduceOp, typed_as
 from parallelism.operation.declared_work import declared_work
@@ -155,7 +155,7 @@ class VirtualDevice:
         a, b = plain_array("matmul", a), plain_array("matmul", b)
         flops, nbytes, dtype, shape = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
-            return in_float32(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
+            return in_wider_dtype(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """An uninitialised array in shared memory, which peers read and write without a copy."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import divided, number
+from parallelism.dtypes import common_dtype, is_floating, is_integer
+from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
@@ -45,7 +45,7 @@ _SAME = {
     "Abs": "absolute", "Neg": "negative", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin", "Cos": "cos",
     "Tan": "tan", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh",
     "Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh", "Ceil": "ceil", "Floor": "floor", "Round": "rint",
-    "Sign": "sign", "Sigmoid": "sigmoid", "Erf": "erf", "Reciprocal": "reciprocal", "IsNaN": "isnan",
+    "Sign": "sign", "Erf": "erf", "Reciprocal": "reciprocal", "IsNaN": "isnan",
     "Not": "logical_not", "BitwiseNot": "invert", "Add": "add", "Sub": "subtract", "Mul": "multiply",
     "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Equal": "equal", "Less": "less",
     "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "BitwiseAnd": "bitwise_and",
@@ -89,16 +89,19 @@ def _div(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Mod")
 def _mod(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    if not node.get("fmod", 0) and is_floating(x[0].dtype):
-        raise node.wrong("Mod of floats needs fmod=1")
+    """With fmod=0 the result has the sign of the divisor; opset 28 defines that of floats, too."""
     return ew("fmod" if node.get("fmod", 0) else "remainder", *x)
 
 
 @meaning("Pow")
 def _pow(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     base, exponent = x
-    if base.dtype == exponent.dtype and (is_floating(base.dtype) or base.dtype.kind == "u"):
+    if base.dtype == exponent.dtype and is_floating(base.dtype):
         return ew("power", base, exponent)
+    if is_integer(base.dtype) and is_integer(exponent.dtype):
+        wide = common_dtype(base.dtype, exponent.dtype)
+        if is_integer(wide):        # int64 and uint64 have no common dtype of integers
+            return convert(integer_power(convert(base, wide), convert(exponent, wide), ew), base.dtype)
     wide = np.dtype(np.float64)
     return convert(ew("power", convert(base, wide), convert(exponent, wide)), base.dtype)
 
@@ -165,6 +168,12 @@ def where_positive(x: Any, positive: Any, other: Any) -> Any:
     return ew("where", ew("greater", x, number(0, x)), positive, other)
 
 
+@meaning("Sigmoid")
+@rounded_once
+def _sigmoid(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("sigmoid", x[0])
+
+
 @meaning("LeakyRelu", "PRelu")
 def _leaky(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     slope = x[1] if node.kind == "PRelu" else number(node.get("alpha", 0.01), x[0])
@@ -172,6 +181,7 @@ def _leaky(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("Elu", "Selu", "Celu")
+@rounded_once
 def _elu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a = x[0]
     alpha = node.get("alpha", {"Selu": 1.67326319217681884765625}.get(node.kind, 1.0))
@@ -183,6 +193,7 @@ def _elu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("HardSigmoid")
+@rounded_once
 def _hard_sigmoid(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     line = ew("add", ew("multiply", x[0], number(node.get("alpha", 0.2), x[0])), number(node.get("beta", 0.5), x[0]))
     return ew("maximum", ew("minimum", line, number(1, x[0])), number(0, x[0]))
@@ -199,6 +210,7 @@ def _softplus(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("Softsign")
+@rounded_once
 def _softsign(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return ew("divide", x[0], ew("add", ew("absolute", x[0]), number(1, x[0])))
 
@@ -212,6 +224,7 @@ def _shrink(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("Gelu")
+@rounded_once
 def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if node.get("approximate", "none") == "tanh":
         return ew("gelu", x[0])
@@ -220,6 +233,7 @@ def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("HardSwish")
+@rounded_once
 def _hard_swish(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     line = ew("add", ew("multiply", x[0], number(1 / 6, x[0])), number(0.5, x[0]))
     return ew("multiply", x[0], ew("maximum", ew("minimum", line, number(1, x[0])), number(0, x[0])))

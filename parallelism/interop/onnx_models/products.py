@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, number, padded, reshaped
+from parallelism.interop.arrays import flipped, iota, number, padded, reshaped, rounded_once
 from parallelism.interop.folding import convert, emit, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
@@ -169,6 +169,7 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 @meaning("Softmax", "LogSoftmax")
+@rounded_once
 def _softmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = axis_of(node, len(x[0].shape), -1)
     return emit("softmax" if node.kind == "Softmax" else "log_softmax", whole(x[0]), axis=axis)

@@ -87,11 +87,13 @@ class Reader:
             given = [*inputs, *[None] * (len(body.inputs) - len(inputs))]
             values = dict(zip(body.inputs, given, strict=True))
             nodes = [self._resolved(each, attributes, node.proto) for each in body.nodes]
-            results = self.nodes(nodes, body.outputs[:len(node.outputs)], values)
+            # A body need not define an output that the node leaves out.
+            wanted = [own for own, name in zip(body.outputs, node.outputs, strict=False) if name]
+            found = dict(zip(wanted, self.nodes(nodes, wanted, values), strict=True))
         finally:
             self.depth -= 1
             self.opsets = before
-        return results
+        return [found.get(own) for own in body.outputs[:len(node.outputs)]]
 
     def _resolved(self, node: GraphNode, attributes: Mapping[str, Any], caller: Any) -> GraphNode:
         """A node of a body, with the attributes that it has from the node which calls the body."""

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.dtypes import is_integer
 from parallelism.interop.errors import InteropError
+from parallelism.interop.stablehlo.harmless import check_harmless
 from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.shardings import list_groups
-from parallelism.ir.core import TensorType, checked_dtype
+from parallelism.ir.core import DTYPES, TensorType
 from parallelism.mesh import Mesh
 
 MOST_NODES = 500_000
@@ -48,21 +50,26 @@ def jax_library() -> Any:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_module(content: str | bytes) -> Module:
-    """The module of a text or of a portable artifact.  `InteropError` names line and column of what is wrong."""
+def read_module(content: str | bytes, *, trusted: bool = False) -> Module:
+    """The module of a text or of a portable artifact.  `InteropError` names line and column of what is wrong.
+
+    A text that is ``trusted``, because JAX made it, is not asked whether it harms the parser.
+    """
     _, mlir, ir, _ = _libraries()
     with mlir.make_ir_context() as context, ir.Location.unknown():
         context.enable_multithreading(False)
         if isinstance(content, bytes) and content[:4] == _ARTIFACT:
             content = text_of(content)
-        module = _parsed(ir, content)
+        module = _parsed(ir, content, trusted)
         try:
             return list_groups(_Reading(ir).module(module))
+        except RecursionError:
+            raise InteropError("its attributes are nested too deep") from None
         except (RuntimeError, UnicodeDecodeError) as error:         # what the bindings raise for bytes in strings
             raise InteropError(f"a string of the module is not UTF-8: {error}") from None
 
 
-def _parsed(ir: Any, content: str | bytes) -> Any:
+def _parsed(ir: Any, content: str | bytes, trusted: bool) -> Any:
     if isinstance(content, bytes):
         try:
             content = content.decode("utf-8-sig")
@@ -70,8 +77,8 @@ def _parsed(ir: Any, content: str | bytes) -> Any:
             raise InteropError(f"it is neither text in UTF-8 nor a portable artifact of StableHLO: {error}") from None
     if "\0" in content:
         raise InteropError("the text has a zero byte")
-    if _deepest(content) > 200:
-        raise InteropError("brackets are nested more than 200 deep")
+    if not trusted:
+        check_harmless(content)
     try:
         return ir.Module.parse(content)
     except ir.MLIRError as error:
@@ -111,15 +118,6 @@ def text_of(content: bytes) -> str:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise InteropError(f"the portable artifact cannot be read: {last[0]}")
     return done.stdout.decode("utf-8", "replace")
-
-
-def _deepest(text: str) -> int:
-    """How deep brackets are nested: the parser calls itself for each."""
-    depth = deepest = 0
-    for bracket in re.findall(r"[(\[{<>}\])]", re.sub(r'"[^"\n]*"|->|//.*', "", text)):
-        depth = depth + 1 if bracket in "([{<" else max(0, depth - 1)
-        deepest = max(deepest, depth)
-    return deepest
 
 
 class _Reading:
@@ -174,9 +172,11 @@ class _Reading:
         tensor: Any = type
         if not tensor.has_static_shape:
             return OtherType(str(type))
+        name = str(tensor.element_type).lower()
+        if name not in DTYPES:      # NumPy would take some, as i24, for other types
+            return OtherType(str(type))
         try:
-            dtype = checked_dtype(str(tensor.element_type).lower())
-            return TensorType(dtype, tuple(tensor.shape))
+            return TensorType(name, tuple(tensor.shape))
         except (TypeError, ValueError):
             return OtherType(str(type))
 
@@ -219,8 +219,25 @@ class _Reading:
             return np.broadcast_to(number.astype(type.dtype), shape)
         try:
             return np.array(attribute).astype(type.dtype).reshape(shape)
-        except TypeError:       # the bindings have no buffers of narrow floats
-            return np.array(list(attribute), np.float64).astype(type.dtype).reshape(shape)
+        except TypeError:       # the bindings have no buffers of narrow floats and narrow integers
+            return _spelled(str(attribute), type.dtype).reshape(shape)
+
+
+def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The numbers of ``dense<[1.5, 0x7FC0]> : tensor<2xbf16>``, or of ``dense<"0xC03FC07F">``, which has bytes."""
+    body = text[text.index("<") + 1:text.rindex("> :")]
+    words = np.dtype(f"uint{8 * dtype.itemsize}")
+    if body.startswith('"'):
+        numbers = np.frombuffer(bytes.fromhex(body[3:-1]), words.newbyteorder("<")).astype(words)
+        return numbers.astype(dtype) if is_integer(dtype) else numbers.view(dtype)
+    spelled = re.findall(r"[^\s,\[\]]+", body)
+    if is_integer(dtype):
+        return np.array([int(each) for each in spelled], np.int64).astype(dtype)
+    numbers = np.array([0.0 if each.startswith("0x") else float(each) for each in spelled], np.float64).astype(dtype)
+    for i, each in enumerate(spelled):      # infinities and nans are spelled by their bits
+        if each.startswith("0x"):
+            numbers[i:i + 1] = np.array([int(each, 16)], words).view(dtype)
+    return numbers
 
 
 def _place(location: str) -> str:
@@ -256,7 +273,7 @@ def verified(text: str) -> str:
     """``text``, parsed and verified.  `InteropError` if the bindings refuse it."""
     _, mlir, ir, _ = _libraries()
     with mlir.make_ir_context():
-        _parsed(ir, text)
+        _parsed(ir, text, trusted=True)
     return text
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import as_dtype, is_floating, limits_of
-from parallelism.interop.arrays import divided, number
-from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, same_everywhere
+from parallelism.dtypes import as_dtype, bits_of, integer_limits, integer_of, is_floating, is_integer, limits_of
+from parallelism.interop.arrays import divided, integer_power, number, rounded_once
+from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, known, same_everywhere
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
@@ -21,7 +21,7 @@ _SAME = {
     "minimum": "minimum", "atan2": "arctan2", "negate": "negative", "abs": "absolute", "sqrt": "sqrt",
     "cbrt": "cbrt", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log", "log_plus_one": "log1p",
     "sine": "sin", "cosine": "cos", "tan": "tan", "tanh": "tanh", "floor": "floor", "ceil": "ceil", "sign": "sign",
-    "round_nearest_even": "rint", "is_finite": "isfinite", "logistic": "sigmoid", "shift_left": "left_shift",
+    "round_nearest_even": "rint", "is_finite": "isfinite", "shift_left": "left_shift",
     "xor": "bitwise_xor", "and": "bitwise_and", "or": "bitwise_or", "not": "invert",
 }
 """Ops that are operators of the IR under another name.  On bools the bitwise operators are the logical ones."""
@@ -57,9 +57,12 @@ _register()
 
 
 @meaning("stablehlo.power")
+@rounded_once
 def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The power of C.  NumPy takes the square root if 0.5 is the one exponent of all: it differs for -inf and -0."""
     base, exponent = x
+    if not is_floating(base.dtype):
+        return integer_power(base, exponent)
     result = _plain("power", reader, node, x)
     shared = prod(exponent.array.shape if isinstance(exponent, Spread) else exponent.shape) == 1
     value = same_everywhere(exponent)
@@ -71,18 +74,31 @@ def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 @meaning("stablehlo.rsqrt")
+@rounded_once
 def _rsqrt(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("reciprocal", ew("sqrt", x[0]))
 
 
 @meaning("stablehlo.divide")
 def _divide(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return divided(*x)
+    a, b = x
+    return _of_nonzero(divided, a, b, number(-1 if integer_limits(a.dtype)[0] else integer_limits(a.dtype)[1], a)) \
+        if is_integer(a.dtype) else ew("divide", a, b)
 
 
 @meaning("stablehlo.remainder")
 def _remainder(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("fmod", *x)
+    a, b = x
+    return _of_nonzero(partial(ew, "fmod"), a, b, a) if is_integer(a.dtype) else ew("fmod", a, b)
+
+
+def _of_nonzero(function: Callable[[Any, Any], Any], a: Any, b: Any, other: Any) -> Any:
+    """``function(a, b)`` of integers, and ``other`` where ``b`` is 0: XLA gives an integer there, too."""
+    numbers = known(b)
+    if numbers is not None and numbers.all():
+        return function(a, b)
+    zero = ew("equal", b, number(0, b))
+    return ew("where", zero, other, function(a, ew("where", zero, number(1, b), b)))
 
 
 @meaning("stablehlo.compare", "chlo.broadcast_compare")
@@ -97,8 +113,14 @@ def _compare(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 def total_order(x: Any) -> Any:
-    """Integers in the total order of floats: -nan < -inf < ... < -0 < 0 < ... < inf < nan."""
-    words = np.dtype(f"int{8 * x.dtype.itemsize}")
+    """Integers in the total order of floats: -nan < -inf < ... < -0 < 0 < ... < inf < nan.
+
+    The kinds of 8 bits whose one nan has the bits of -0 have it first, as in XLA.
+    """
+    if x.dtype.name.endswith("fnuz"):
+        wide = convert(x, np.dtype(np.float32))
+        x = ew("where", ew("isnan", wide), number(-math.inf, wide), wide)       # they have no infinities
+    words = integer_of(bits_of(x.dtype), signed=True)
     bits = ew("bitcast", x, dtype=words)
     rest = number(np.iinfo(words).max, bits)
     return ew("where", ew("less", bits, number(0, bits)), ew("bitwise_xor", bits, rest), bits)
@@ -125,7 +147,7 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
     wanted = node.type().dtype
     if wanted.kind == "b" and x[0].dtype.kind != "b":
         return ew("not_equal", x[0], number(0, x[0]))
-    if is_floating(x[0].dtype) and wanted.kind in "iu":
+    if is_floating(x[0].dtype) and is_integer(wanted):
         return ew("saturate", x[0], dtype=wanted)
     return convert(x[0], wanted)
 
@@ -141,13 +163,13 @@ def _reduce_precision(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.shift_right_logical")
 def _shift_logical(reader: Reader, node: Node, x: list[Any]) -> Any:
-    words = np.dtype(f"uint{8 * x[0].dtype.itemsize}")
+    words = integer_of(bits_of(x[0].dtype), signed=False)
     return convert(ew("right_shift", convert(x[0], words), convert(x[1], words)), x[0].dtype)
 
 
 @meaning("stablehlo.shift_right_arithmetic")
 def _shift_arithmetic(reader: Reader, node: Node, x: list[Any]) -> Any:
-    words = np.dtype(f"int{8 * x[0].dtype.itemsize}")
+    words = integer_of(bits_of(x[0].dtype), signed=True)
     return convert(ew("right_shift", convert(x[0], words), convert(x[1], words)), x[0].dtype)
 
 
@@ -168,8 +190,8 @@ def _popcount(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def population(x: Any) -> Any:
     """The number of bits that are 1, by sums of ever wider fields."""
-    width = 8 * x.dtype.itemsize
-    words = np.dtype(f"uint{width}")
+    width = bits_of(x.dtype)
+    words = integer_of(width, signed=False)
     bits, step = convert(x, words), 1
     while step < width:
         mask = number(sum(((1 << step) - 1) << at for at in range(0, width, 2 * step)), bits)
@@ -182,97 +204,12 @@ def population(x: Any) -> Any:
 @meaning("stablehlo.count_leading_zeros")
 def _leading_zeros(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The bits below the first 1 are filled with ones; the others are counted."""
-    width = 8 * x[0].dtype.itemsize
-    bits, step = convert(x[0], np.dtype(f"uint{width}")), 1
+    width = bits_of(x[0].dtype)
+    bits, step = convert(x[0], integer_of(width, signed=False)), 1
     while step < width:
         bits = ew("bitwise_or", bits, ew("right_shift", bits, number(step, bits)))
         step *= 2
     return convert(population(ew("invert", bits)), x[0].dtype)
-
-
-# -- special functions -------------------------------------------------------------------------------------------------
-
-
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
-    """The polynomial with these coefficients, the highest power first."""
-    total: Any = number(coefficients[0], x)
-    for coefficient in coefficients[1:]:
-        total = ew("add", ew("multiply", total, x), number(coefficient, x))
-    return total
-
-
-@meaning("chlo.erfc")
-def _erfc(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("subtract", number(1, x[0]), ew("erf", x[0]))
-
-
-@meaning("chlo.square")
-def _square(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return ew("multiply", x[0], x[0])
-
-
-_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-         0.246640727, 1.50140941)
-_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-        1.00167406, 2.83297682)
-
-
-@meaning("chlo.erf_inv")
-def _erf_inv(reader: Reader, node: Node, x: list[Any]) -> Any:
-    """M. Giles, *Approximating the erfinv function*, 2010, in single precision; two Newton steps for doubles."""
-    a = x[0]
-    w = ew("negative", ew("log1p", ew("negative", ew("multiply", a, a))))
-    near = _polynomial(ew("subtract", w, number(2.5, a)), _NEAR)
-    far = _polynomial(ew("subtract", ew("sqrt", w), number(3, a)), _FAR)
-    y = ew("multiply", ew("where", ew("less", w, number(5, a)), near, far), a)
-    edge = ew("equal", ew("absolute", a), number(1, a))
-    if a.dtype == np.float64:
-        for _ in range(2):
-            slope = ew("multiply", ew("exp", ew("negative", ew("multiply", y, y))), number(2 / math.sqrt(math.pi), a))
-            y = ew("subtract", y, ew("divide", ew("subtract", ew("erf", y), a), slope))
-    return ew("where", edge, ew("multiply", a, number(math.inf, a)), y)
-
-
-_LANCZOS = (0.99999999999980993227684700473478, 676.520368121885098567009190444019, -1259.13921672240287047156078755283,
-            771.3234287776530788486528258894, -176.61502916214059906584551354, 12.507343278686904814458936853,
-            -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7)
-
-
-def _lanczos(x: Any) -> tuple[Any, Any, Any]:
-    """The series of Lanczos at ``x`` - 1, with g = 7 and 9 terms: its sum, the sum's derivative, and t = x + 6.5."""
-    z = ew("subtract", x, number(1, x))
-    total, slope = number(_LANCZOS[0], x), number(0, x)
-    for i, coefficient in enumerate(_LANCZOS[1:], 1):
-        part = ew("reciprocal", ew("add", z, number(i, x)))
-        term = ew("multiply", part, number(coefficient, x))
-        total, slope = ew("add", total, term), ew("subtract", slope, ew("multiply", term, part))
-    return total, slope, ew("add", z, number(7.5, x))
-
-
-@meaning("chlo.lgamma")
-def _lgamma(reader: Reader, node: Node, x: list[Any]) -> Any:
-    """By reflection below 1/2: lgamma(x) = log(pi / |sin(pi x)|) - lgamma(1 - x)."""
-    a = x[0]
-    small = ew("less", a, number(0.5, a))
-    z = ew("where", small, ew("subtract", number(1, a), a), a)
-    total, _, t = _lanczos(z)
-    half = ew("subtract", z, number(0.5, a))
-    direct = ew("add", ew("subtract", ew("multiply", half, ew("log", t)), t),
-                ew("add", ew("log", total), number(0.5 * math.log(2 * math.pi), a)))
-    sine = ew("absolute", ew("sin", ew("multiply", ew("subtract", a, ew("floor", a)), number(math.pi, a))))
-    return ew("where", small, ew("subtract", ew("log", ew("divide", number(math.pi, a), sine)), direct), direct)
-
-
-@meaning("chlo.digamma")
-def _digamma(reader: Reader, node: Node, x: list[Any]) -> Any:
-    a = x[0]
-    small = ew("less", a, number(0.5, a))
-    z = ew("where", small, ew("subtract", number(1, a), a), a)
-    total, slope, t = _lanczos(z)
-    direct = ew("subtract", ew("add", ew("log", t), ew("divide", slope, total)), ew("divide", number(7, a), t))
-    angle = ew("multiply", ew("subtract", a, ew("floor", a)), number(math.pi, a))
-    turned = ew("subtract", direct, ew("divide", number(math.pi, a), ew("tan", angle)))
-    return ew("where", small, turned, direct)
 
 
 @meaning("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf")
@@ -285,7 +222,7 @@ def _is_inf(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     """One step in the total order of bits toward the other number."""
     a, b = x
-    words = np.dtype(f"int{8 * a.dtype.itemsize}")
+    words = integer_of(bits_of(a.dtype), signed=True)
     bits = ew("bitcast", a, dtype=words)
     one = number(1, bits)
     tiny = number(limits_of(a.dtype).smallest_subnormal, a)
@@ -294,7 +231,8 @@ def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     moved = ew("bitcast", ew("where", away, ew("add", bits, one), ew("subtract", bits, one)), dtype=a.dtype)
     from_zero = ew("where", up, tiny, ew("negative", tiny))
     moved = ew("where", ew("equal", a, number(0, a)), from_zero, moved)
-    return ew("where", ew("equal", a, b), b, ew("where", ew("isnan", ew("add", a, b)), ew("add", a, b), moved))
+    moved = ew("where", ew("equal", a, b), b, moved)
+    return ew("where", ew("isnan", a), a, ew("where", ew("isnan", b), b, moved))        # a sum of large numbers is nan
 
 
 @meaning("stablehlo.constant")

@@ -20,6 +20,7 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     indexing,
     reductions,
     shapes,
+    special,
     windows,
 )
 from parallelism.interop.stablehlo.manual import laid, with_manual_regions
@@ -39,6 +40,7 @@ from parallelism.ir.tracing import Traced, recording
 from parallelism.mesh import Mesh
 
 MOST_BYTES = 256 * 2**20
+LONGEST_PATH = 4096
 
 
 def from_stablehlo(
@@ -75,15 +77,16 @@ def from_jax(
     The errors are those of `from_stablehlo`, which reads what JAX lowers the function to.
     """
     low = bindings.lowered(function, types, mesh)
-    return program_of(
-        bindings.read_module(low.text), mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
+    module = bindings.read_module(low.text, trusted=True)
+    return program_of(module, mesh=mesh, arguments=low.arguments, kept=low.kept, most_ops=most_ops)
 
 
 def content_of(text_or_path: str | bytes | Path) -> str | bytes:
-    """The content of a file; a text with more than one line, or with a brace, is content itself."""
+    """The content of a file; a text of several lines, with a brace, or too long for a path, is content."""
     if isinstance(text_or_path, bytes):
         return text_or_path
-    if isinstance(text_or_path, str) and ("\n" in text_or_path or "{" in text_or_path):
+    if isinstance(text_or_path, str) and (
+            "\n" in text_or_path or "{" in text_or_path or len(text_or_path) > LONGEST_PATH):
         return text_or_path
     path = Path(text_or_path)
     with path.open("rb") as stream:

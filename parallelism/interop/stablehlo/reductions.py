@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
+from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.arrays import broadcast_dims, concatenated, flipped, iota, number, reshaped, sliced, transposed
 from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
 from parallelism.interop.stablehlo.elementwise import total_order
@@ -58,8 +58,8 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
         return op == "min"
     if is_floating(dtype):
         return inf if op == "min" else -inf
-    limits = np.iinfo(dtype)
-    return limits.max if op == "min" else limits.min
+    least, most = integer_limits(dtype)
+    return most if op == "min" else least
 
 
 def reduce_plain(x: Any, axes: Sequence[int], op: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import bits_of, integer_of
 from parallelism.interop.arrays import (
     broadcast_dims,
     clipped,
@@ -120,6 +121,8 @@ def _dynamic_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
     """Parts before and after are joined where the start is known; else a mask says where the update lies."""
     whole_array, update, *starts = x
+    if 0 in update.shape:
+        return whole_array
     inside: Any = None
     for axis, start in enumerate(starts):
         extent, size = whole_array.shape[axis], update.shape[axis]
@@ -192,12 +195,12 @@ def _dimension_size(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _bitcast_convert(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The same bits.  A dim of parts is new or gone where the dtypes have different numbers of bits."""
     array, wanted = x[0], node.type().dtype
-    before, after = 8 * array.dtype.itemsize, 8 * wanted.itemsize
+    before, after = bits_of(array.dtype), bits_of(wanted)
     if bool in (array.dtype, wanted):
         raise node.unsupported("bools have no bits that could be another number's")
     if before == after:
         return _bits(array, wanted)
-    narrow, wide = np.dtype(f"uint{min(before, after)}"), np.dtype(f"uint{max(before, after)}")
+    narrow, wide = (integer_of(select(before, after), signed=False) for select in (min, max))
     shifts = [np.asarray(at, wide) for at in range(0, max(before, after), min(before, after))]
     if before > after:
         words = whole(_bits(array, wide))

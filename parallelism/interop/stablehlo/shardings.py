@@ -26,23 +26,62 @@ RankGroups = tuple[tuple[int, ...], ...]
 
 
 def sdy_mesh(module: Module) -> Mesh | None:
-    """The mesh of a module; None if it names none.  Meshes that are not used first do not count."""
+    """The mesh in which the shardings of a module lie, or its first one; None if it names none.
+
+    `UnsupportedError` if they lie in several.
+    """
+    meshes = {}
     for node in module.others:
         if node.kind == "sdy.mesh" and '"' in str(node.attributes["mesh"]):     # without axes it is one device
-            return _mesh_of(node)
-    return None
+            meshes[str(node.attributes["sym_name"])] = node
+    used: list[tuple[str, Mesh]] = []
+    for name, inside in dict.fromkeys(_mesh_names(module)):
+        if name in meshes:
+            used.append((f"@{name}", _mesh_of(meshes[name])))
+        elif '"' in inside:
+            used.append((f"mesh<{inside}>", _mesh_in(inside)))
+    for name, mesh in used:
+        if mesh.shape != used[0][1].shape or mesh.axes != used[0][1].axes:
+            raise UnsupportedError(f"its shardings lie in two meshes, {used[0][0]} and {name}; programs have one")
+    if used:
+        return used[0][1]
+    return _mesh_of(next(iter(meshes.values()))) if meshes else None
+
+
+def _mesh_names(module: Module) -> Iterable[tuple[str, str]]:
+    """The names of the meshes in the shardings of a module, and what is inside of those without a name."""
+    for node in module.nodes():
+        for text in _texts_in(node.attributes):
+            if "sdy." in text:
+                yield from re.findall(r"<\s*(?:@([\w.$-]+)|mesh<(.*?)>)\s*,", text)
+
+
+def _texts_in(attribute: Any) -> Iterable[str]:
+    """The texts in an attribute, or in a list or dict of them."""
+    if isinstance(attribute, str):
+        yield attribute
+    elif isinstance(attribute, dict | tuple):
+        for each in attribute.values() if isinstance(attribute, dict) else attribute:
+            yield from _texts_in(each)
 
 
 def _mesh_of(node: Node) -> Mesh:
-    axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', node.attributes["mesh"].split(", device_ids")[0])
-    if axes and "device_ids" in node.attributes["mesh"]:
+    text = str(node.attributes["mesh"])
+    mesh = _mesh_in(text)
+    if mesh.axes and "device_ids" in text:
         raise node.unsupported("a mesh with device_ids is not supported: ranks are row-major")
+    return mesh
+
+
+def _mesh_in(text: str) -> Mesh:
+    """The mesh of ``<["a"=2, "b"=4]>``."""
+    axes = re.findall(r'"((?:[^"\\]|\\.)*)"\s*=\s*(\d+)', text.split(", device_ids")[0])
     return Mesh(**{name: int(size) for name, size in axes})
 
 
 def sdy_layouts(text: str) -> list[TensorSharding | None]:
     """The layouts of ``#sdy.sharding<@mesh, [{"a"}, {}]>``, or of a list of such.  None for one that is left open."""
-    return [_sdy_layout(part) for part in re.split(r"<\s*(?:@|mesh<)", text)[1:]]
+    return [_sdy_layout(part) for part in re.split(r"<\s*(?:@|mesh<[^>]*>)", text)[1:]]
 
 
 def _sdy_layout(text: str) -> TensorSharding | None:
@@ -55,6 +94,8 @@ def _sdy_layout(text: str) -> TensorSharding | None:
     names = [tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', dim)) for dim in dims]
     partial = re.search(r"unreduced=\{([^}]*)\}", text)
     pending = tuple(re.findall(r'"([^"]*)"', partial[1])) if partial else ()
+    if not dims and not pending:        # of a tensor on one device, which may lie anywhere, or without dims
+        return None
     if dims and all("?" in dim for dim in dims) and not any(names) and not pending:
         return None
     return TensorSharding(*names, partial=pending) if pending else TensorSharding(*names)
@@ -88,10 +129,11 @@ class Tiles(NamedTuple):
 
 
 def gspmd_tiles(text: str, ndim: int, size: int) -> Tiles | None:
-    """The tiles of ``{devices=[2,1,4]<=[8] last_tile_dim_replicate}``; None for ``{replicated}`` and ``{manual}``."""
+    """The tiles of ``{devices=[2,1,4]<=[8] last_tile_dim_replicate}``; None for ``{replicated}`` and ``{manual}``.
+
+    A tensor on one device alone, as ``{maximal device=0}``, is read as whole on each.
+    """
     if "devices=" not in text:
-        if "maximal" in text:
-            raise UnsupportedError(f"the sharding {text} lies on one device alone, which is not supported")
         return None
     found = re.search(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))", text)
     if found is None:

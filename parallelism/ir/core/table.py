@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.dtypes import in_float32, is_narrow
+from parallelism.dtypes import in_wider_dtype, is_narrow, is_narrow_integer
 from parallelism.ir.core.extents import Expression, Extent
 from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
@@ -70,6 +70,8 @@ class Operator:
     gradient: Literal["passes", "stops", "starts"] = "passes"
     """Whether gradients pass from output to inputs.  ``"stops"``: no gradient reaches the inputs through it.
     ``"starts"``: the inputs have gradients, whatever follows the output, which has none."""
+    bits: bool = False
+    """Whether it is an operator on the bits of numbers: those of a narrow float are not computed in float32."""
     lays: Callable[..., TensorSharding] | None = None
     """The layout that it gives to its output, from its attributes; None: it gives none."""
 
@@ -79,16 +81,17 @@ class Operator:
                              f"inputs, got {self.linear!r}")
 
     def run(self, arrays: Sequence[Array], attributes: Attributes, out: Array | None = None) -> Any:
-        """What the kernel returns.  An op on narrow floats is computed in float32, and its result is rounded once.
+        """What the kernel returns.  An op on narrow floats is computed in float32, and its result is rounded once;
+        one on narrow integers in 8 bits, and its result wraps around.
 
         ``out`` is the first array, if an operator that reuses its memory is to write into it.
         """
         kernel = partial(self.kernel, **dict(attributes))
-        if self.view:
+        if self.view or self.bits:
             return kernel(*arrays)
-        if out is not None and not is_narrow(out.dtype):
+        if out is not None and not is_narrow(out.dtype) and not is_narrow_integer(out.dtype):
             return kernel(*arrays, out=out)
-        result = in_float32(kernel, arrays, lambda: [output.dtype for output in meaning(
+        result = in_wider_dtype(kernel, arrays, lambda: [output.dtype for output in meaning(
             self.name, tuple(TensorType(array.dtype, array.shape) for array in arrays), attributes).outputs])
         if out is None:
             return result

@@ -12,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.display.quantities import shortened
-from parallelism.dtypes import NARROW_FLOATS, as_dtype, like_half
+from parallelism.dtypes import NARROW_FLOATS, NARROW_INTEGERS, as_dtype, like_half
 from parallelism.ir.core.extents import Expression, Extent, names_in, product, specialized
 
 _NAMES = {
     "i1": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
-    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)}, **NARROW_FLOATS,
+    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)}, **NARROW_FLOATS, **NARROW_INTEGERS,
 }
 """The names of dtypes in programs, and in NumPy."""
 _SHORT = {name: short for short, name in _NAMES.items()}
-_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items() if short not in NARROW_FLOATS)
+_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items()
+                   if short not in NARROW_FLOATS and short not in NARROW_INTEGERS)
 """The classes of NumPy's own dtypes that programs have."""
 
 
@@ -43,7 +44,7 @@ class _Dtypes(Mapping[str, np.dtype[Any]]):
 
 DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
 """The dtypes of programs by the names of MLIR in small letters: ``i1`` is a bool, ``ui8`` a ``uint8``, ``bf16`` a
-bfloat16, ``f8e4m3fn`` a ``float8_e4m3fn``."""
+bfloat16, ``f8e4m3fn`` a ``float8_e4m3fn``, ``i4`` an ``int4``: NumPy's letters ``i4`` mean other numbers."""
 MOST_DIMS, MOST_EXTENT = 26, 2**62
 
 BARE = re.compile(r"[A-Z][A-Z0-9_]*")

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import bits_of
 from parallelism.ir.core import Operator, Rule, Shape, TensorType, elementwise, product, register
 from parallelism.ir.operators.shapes import created
 from parallelism.kernels.counter_bits import BIT_GENERATORS
 
 
 def _bitcast_dtype(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if x.dtype.itemsize != dtype.itemsize or bool in (x.dtype, dtype):
+    if bits_of(x.dtype) != bits_of(dtype) or bool in (x.dtype, dtype):
         raise TypeError(f"{x.dtype} and {dtype} must be numbers of equally many bits")
     return dtype
 
@@ -20,6 +21,7 @@ def _bitcast_dtype(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
 register(Operator(
     "bitcast", lambda x, dtype: elementwise([x.shape]), _bitcast_dtype,
     lambda x, dtype: np.array(x, order="C").reshape(-1).view(dtype).reshape(x.shape), attributes={"dtype": "a dtype"},
+    bits=True,
 ))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import common_dtype, is_floating
+from parallelism.dtypes import common_dtype, integer_limits, is_floating, is_integer
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 
 Derivative = Callable[..., Sequence[Any]]
@@ -104,13 +104,13 @@ register(Operator(      # as `convert`, but a pending sum passes through it, and
 
 
 def _integers(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if not is_floating(x.dtype) or dtype.kind not in "iu":
+    if not is_floating(x.dtype) or not is_integer(dtype):
         raise TypeError(f"floats become integers, and not {x.dtype} {dtype}")
     return dtype
 
 
 def _saturated(x: Any, dtype: np.dtype[Any]) -> Any:
-    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    least, most = integer_limits(dtype)
     with np.errstate(over="ignore"):                    # in float16, 2**16 and more are infinite, and all floats less
         below, above = x <= x.dtype.type(least), x >= x.dtype.type(most + 1)    # powers of two are exact
     y = np.where(below | above | np.isnan(x), np.zeros((), x.dtype), x).astype(dtype)

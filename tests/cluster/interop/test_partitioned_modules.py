@@ -183,10 +183,18 @@ def test_lists_of_devices_become_axes_and_layouts():
     assert not list(run.trace.filter(kind="collective"))       # every device has what its tile needs
 
 
+def test_a_product_on_one_device_alone_is_that_of_whole_tensors():
+    program = from_stablehlo(GSPMD.replace("{devices=[2,4]<=[8]}", "{maximal device=1}"))
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(8, 16)).astype(np.float32), rng.normal(size=(16, 4)).astype(np.float32)
+    with VirtualCluster(mesh_of(GSPMD), backend="thread") as cluster:
+        run = cluster.run(Executable(program, mesh_of(GSPMD)), [x, w])
+    np.testing.assert_allclose(run.result[0], x @ w, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("text", "error", "message"), [
     (module(collective("all_reduce", groups([[0, 7]]) + f", {CHANNEL}, use_global_device_ids", region=ADD)),
      InteropError, "not seen in replica groups"),
-    (GSPMD.replace("{devices=[2,4]<=[8]}", "{maximal device=1}"), UnsupportedError, "lies on one device alone"),
     (GSPMD.replace("{devices=[2,4]<=[8]}", "{devices=[2,2]<=[4]}"), UnsupportedError, "is for 4 devices"),
 ])
 def test_groups_and_tiles_that_do_not_fit_are_refused(text, error, message):

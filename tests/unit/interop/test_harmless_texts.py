@@ -1,0 +1,142 @@
+"""Texts that end the process which parses them: each is refused here, and this process goes on."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+pytest.importorskip("jax")
+
+from parallelism.interop import InteropError, from_stablehlo
+from parallelism.interop.stablehlo import harmless
+
+
+def with_attribute(text, before=""):
+    return f"{before}\nmodule attributes {{a = {text}}} {{ func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{ " \
+           "return %x : tensor<8xf32> } }"
+
+
+def aliases(count, template):
+    """Aliases, each of which names the one before."""
+    return '#a0 = "x"\n' + "\n".join(f"#a{i} = {template.format(f'#a{i - 1}')}" for i in range(1, count))
+
+
+MANUAL = """
+sdy.mesh @one = <[], device_ids=[0]>
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@one, []>] out_shardings=[<@one, []>] manual_axes={}
+      (%y: tensor<8xf32>) { sdy.return %y : tensor<8xf32> } : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+"""
+
+TEXTS = {
+    "a sharding without dims": MANUAL,
+    "its name is hidden": MANUAL.replace("sdy.manual_computation(%x) in_", '"sdy\\2Emanual_computation"(%x) in_'),
+    "signs": with_attribute(f"affine_map<(d0) -> ({'-' * 100_000}d0)>"),
+    "a sum": with_attribute(f"affine_map<(d0) -> ({'+'.join(['d0'] * 100_000)})>"),
+    "aliases of aliases": with_attribute("#a99999", aliases(100_000, "[{0}]")),
+    "an alias named twice": with_attribute("#a49", aliases(50, "[{0}, {0}]")),
+    "brackets between strings": with_attribute(f'"\\"", b = {"[" * 100_000}1{"]" * 100_000}, c = "\\""'),
+    "brackets after a comment": with_attribute(f'1 // "\n, b = {"[" * 100_000}1{"]" * 100_000}, c = "\\""'),
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.slow_for("signs", "sum", "alias", "hidden")
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_would_end_the_process_is_one_error(name, monkeypatch):
+    monkeypatch.setattr(harmless, "MOST_SECONDS", 5)
+    with pytest.raises(InteropError, match=r"would end this process|nested more than 200 deep|MLIR|line \d+"):
+        from_stablehlo(TEXTS[name])
+
+
+def test_most_texts_are_judged_by_their_words(monkeypatch):
+    """A child process would take half a second each time."""
+    tried = []
+    monkeypatch.setattr(harmless, "_try_apart", tried.append)
+    for text in (with_attribute("1 : i32"), 'func.func @main() { "stablehlo.add"() : () -> () }  loc("p.w0")',
+                 "func.func @f.a(%x.b: tensor<f8E4M3FN>) { %0 = stablehlo.constant dense<1.5e3> : tensor<f32> }"):
+        harmless.check_harmless(text)
+    assert tried == []
+    for text in ("vector.shuffle", '"a\\2Eb"', "#a = 1", "affine_map", '"vector.shuffle"()', "sdy.all_gather"):
+        harmless.check_harmless(text)
+    assert len(tried) == 6
+
+
+SEED = """
+module @m attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  func.func public @main(
+      %x: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"a", "b"}, {?}]>}, %w: tensor<8x3xbf16>)
+      -> (tensor<4x3xf32> {jax.result_info = "result"}) {
+    %c = stablehlo.constant dense<[1.5, -2.0, 0x7FC0]> : tensor<3xbf16>
+    %0 = stablehlo.convert %w : (tensor<8x3xbf16>) -> tensor<8x3xf32>
+    %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0], precision = [DEFAULT, DEFAULT]
+        : (tensor<4x8xf32>, tensor<8x3xf32>) -> tensor<4x3xf32>
+    %2 = sdy.sharding_constraint %1 <@m, [{"b"}, {}]> : tensor<4x3xf32>
+    %3 = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<3xbf16>) -> tensor<4x3xbf16>
+    %i = stablehlo.constant dense<0> : tensor<i32>
+    %n = stablehlo.constant dense<3> : tensor<i32>
+    %4:2 = stablehlo.while(%j = %i, %v = %2) : tensor<i32>, tensor<4x3xf32>
+    cond {
+      %p = stablehlo.compare LT, %j, %n, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %s = stablehlo.sine %v : tensor<4x3xf32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %k = stablehlo.add %j, %one : tensor<i32>
+      stablehlo.return %k, %s : tensor<i32>, tensor<4x3xf32>
+    }
+    %z = stablehlo.constant dense<0.0> : tensor<f32>
+    %5 = stablehlo.pad %4#1, %z, low = [0, 1], high = [2, -1], interior = [0, 1] : (tensor<4x3xf32>, tensor<f32>)
+        -> tensor<6x5xf32>
+    %6 = stablehlo.slice %5 [0:4:1, 0:3:1] : (tensor<6x5xf32>) -> tensor<4x3xf32>
+    %7:2 = "stablehlo.sort"(%6, %6) <{dimension = 1 : i64, is_stable = true}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>, %d: tensor<f32>, %e: tensor<f32>):
+      %q = stablehlo.compare LT, %a, %b, TOTALORDER : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %q : tensor<i1>
+    }) : (tensor<4x3xf32>, tensor<4x3xf32>) -> (tensor<4x3xf32>, tensor<4x3xf32>)
+    return %7#1 : tensor<4x3xf32>
+  }
+}
+"""
+TOKEN = re.compile(r'[A-Za-z_][\w.]*|\d+|[%#@][\w.]+|"[^"]*"|\S|\s+')
+STRANGE = (
+    "-1", "99999999999999999999", "9223372036854775807", "?", "tensor<*xf32>", "complex<f32>", "i4", "xi4", "i0",
+    "!stablehlo.token", "dense<>", "array<i64: 1>", "[]", "{}", "<", "affine_map<(d0) -> (d0)>", '"a"', "x" * 20_000,
+    "f8E4M3FN", "xf8E8M0FNU", "tensor<9223372036854775807x9223372036854775807xf32>", "1" * 5000, "opaque<1>")
+
+
+def changed(rng):
+    """The text with up to three words left out, doubled, exchanged, or put in place of others."""
+    words = TOKEN.findall(SEED)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at, other = rng.randrange(len(words)), rng.randrange(len(words))
+        match rng.randrange(5):
+            case 0:
+                del words[at]
+            case 1:
+                words.insert(at, words[other])
+            case 2:
+                words[at], words[other] = words[other], words[at]
+            case 3:
+                words[at] = rng.choice(STRANGE)
+            case 4:
+                words[at] = words[other]
+    return "".join(words)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("count", [5, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_text_with_words_exchanged_gives_a_program_or_one_short_error(count):
+    rng, read, longest = random.Random(count), 0, 0
+    for _ in range(count):
+        try:
+            from_stablehlo(changed(rng), most_ops=2000)
+            read += 1
+        except InteropError as error:
+            longest = max(longest, len(str(error)))
+    assert read < count and 0 < longest < 1000

@@ -1,0 +1,91 @@
+"""Nodes of ONNX at their edges: the reference evaluator of onnx is the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from numpy.testing import assert_allclose, assert_array_equal
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from parallelism import ir
+from parallelism.interop import from_onnx
+
+
+def model(node, given, outputs, opset):
+    types = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+             for name, x in given.items()]
+    results = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+               for name, x in outputs.items()]
+    return helper.make_model(helper.make_graph([node], "g", types, results),
+                             opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def outputs_of(node, given, opset, like=None):
+    """What a program gives, and what the reference evaluator does; ``like`` stands in for a result it cannot give."""
+    names = [name for name in node.output if name]
+    untyped = [helper.make_tensor_value_info(name, 1, None) for name in names]
+    types = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+             for name, x in given.items()]
+    graph = helper.make_graph([node], "g", types, untyped)
+    plain = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    expected = [like] if like is not None else ReferenceEvaluator(plain).run(None, given)
+    program, weights = from_onnx(model(node, given, dict(zip(names, expected, strict=True)), opset))
+    return ir.interpret(program, {**weights, **given}).outputs, expected
+
+
+@pytest.mark.parametrize("outputs", [("y", "", ""), ("y", "", "", "w"), ("y", "k2", "v2", "w"), ("y", "k2", "", ""),
+                                     ("y",)])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_an_attention_may_leave_outputs_out(outputs, causal):
+    rng = np.random.default_rng(1)
+    shapes = {"q": (2, 4, 3, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 6)}
+    given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    node = helper.make_node("Attention", ["q", "k", "v"], outputs, is_causal=causal)
+    for found, expected in zip(*outputs_of(node, given, 23), strict=True):
+        assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32", "float16", "float32", "float64"])
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_a_remainder_has_the_sign_of_the_divisor_or_of_the_dividend(dtype, fmod):
+    rng = np.random.default_rng(2)
+    a, b = rng.integers(-9, 10, (4, 6)), rng.choice([-7, -3, -2, -1, 1, 2, 5], 6)
+    a, b = (abs(a), abs(b)) if dtype.startswith("u") else (a, b)
+    given = {"a": a.astype(dtype), "b": b.astype(dtype)}
+    if dtype.startswith("float"):
+        given = {name: x + rng.normal(size=x.shape).astype(dtype) for name, x in given.items()}
+        given["a"][0, :3] = 0, -0.0, np.inf
+        given["b"][5] = np.inf
+    node = helper.make_node("Mod", ["a", "b"], ["y"], fmod=fmod)
+    with np.errstate(all="ignore"):
+        (found,), (expected,) = outputs_of(node, given, 28)
+    assert found.dtype == expected.dtype
+    assert_array_equal(found, expected)
+    assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+@pytest.mark.parametrize(("base", "exponent"), [("int32", "int32"), ("int64", "int64"), ("int64", "int32"),
+                                                ("int32", "uint8")])
+def test_a_power_of_integers_is_exact_and_may_be_negative(base, exponent):
+    a, b = np.array([3, 2, -1, -1, 1, 7, -2]), np.array([39, -1, -3, -2, -2, 3, 5])
+    a, b = (a[[0, 5, 6]], b[[0, 5, 6]]) if exponent.startswith("u") else (a, b)
+    a[0], b[0] = (3, 19) if base == "int32" else (3, 39)
+    expected = np.array([int(x) ** int(y) if y >= 0 else int(float(x) ** int(y)) for x, y in zip(a, b, strict=True)])
+    node = helper.make_node("Pow", ["a", "b"], ["y"])
+    (found,), _ = outputs_of(node, {"a": a.astype(base), "b": b.astype(exponent)}, 21, expected.astype(base))
+    assert found.dtype == base
+    assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["Sigmoid", "Elu", "Selu", "HardSigmoid", "Softsign", "Gelu", "HardSwish"])
+def test_a_function_of_float16_is_rounded_once(kind):
+    x = np.random.default_rng(3).normal(size=4000).astype(np.float32)
+    node = helper.make_node(kind, ["x"], ["y"])
+    half = x.astype(np.float16)
+    (found,), _ = outputs_of(node, {"x": half}, 21, half)
+    (single,), _ = outputs_of(node, {"x": half.astype(np.float32)}, 21, x)
+    assert_array_equal(found, single.astype(np.float16))
