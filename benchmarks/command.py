@@ -20,8 +20,7 @@ from benchmarks.suites import SUITES
 from benchmarks.systems import Say, SystemFailedError
 from benchmarks.tables import paragraph
 from benchmarks.targets import Standing
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import choice, whole, wholes, writable
+from vcluster.cli.command_line import Parser, WrongWords, choice, whole, wholes, writable
 
 PROGRAM = "python -m benchmarks"
 MOST_DEVICES = 256

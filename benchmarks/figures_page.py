@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from vcluster.demo import Parser, WrongWords
+from vcluster.cli.command_line import Parser, WrongWords
 
 FIGURES = Path(__file__).parent / "figures.csv"
 SMALL = ("", "8 B", "512 B", "4 KiB", "32 KiB", "64 KiB")

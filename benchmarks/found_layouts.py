@@ -33,8 +33,7 @@ from parallelism.transforms import (
     Zero,
     train_step,
 )
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import nearest, serve
+from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 
 HERE = Path(__file__).parent
 FOUND, PAGE = HERE / "found_layouts.json", Path("docs/planning.md")

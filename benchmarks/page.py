@@ -20,8 +20,7 @@ from benchmarks.results import Measurement, Quantity, Results, speed_line
 from benchmarks.suites import SUITES
 from benchmarks.tables import nbytes_text, ratio_text, seconds_text
 from benchmarks.targets import Bound, Growth, Standing, Verdict
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import writable
+from vcluster.cli.command_line import Parser, WrongWords, writable
 
 PAGE = ROOT / "build" / "figures.md"
 NAMES = {"mpich": "MPICH", "jax": "JAX", "gloo": "gloo", "least": "the least", "with out=": ""}

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.planning import find_plan
-from vcluster.demo import Parser
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import Parser, serve
 
 PAGE = Path("vcluster/report/playground_plans.json")
 PROGRAM = "python -m benchmarks.playground_plans"

@@ -25,9 +25,8 @@ from parallelism.planning import find_plan
 from parallelism.planning.explanation import settings_text
 from parallelism.training import MegatronFlags, TrainingRun, figures
 from parallelism.training.training_run import ADAM_W
+from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 from vcluster.cli.plan_document import words_of
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import nearest, serve
 
 HERE = Path(__file__).parent
 SETTINGS, FOUND, PAGE = HERE / "published_strategies.json", HERE / "published_plans.json", Path("docs/planning.md")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from parallelism.display.quantities import fit, nbytes, plural
 from parallelism.hardware.host import host_summary
+from vcluster.cli.command_line import Parser
 from vcluster.cli.machine import DEVICES, Container, Facts, Started, gather
 from vcluster.mpi import current, is_host, node_lines
 
@@ -160,3 +161,11 @@ def run_checks() -> int:
     findings = [*examine(gather()), Finding("host", host_summary()), *_ranks()]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))
+
+
+def doctor(program: str, words: Sequence[str]) -> int:
+    """Report what would cause problems on this machine. Returns 1 if there is a problem."""
+    Parser(prog=f"{program} doctor", description="""\
+Reports what this machine offers and what would cause problems. The exit status
+is 1 if there is a problem.""").parse(words)
+    return run_checks()

@@ -1,11 +1,13 @@
 """Described hardware as text for a terminal: `python -m vcluster hardware`."""
 
+from collections.abc import Sequence
 from textwrap import wrap
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.hardware import Hardware, read_stack, stack_names
 from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
+from vcluster.cli.command_line import Parser, WrongWords
 
 
 def preset_list() -> str:
@@ -37,3 +39,22 @@ def description(name: str) -> str:
         lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
                       break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def hardware(program: str, words: Sequence[str]) -> int:
+    """Print the list of described hardware, or one of it."""
+    name = Parser(
+        {"name": {"nargs": "?", "metavar": "NAME | FILE.toml | FILE.json | host", "help": "the hardware to print"}},
+        prog=f"{program} hardware", description="""\
+Lists all described clusters and stacks, one line each; or prints one cluster
+with the sources of its numbers: a preset, a file, or host, which is this
+machine if it is calibrated.""",
+        epilog=f"""\
+  {program} hardware dgx-h100
+  {program} hardware dgx-h100:8       eight nodes of it
+  {program} hardware tpu-v4:4x4x8     a slice""").parse(words).name
+    try:
+        print(preset_list() if name is None else description(name))
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    return 0

@@ -15,8 +15,7 @@ from parallelism.hardware.fields import shown
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
 from parallelism.spelling import closest, closest_few
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, Option
-from vcluster.demo import Parser, WrongWords, hardware_of
-from vcluster.demo.command_line import Arguments, choice, whole
+from vcluster.cli.command_line import Arguments, Parser, WrongWords, choice, hardware_of, whole
 
 PLAIN = "gpt"
 """The model whose figures are all given by flags."""

@@ -16,8 +16,8 @@ from parallelism.execution import Executable
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.interop import Partitioned
 from parallelism.simulation import simulate
-from vcluster.cli.placed import right
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
+from vcluster.cli.program_files import right
 from vcluster.runs.drawn import drawn
 
 USUAL_HARDWARE = "dgx-h100"

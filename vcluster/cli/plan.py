@@ -21,6 +21,7 @@ from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import SGD, Adam
+from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import (
     check_rate,
@@ -30,12 +31,10 @@ from vcluster.cli.megatron_words import (
     tell_unchanging,
     training_parser,
 )
-from vcluster.cli.placed import loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
+from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.sliced import tell_slicings
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.runs.verified import verified
 
 ORDER = "pp dp cp tp"

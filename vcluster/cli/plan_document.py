@@ -24,9 +24,8 @@ from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
 from parallelism.transforms import SGD, Adam, Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
 from parallelism.whole_files import written_whole
+from vcluster.cli.command_line import WrongWords, accessing
 from vcluster.cli.megatron_words import tokens_text
-from vcluster.demo import WrongWords
-from vcluster.demo.command_line import accessing
 
 FORMAT, VERSION = "vcluster plans", 1
 MOST_BYTES = 1 << 28

@@ -26,13 +26,12 @@ from parallelism.trace import Trace, UndeclaredComputeWarning
 from parallelism.training import figures
 from parallelism.transforms import Step, TensorParallel
 from parallelism.transforms.parts import NEXT
-from vcluster.cli.kept import CHAKRA, keep
+from vcluster.cli.command_line import MOST_DEVICES, Arguments, Parser, WrongWords, hardware_of, whole, writable
 from vcluster.cli.megatron_words import is_model
 from vcluster.cli.partitioned import USUAL_HARDWARE, collectives_told, inputs_of, results_told, told as program_told
-from vcluster.cli.placed import ONE_DEVICE, Given, arrays_in, given, right, trained_run
+from vcluster.cli.program_files import ONE_DEVICE, Given, arrays_in, given, right, trained_run
 from vcluster.cli.training import simulated_training
-from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of
-from vcluster.demo.command_line import Arguments, whole, writable
+from vcluster.cli.written_files import CHAKRA, keep
 from vcluster.mpi import BACKENDS, usual_backend
 from vcluster.report import compare
 from vcluster.runs import VirtualCluster

@@ -12,8 +12,7 @@ from parallelism.ir import Op, TensorType, Value, operator
 from parallelism.ir.core.table import meaning
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
-from vcluster.demo import Parser, WrongWords, mesh_of
-from vcluster.demo.command_line import wholes
+from vcluster.cli.command_line import Parser, WrongWords, mesh_of, wholes
 
 MOST_INPUTS = 6
 

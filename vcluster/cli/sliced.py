@@ -12,7 +12,7 @@ from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.slicing import NoSlicingFits, SlicedPlans, find_slicing
 from parallelism.transforms import SGD, Adam
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 
 def tell_slicings(

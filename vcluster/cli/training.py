@@ -17,7 +17,7 @@ from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Pipeline, Strategy
-from vcluster.cli.kept import CHAKRA, keep_for_chakra
+from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
     check_rate,
     flags_of,
@@ -29,8 +29,7 @@ from vcluster.cli.megatron_words import (
     training_parser,
 )
 from vcluster.cli.plan_document import optimizer_text
-from vcluster.demo import WrongWords, mesh_of
-from vcluster.demo.command_line import accessing, writable
+from vcluster.cli.written_files import CHAKRA, keep_for_chakra
 from vcluster.report import html
 
 ONE_DEVICE = Mesh(devices=1)

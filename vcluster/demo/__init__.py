@@ -1,5 +1,1 @@
 """The demos: small models and collectives, run on a cluster and explained."""
-
-from parallelism.faces import load_names
-
-__getattr__, __dir__, __all__ = load_names(__name__, __file__)

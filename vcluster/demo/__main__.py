@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from vcluster.cli.command_line import WrongWords, accessing, nearest, serve, writable
 from vcluster.code import ClusterError
-from vcluster.demo.command_line import WrongWords, accessing, nearest, serve, writable
 from vcluster.demo.options import PROGRAM, parser_of
 
 DEMOS = {

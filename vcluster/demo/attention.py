@@ -22,13 +22,12 @@ from tensor_parallelism.attention import (
     Runs,
 )
 from tensor_parallelism.attention.shares import pieces
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
-from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.screen import Screen, fold
 from vcluster.demo.traffic import (
     extents_of,
     forward_backward,
-    hardware_of,
     planned_bytes,
     run_here,
     show_elsewhere,

@@ -10,8 +10,8 @@ from parallelism.algorithms.algorithms import algorithms
 from parallelism.collectives import explain
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from vcluster.cli.command_line import WrongWords, nearest
 from vcluster.code import PerDevice
-from vcluster.demo.command_line import WrongWords, nearest
 from vcluster.demo.screen import Screen
 from vcluster.demo.traffic import run_here
 

@@ -10,13 +10,12 @@ import numpy as np
 from parallelism.kernels import ACTIVATIONS, dense
 from parallelism.mesh import Mesh
 from tensor_parallelism.feed_forward import NAMES, FeedForward, FeedForwardSharding
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
-from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.screen import Screen
 from vcluster.demo.traffic import (
     extents_of,
     forward_backward,
-    hardware_of,
     planned_bytes,
     run_here,
     show_devices,

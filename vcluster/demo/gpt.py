@@ -16,10 +16,10 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import Transformer
-from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.demo.data import VOCABULARY, DataError, docstrings, in_one_line, pieces, tokens_of
 from vcluster.demo.screen import Screen
-from vcluster.demo.traffic import hardware_of, show_elsewhere
+from vcluster.demo.traffic import show_elsewhere
 from vcluster.demo.training import (
     Trained,
     check_rows,

@@ -9,11 +9,10 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import MatMulSharding, MatMulShardingPolicy, matmul
-from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.demo.screen import Screen
 from vcluster.demo.traffic import (
     extents_of,
-    hardware_of,
     run_here,
     show_devices,
     show_elsewhere,

@@ -15,10 +15,10 @@ from parallelism.operation import Device
 from parallelism.pipelining import KINDS, Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
-from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.screen import Screen
-from vcluster.demo.traffic import hardware_of, show_elsewhere
+from vcluster.demo.traffic import show_elsewhere
 from vcluster.demo.training import (
     Trained,
     check_rows,

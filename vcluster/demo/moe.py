@@ -22,12 +22,11 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding, kept_by_expert, rows_received
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
-from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.screen import Screen, fold
 from vcluster.demo.traffic import (
     extents_of,
-    hardware_of,
     planned_bytes,
     run_here,
     show_elsewhere,

@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from parallelism.display import WIDTH
-from vcluster.demo.command_line import Arguments, Parser, choice, mesh_arguments, positive, whole, wholes
+from vcluster.cli.command_line import Arguments, Parser, choice, mesh_arguments, positive, whole, wholes
 from vcluster.mpi import BACKENDS, usual_backend
 
 PROGRAM = "python -m vcluster.demo"

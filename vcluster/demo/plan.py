@@ -7,7 +7,7 @@ from parallelism.display import WIDTH, progress
 from parallelism.display.quantities import decimal_bytes, seconds
 from parallelism.models import TransformerSpec
 from parallelism.planning import NoPlanFits, find_plan
-from vcluster.demo.command_line import WrongWords
+from vcluster.cli.command_line import WrongWords
 from vcluster.demo.screen import Screen
 from vcluster.mpi import device_of
 from vcluster.runs.verified import verified

@@ -8,11 +8,10 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
+from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
-from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.screen import Screen
 from vcluster.demo.traffic import (
-    hardware_of,
     run_here,
     show_devices,
     show_elsewhere,

@@ -13,12 +13,11 @@ import numpy as np
 from parallelism.display import WIDTH
 from parallelism.display.quantities import seconds
 from parallelism.hardware import Hardware
-from parallelism.hardware.host import host_summary
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace, UndeclaredComputeWarning
-from vcluster.demo.command_line import WrongWords
+from vcluster.cli.command_line import WrongWords
 from vcluster.runs import Run, VirtualCluster
 
 if TYPE_CHECKING:
@@ -106,23 +105,6 @@ def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str 
 
 
 # -- on described hardware ---------------------------------------------------------------------------------------------
-
-
-def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
-    """The hardware of ``--hardware``, with room for ``size`` devices (None: any number). Raises `WrongWords`."""
-    if name is None:
-        return None
-    from parallelism.timeline import Pricing
-
-    try:
-        hardware = Hardware.of_host(size) if name == "host" else Hardware.of(name)
-        if hardware is None:
-            raise WrongWords(f"--hardware host: {host_summary()}")
-        if size is not None:
-            Pricing(hardware).for_devices(size)
-    except (ValueError, OSError) as error:
-        raise WrongWords(f"--hardware: {error}") from None
-    return hardware
 
 
 def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware | None) -> Trace:

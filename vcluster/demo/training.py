@@ -16,7 +16,7 @@ from parallelism.pipelining import Pipeline
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.trace import Trace
 from pipeline_parallelism import Training
-from vcluster.demo.command_line import WrongWords, accessing, writable
+from vcluster.cli.command_line import WrongWords, accessing, writable
 from vcluster.demo.screen import Screen
 from vcluster.runs import VirtualCluster
 

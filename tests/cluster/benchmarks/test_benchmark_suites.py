@@ -31,7 +31,7 @@ from benchmarks.results import Results
 from benchmarks.suites import peers, startup
 from benchmarks.systems import OurCluster, SystemFailedError
 from benchmarks.targets import Standing
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 TINY = ["--quick", "--passes", "1", "--devices", "2", "--sizes", "8,4096"]
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"}

@@ -15,7 +15,7 @@ from vcluster import VirtualCluster, __main__ as top
 from vcluster.calibration.calibrate import TURNS, Calibration, Spread, calibrated
 from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, POLICIES, Sizes, measured, rounds_apart
 from vcluster.calibration.fitting import fitted
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 KNOWN = Hardware(
     "known", {"float32": 4e10, "float64": 2e10}, 1e9, 1e10,

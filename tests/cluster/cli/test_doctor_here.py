@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vcluster.__main__ import PROGRAM, main
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 
 def test_it_starts_devices_and_finds_what_there_is(capsys):

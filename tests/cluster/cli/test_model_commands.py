@@ -21,7 +21,7 @@ from parallelism.trace import Trace
 from parallelism.transforms import SGD, Adam, Step, Strategy, train_step
 from vcluster import __main__ as top
 from vcluster.cli import programs as models
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 MODEL = """\
 func @f(%x: tensor<8x16xf64> [dp, None], %w: tensor<16x32xf64> [None, tp], %v: tensor<32x3xf64>) -> (tensor<f64>) {

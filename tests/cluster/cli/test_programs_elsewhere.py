@@ -15,7 +15,7 @@ from parallelism.interop import to_onnx, to_stablehlo  # noqa: E402
 from parallelism.ir import parse  # noqa: E402
 from parallelism.mesh import Mesh  # noqa: E402
 from vcluster import __main__ as top  # noqa: E402
-from vcluster.demo.command_line import serve  # noqa: E402
+from vcluster.cli.command_line import serve  # noqa: E402
 
 LAYER = parse("""func @layer(%p.w: tensor<4x2xf32>, %x: tensor<6x4xf32> [dp, None]) -> (tensor<6x2xf32>) {
   %0 = "matmul"(%x, %p.w) : (tensor<6x4xf32>, tensor<4x2xf32>) -> tensor<6x2xf32>

@@ -12,7 +12,7 @@ from parallelism import ir
 from parallelism.hardware import sized_hardware
 from parallelism.training import MegatronFlags, scaled_down
 from vcluster.__main__ import PROGRAM, main
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 from vcluster.runs import verified as module
 from vcluster.runs.verified import verified, verified_text
 

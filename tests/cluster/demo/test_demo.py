@@ -20,8 +20,8 @@ from paths import ROOT
 from parallelism.algorithms import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism.products import matmul as operators
+from vcluster.cli.command_line import serve
 from vcluster.demo import __main__ as command, attention, collectives, ffn, gpt, mlp, moe
-from vcluster.demo.command_line import serve
 
 
 def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from benchmarks import command, figures_page, page
 from benchmarks.copying import name_of
 from benchmarks.results import Results, write_json
 from benchmarks.targets import PLAIN
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 MIB = 1 << 20
 SIZES = (8, 1 << 16, MIB, 16 * MIB)

@@ -33,7 +33,7 @@ from benchmarks.suites import SUITES
 from benchmarks.summary import Summary
 from benchmarks.systems import SystemFailedError, take_turns
 from benchmarks.tables import nbytes_text, rate_text, ratio_text, seconds_text, table
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.found_layouts import CASES, FOUND, PAGE, main, table
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 ROWS = json.loads(FOUND.read_text())
 

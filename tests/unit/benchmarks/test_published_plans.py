@@ -11,7 +11,7 @@ import pytest
 from benchmarks.published_plans import FOUND, PAGE, SEARCHES, Setting, published, searched, settings, table
 from parallelism.training import MegatronFlags
 from vcluster.__main__ import PROGRAM, main
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 MEASURED = json.loads(FOUND.read_text())
 

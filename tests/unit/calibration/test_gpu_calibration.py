@@ -26,7 +26,7 @@ from vcluster.calibration.gpu.measuring import INTERRUPTED, NOT_MEASURED, OUT_OF
 from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS
 from vcluster.calibration.gpu.stack_file import write_stack
 from vcluster.calibration.gpu.training import HeldOut, run_of, table
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 MADE = replace(
     Hardware.preset("dgx-h100:1"), flops_efficiency=0.73, flops_efficiencies={"bfloat16": 0.73, "float8": 0.58},

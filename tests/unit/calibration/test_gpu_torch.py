@@ -30,7 +30,7 @@ from vcluster.calibration.gpu.through_torch.layers import (  # noqa: E402
 from vcluster.calibration.gpu.through_torch.steps import measured_step  # noqa: E402
 from vcluster.calibration.gpu.through_torch.timing import Clock  # noqa: E402
 from vcluster.calibration.gpu.through_torch.torch_found import NoTorchError, torch_on  # noqa: E402
-from vcluster.demo import WrongWords  # noqa: E402
+from vcluster.cli.command_line import WrongWords  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

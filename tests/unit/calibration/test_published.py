@@ -25,7 +25,7 @@ from vcluster.calibration.published import (
     reported,
     tables,
 )
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 NCCL, KORTHIKANTI = Table.of("nccl-a100"), Table.of("korthikanti-2022")
 LARGE = 32 * 2**20

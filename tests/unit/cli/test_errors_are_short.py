@@ -22,9 +22,8 @@ from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import Overlap, Step, Strategy
 from vcluster.__main__ import PROGRAM, main
 from vcluster.calibration.published import Table
-from vcluster.cli import placed, plan
-from vcluster.demo import WrongWords
-from vcluster.demo.command_line import serve
+from vcluster.cli import plan, program_files as placed
+from vcluster.cli.command_line import WrongWords, serve
 
 MOST = 2000
 PROGRAM_TEXT = """func @f(%x: tensor<8x16xf64> [dp, None]) -> (tensor<f64>) {

@@ -25,8 +25,8 @@ from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
 from vcluster.cli import doctor
+from vcluster.cli.command_line import serve
 from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp, traffic
-from vcluster.demo.command_line import serve
 from vcluster.runs import VirtualCluster
 
 within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from parallelism import ir, models
 from vcluster.__main__ import main
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 WORDS = ["--batch", "B=32", "--hardware", "dgx-h100", "--devices", "2", "--auto"]
 

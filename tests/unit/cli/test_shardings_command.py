@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcluster.__main__ import main
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 
 def printed(capsys, *words):

@@ -15,8 +15,8 @@ from parallelism.rarely_collected import rarely_collected
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, figures
 from vcluster.__main__ import PROGRAM, main
+from vcluster.cli.command_line import serve
 from vcluster.cli.megatron_words import flags_of, tokens_text, training_parser
-from vcluster.demo.command_line import serve
 
 MODEL, ON, SPLIT = map(str.split, (
     "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --disable-bias-linear "

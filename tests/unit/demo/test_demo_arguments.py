@@ -12,9 +12,8 @@ import parallelism.mesh
 from parallelism.mesh import Mesh
 from parallelism.pipelining.generators import SCHEDULES
 from vcluster import __main__ as top
+from vcluster.cli.command_line import Parser, WrongWords, mesh_arguments, mesh_of, nearest, serve, writable
 from vcluster.demo import (
-    Parser,
-    WrongWords,
     __main__ as command,
     attention,
     collectives,
@@ -22,13 +21,11 @@ from vcluster.demo import (
     ffn,
     gpt,
     matmul,
-    mesh_of,
     mlp,
     moe,
     reshard,
     training as pipelines,
 )
-from vcluster.demo.command_line import mesh_arguments, nearest, serve, writable
 from vcluster.demo.data import DataError
 from vcluster.demo.options import parser_of
 

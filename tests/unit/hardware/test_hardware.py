@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
 from parallelism.hardware import stack_names
 from vcluster.__main__ import main
-from vcluster.demo import WrongWords
+from vcluster.cli.command_line import WrongWords
 
 NODE = Link("nvlink", 4, 2e-6, 300e9)
 HOST = HostLink(1e-5, 16e9)

@@ -9,7 +9,7 @@ from parallelism.hardware import VARIABLE, HardwareFileError, host_file, is_cali
 from parallelism.hardware.host import host_summary
 from vcluster import VirtualCluster
 from vcluster.__main__ import PROGRAM, main
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 MACHINE = Hardware("mine", {"float64": 2.0**30}, 1e9, 1e9, (Link("m", 2, 2.0**-18, 2.0**30, "memory"),),
                    HostLink(1e-5, 1e9))
@@ -62,7 +62,7 @@ def test_without_a_calibration_it_is_as_before_and_says_so(file, capsys):
 
 
 def _demo(words):
-    from vcluster.demo import hardware_of
+    from vcluster.cli.command_line import hardware_of
 
     hardware_of(words[-1], 2)
     return 0

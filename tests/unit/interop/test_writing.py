@@ -30,7 +30,7 @@ from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
 from parallelism.layouts import partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
-from vcluster.demo import WrongWords  # noqa: E402
+from vcluster.cli.command_line import WrongWords  # noqa: E402
 
 WRITTEN = [example for example in EXAMPLES
            if example.kind in CALLS and "group" not in example.attributes and not example.attributes.get("rate")]

@@ -8,7 +8,7 @@ import pytest
 
 from parallelism.trace import Event, Trace
 from vcluster import __main__ as top
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 TRACE = Trace([Event(rank, "compute", "work", 0, 1.0 + rank) for rank in range(2)])
 

@@ -32,7 +32,7 @@ from parallelism.transforms import (
     train_step,
 )
 from vcluster.__main__ import main
-from vcluster.demo.command_line import serve
+from vcluster.cli.command_line import serve
 
 STEP = model_step("gpt", 4, Adam())
 TRANSFORMS = [

@@ -8,9 +8,8 @@ from typing import Any
 
 from parallelism.interop import Partitioned, from_onnx, from_stablehlo, mesh_of, to_onnx, to_stablehlo
 from parallelism.ir import Function
-from vcluster.cli.placed import ONNX, Found, found_in, right, sizes_of
-from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import accessing, writable
+from vcluster.cli.command_line import Parser, WrongWords, accessing, writable
+from vcluster.cli.program_files import ONNX, Found, found_in, right, sizes_of
 
 
 def found_elsewhere(path: Path, kind: str) -> Found:

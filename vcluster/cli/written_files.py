@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from parallelism.trace import Trace
-from vcluster.demo import WrongWords
-from vcluster.demo.command_line import Arguments
+from vcluster.cli.command_line import Arguments, WrongWords
 from vcluster.report import beside, chakra, html
 
 CHAKRA: Arguments = {"--chakra": {

@@ -1,5 +1,7 @@
 """Checked command lines: an error is one line with the nearest valid words, and exit status 2."""
 
+from __future__ import annotations
+
 import argparse
 import errno
 import math
@@ -11,11 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallelism.display.quantities import cut
 from parallelism.mesh import Mesh
 from parallelism.spelling import closest
+
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
 
 AXES = ("pp", "dp", "cp", "ep", "tp")
 """The axes of a mesh, outermost first. The order is that of Megatron: the ranks of a tp group are neighbours."""
@@ -158,6 +163,25 @@ def mesh_of(
     if most is not None and mesh.size > most:
         raise WrongWords(f"{mesh!r} has {mesh.size} devices; at most {most} are run here")
     return mesh
+
+
+def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
+    """The hardware of ``--hardware``, with room for ``size`` devices (None: any number). Raises `WrongWords`."""
+    if name is None:
+        return None
+    from parallelism.hardware import Hardware
+    from parallelism.hardware.host import host_summary
+    from parallelism.timeline import Pricing
+
+    try:
+        hardware = Hardware.of_host(size) if name == "host" else Hardware.of(name)
+        if hardware is None:
+            raise WrongWords(f"--hardware host: {host_summary()}")
+        if size is not None:
+            Pricing(hardware).for_devices(size)
+    except (ValueError, OSError) as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    return hardware
 
 
 def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:

@@ -33,8 +33,7 @@ from parallelism.transforms import (
     first_state,
     train_step,
 )
-from vcluster.demo import WrongWords, mesh_of
-from vcluster.demo.command_line import accessing, nearest
+from vcluster.cli.command_line import WrongWords, accessing, mesh_of, nearest
 from vcluster.runs.drawn import drawn
 
 MOST_DESCRIBED = 1 << 20
@@ -277,7 +276,7 @@ def found_in(path: Path) -> Found:
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if (kind := format_of(content)) != OURS:
-        from vcluster.cli.elsewhere import found_elsewhere  # which needs what is above, and other libraries
+        from vcluster.cli.convert import found_elsewhere  # which needs what is above, and other libraries
 
         return found_elsewhere(path, kind)
     if len(content) > MOST_BYTES:
