@@ -20,7 +20,7 @@ import sys
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -207,47 +207,87 @@ def _failure(value: object) -> Exception | None:
     return None
 
 
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The parts of a value, each with the words that name it."""
-    if isinstance(value, types.FunctionType):
-        name = value.__qualname__
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with suppress(ValueError):  # an empty cell
-                yield f"closure variable {variable!r} of {name}", cell.cell_contents
-        for variable in _reducers._extract_code_globals(value.__code__):
-            if variable in value.__globals__:
-                yield f"global {variable!r} of {name}", value.__globals__[variable]
-        for variable, default in _defaults(value):
-            yield f"the default of {variable!r} of {name}", default
-    elif isinstance(value, types.MethodType):
-        yield from (("the object", value.__self__), (f"the method {value.__name__!r}", value.__func__))
-    elif isinstance(value, functools.partial):
-        yield "the function", value.func
-        yield from ((f"argument {i}", part) for i, part in enumerate(value.args))
-        yield from ((f"argument {name!r}", part) for name, part in value.keywords.items())
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield f"the key {key!r}", key
-            yield f"the value at {key!r}", part
-    elif isinstance(value, (list, tuple, set, frozenset)) or (isinstance(value, np.ndarray) and value.dtype == object):
-        parts = value.flat if isinstance(value, np.ndarray) else value
-        yield from ((f"item {i}", part) for i, part in enumerate(parts))
-    elif isinstance(value, type):
-        yield from ((f"class attribute {name!r}", part) for name, part in vars(value).items())
-    elif not isinstance(type(value).__reduce__, types.FunctionType):  # a __reduce__ of its own selects the parts
-        state: dict[str, object] = dict(getattr(value, "__dict__", None) or {})
-        for kind in type(value).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, slot):
-                    state.setdefault(slot, getattr(value, slot))
-        if isinstance(value, BaseException):
-            state.setdefault("args", value.args)
-        yield from ((f"attribute {name!r}", part) for name, part in state.items())
-        yield f"the class {type_name(type(value))}", type(value)
+Parts = Iterator[tuple[str, object]]
+"""The parts of a value, each with the words that name it."""
 
 
-def _defaults(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+def _parts(value: object) -> Parts:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return _items(value.flat)
+    for kinds, parts_of in _PARTS:
+        if isinstance(value, kinds):
+            return parts_of(value)
+    selects_parts = isinstance(type(value).__reduce__, types.FunctionType)
+    return iter(()) if selects_parts else _attributes(value)
+
+
+def _of_function(function: types.FunctionType) -> Parts:
+    name, code = function.__qualname__, function.__code__
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            yield f"closure variable {variable!r} of {name}", cell.cell_contents
+    for variable in _reducers._extract_code_globals(code):
+        if variable in function.__globals__:
+            yield f"global {variable!r} of {name}", function.__globals__[variable]
+    for variable, default in _defaults(function):
+        yield f"the default of {variable!r} of {name}", default
+
+
+def _of_method(method: types.MethodType) -> Parts:
+    yield "the object", method.__self__
+    yield f"the method {method.__name__!r}", method.__func__
+
+
+def _of_partial(value: functools.partial[object]) -> Parts:
+    yield "the function", value.func
+    for i, part in enumerate(value.args):
+        yield f"argument {i}", part
+    for name, part in value.keywords.items():
+        yield f"argument {name!r}", part
+
+
+def _of_dict(value: dict[object, object]) -> Parts:
+    for key, part in value.items():
+        yield f"the key {key!r}", key
+        yield f"the value at {key!r}", part
+
+
+def _items(values: Iterable[object]) -> Parts:
+    for i, part in enumerate(values):
+        yield f"item {i}", part
+
+
+def _of_class(kind: type) -> Parts:
+    for name, part in vars(kind).items():
+        yield f"class attribute {name!r}", part
+
+
+def _attributes(value: object) -> Parts:
+    state: dict[str, object] = dict(getattr(value, "__dict__", None) or {})
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, slot):
+                state.setdefault(slot, getattr(value, slot))
+    if isinstance(value, BaseException):
+        state.setdefault("args", value.args)
+    for name, part in state.items():
+        yield f"attribute {name!r}", part
+    yield f"the class {type_name(type(value))}", type(value)
+
+
+_PARTS: Sequence[tuple[Any, Callable[[Any], Parts]]] = (
+    (types.FunctionType, _of_function),
+    (types.MethodType, _of_method),
+    (functools.partial, _of_partial),
+    (dict, _of_dict),
+    ((list, tuple, set, frozenset), _items),
+    (type, _of_class),
+)
+"""What gives the parts of a value of these types; other values have attributes."""
+
+
+def _defaults(function: types.FunctionType) -> Parts:
     defaults = function.__defaults__ or ()
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)

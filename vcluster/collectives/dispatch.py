@@ -182,29 +182,36 @@ class Collectives:
                 self._prepare(checked)
             if checked.prepared is not None and not async_op and not self._lanes:
                 return self._run_prepared(checked, checked.prepared, x, out)
-            array = checked.array_of(x)
-        else:
-            members, axis_names, factors = self._members(kind, axes, groups)
-            if members is None:
-                return self._outside(kind, x, out, async_op)
-            base: dict[str, Any] = {
-                "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
-                "root": checked_root(kind, root, len(members)), "pairs": plain_pairs(pairs),
-            }
-            if key is None and is_tree(x) and kind_of(kind).elementwise:
-                refuse_out_of_tree(kind, x, out)
-                text = f"{kind}({type(x).__name__} of arrays)"
-                checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
-                return self._drive(checked, partial(self._reduce_tree, kind, x, op, base), name or kind, async_op)
-            call, array, reducing = described(self._ways, kind, x, op, dim, concat_dim, split_sizes, factors, base)
-            checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
-            if key is not None:
-                self._checked.keep(key, checked)
-                if not async_op and self._guesses(checked):
-                    try:
-                        return self._run_prepared(checked, checked.prepared, x if type(x) is np.ndarray else array, out)
-                    finally:
-                        checked.guessed = False
+            return self._run_checked(checked, x, checked.array_of(x), out, name or kind, async_op)
+        members, axis_names, factors = self._members(kind, axes, groups)
+        if members is None:
+            return self._outside(kind, x, out, async_op)
+        base = {
+            "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
+            "root": checked_root(kind, root, len(members)), "pairs": plain_pairs(pairs),
+        }
+        return self._run_new(key, kind, x, op, dim, concat_dim, split_sizes, factors, base, out, name, async_op)
+
+    def _run_new(
+        self, key: Any, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int,
+        sizes: Sequence[int] | None, factors: Sequence[int], base: dict[str, Any], out: Any, name: str | None,
+        async_op: bool,
+    ) -> Any:
+        """Check a call, run it, and keep it by its key if it has one; see `described` for the arguments."""
+        if key is None and is_tree(x) and kind_of(kind).elementwise:
+            refuse_out_of_tree(kind, x, out)
+            text = f"{kind}({type(x).__name__} of arrays)"
+            checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
+            return self._drive(checked, partial(self._reduce_tree, kind, x, op, base), name or kind, async_op)
+        call, array, reducing = described(self._ways, kind, x, op, dim, concat_dim, sizes, factors, base)
+        checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
+        if key is not None:
+            self._checked.keep(key, checked)
+            if not async_op and self._guesses(checked):
+                try:
+                    return self._run_prepared(checked, checked.prepared, x if type(x) is np.ndarray else array, out)
+                finally:
+                    checked.guessed = False
         return self._run_checked(checked, x, array, out, name or kind, async_op)
 
     def _guesses(self, checked: CheckedCall) -> bool:

@@ -203,48 +203,61 @@ class Signals:
             if time.perf_counter_ns() > give_up:  # with many pending operations, one poll takes long
                 break
         self.check()
-        nap_ns, last_seen = self._first_nap_ns, -1
-        mine = threading.get_ident()
+        me = threading.get_ident()
         try:
-            while True:
-                self._asleep.add(mine)
-                self._arena.asleep.add(mine)
-                self._me[0] = 1
-                self.fence()
-                seen = int(self._word[0])
-                if seen != last_seen:
-                    nap_ns, last_seen = self._first_nap_ns, seen
-                if self.before_sleep is not None:
-                    self.before_sleep()
-                awaited = None if self.note_awaited is None else self.note_awaited()
-                if ready():
-                    return
-                self.check()
-                if self.note_awaited is not None and self.publish_awaited is not None:
-                    if self.note_awaited() != awaited:
-                        continue
-                    if not self.threads.some_other_may_act(self._arena.asleep):
-                        self.publish_awaited(awaited)
-                    else:  # which may begin to wait, too
-                        nap_ns = min(nap_ns, NAP_BESIDE_OTHERS_NS)
-                if self.home is not None:
-                    self.home.stay()
-                held = self.threads.let_go()
-                try:
-                    self._sleep(self._address, seen, nap_ns)
-                finally:
-                    self.threads.take_back(held)
-                if ready():  # check this first, because the caches are cold
-                    return
-                nap_ns = min(2 * nap_ns, self._longest_nap_ns)
+            self._sleep_until(ready, me)
         finally:
-            self._asleep.discard(mine)
-            self._arena.asleep.discard(mine)
-            self._me[0] = 1 if self._asleep else 0
+            self._get_up(me)
+
+    def _sleep_until(self, ready: Callable[[], bool], me: int) -> None:
+        """Sleep again and again, as the thread ``me``, until ``ready()`` is true."""
+        nap_ns, last_seen = self._first_nap_ns, -1
+        while True:
+            seen = self._lie_down(me)
+            if seen != last_seen:
+                nap_ns, last_seen = self._first_nap_ns, seen
+            awaited = None if self.note_awaited is None else self.note_awaited()
+            if ready():
+                return
+            self.check()
+            if self.note_awaited is not None and self.publish_awaited is not None:
+                if self.note_awaited() != awaited:
+                    continue
+                if not self.threads.some_other_may_act(self._arena.asleep):
+                    self.publish_awaited(awaited)
+                else:  # which may begin to wait, too
+                    nap_ns = min(nap_ns, NAP_BESIDE_OTHERS_NS)
             if self.home is not None:
-                self.home.leave()
-            if self.after_sleep is not None:
-                self.after_sleep()
+                self.home.stay()
+            held = self.threads.let_go()
+            try:
+                self._sleep(self._address, seen, nap_ns)
+            finally:
+                self.threads.take_back(held)
+            if ready():  # check this first, because the caches are cold
+                return
+            nap_ns = min(2 * nap_ns, self._longest_nap_ns)
+
+    def _lie_down(self, me: int) -> int:
+        """Publish that a thread sleeps, and take messages in. The word that whoever wakes it changes, as it was."""
+        self._asleep.add(me)
+        self._arena.asleep.add(me)
+        self._me[0] = 1
+        self.fence()
+        seen = int(self._word[0])
+        if self.before_sleep is not None:
+            self.before_sleep()
+        return seen
+
+    def _get_up(self, me: int) -> None:
+        """Publish that a thread no longer sleeps."""
+        self._asleep.discard(me)
+        self._arena.asleep.discard(me)
+        self._me[0] = 1 if self._asleep else 0
+        if self.home is not None:
+            self.home.leave()
+        if self.after_sleep is not None:
+            self.after_sleep()
 
 
 @functools.cache

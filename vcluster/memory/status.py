@@ -10,9 +10,11 @@ A version word counts the changes. A reader that sees the same version before an
 The device's last call is stored beside its state. It is reported when the process dies.
 """
 
+from __future__ import annotations
+
 import marshal
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parallelism.operation import Lane
 from vcluster.memory.arena import LINE, PAGE, Arena, Heap
@@ -57,6 +59,28 @@ class State(NamedTuple):
     """The line of the kernel that waits."""
     waits: int = 1
     """The number of operations, the first ones, that a thread of the kernel waits for."""
+
+    def last_seen(self) -> LastSeen:
+        """What a blocked device waits in."""
+        text = self.operations[0].text
+        return LastSeen(text.partition("(")[0], self.location, text)
+
+
+def encode_blocked(operations: Sequence[Operation], location: str, waits: int, *more: Any) -> bytes:
+    """What a blocked device tells of itself, and ``more``, which stands behind it."""
+    plain = []
+    for lane, text, needs in operations:  # marshal takes no named tuples
+        plain.append((lane, text, None if needs is None else [tuple(need) for need in needs]))
+    return marshal.dumps((plain, location, waits, *more))
+
+
+def decode_blocked(encoded: bytes, version: int) -> tuple[State, list[Any]]:
+    """The state that `encode_blocked` was given, at this version, and what stood behind it."""
+    plain, location, waits, *more = marshal.loads(encoded)
+    operations = []
+    for lane, text, needs in plain:
+        operations.append(Operation(lane, text, None if needs is None else [Need(*need) for need in needs]))
+    return State(version, BLOCKED, tuple(operations), location, waits), more
 
 
 class LastSeen(NamedTuple):
@@ -109,8 +133,7 @@ class Status:
 
     def set_blocked(self, rank: int, operations: Sequence[Operation], location: str, waits: int = 1) -> None:
         """Mark a device as blocked on the first ``waits`` of ``operations``."""
-        plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
-        encoded = marshal.dumps((plain, location, waits))
+        encoded = encode_blocked(operations, location, waits)
         words = self._words[rank]
         if words[_STATE] == BLOCKED and encoded == self._published:
             return  # nothing has changed
@@ -146,12 +169,7 @@ class Status:
         encoded = bytes(self._arena.view[start : start + words[_LENGTH]])
         if words[_VERSION] != version:
             return State(version, RUNNING)
-        operations, location, waits = marshal.loads(encoded)
-        pending = tuple(
-            Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
-            for lane, text, needs in operations
-        )
-        return State(version, BLOCKED, pending, location, waits)
+        return decode_blocked(encoded, version)[0]
 
     def note(self, rank: int, name: str, location: str) -> None:
         """Store the present call and its line. This runs at every call and takes less than half a microsecond."""
@@ -168,8 +186,7 @@ class Status:
         """The last activity of a device, which may be dead."""
         state = self.read(rank)
         if state.state == BLOCKED:
-            text = state.operations[0].text
-            return LastSeen(text.partition("(")[0], state.location, text)
+            return state.last_seen()
         start = self._notes[rank]
         name, location, *_ = map(_as_text, bytes(self._arena.view[start : start + PAGE]).split(b"\0"))
         return LastSeen(name, location) if name else LastSeen()

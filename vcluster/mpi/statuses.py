@@ -13,12 +13,12 @@ posted and finished; for a peer, the numbers of messages that it has sent, taken
 
 from __future__ import annotations
 
-import marshal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vcluster.memory import BLOCKED, FINISHED, GROUPS, RUNNING, LastSeen, Need, Operation, State, Status
+from vcluster.memory.status import decode_blocked, encode_blocked
 from vcluster.messages.encoding import decode, encode
 from vcluster.mpi.transport import STATUS, Message
 
@@ -55,8 +55,7 @@ class DeviceStatus(Status):
             self._since = now
         if now - self._since < PATIENCE_SECONDS:
             return
-        plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
-        said = marshal.dumps((plain, location, waits, self._endpoint.counts()))
+        said = encode_blocked(operations, location, waits, self._endpoint.counts())
         if said != self._told:
             self._tell(said)
 
@@ -86,12 +85,8 @@ class HostStatus(Status):
         if not said:
             self.set(rank, RUNNING)
             return
-        operations, location, waits, counts = marshal.loads(said)
+        self._states[rank], (counts,) = decode_blocked(said, self.version(rank) + 1)
         self._count(rank, counts)
-        self._states[rank] = State(self.version(rank) + 1, BLOCKED, tuple(
-            Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
-            for lane, text, needs in operations
-        ), location, waits)
 
     def finish(self, rank: int, counts: Counts) -> None:
         """Note that a device has finished its kernel, and what it has sent and shown till then."""
@@ -122,10 +117,7 @@ class HostStatus(Status):
     def last_seen(self, rank: int) -> LastSeen:
         """What the device waited in, if it said so."""
         state = self._states[rank]
-        if state.state != BLOCKED:
-            return LastSeen()
-        text = state.operations[0].text
-        return LastSeen(text.partition("(")[0], state.location, text)
+        return state.last_seen() if state.state == BLOCKED else LastSeen()
 
     def has_changed(self, need: Need) -> bool:
         """Whether a message of the peer is under way to the device that has this need, or its word has changed."""

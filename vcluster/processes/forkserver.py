@@ -279,6 +279,113 @@ class _Child:
         os.close(self.life)
 
 
+class _Server:
+    """Forks processes for the host, and loads modules while the host wants none."""
+
+    def __init__(self, host: socket.socket, run: Callable[[int, int, list[int]], int]) -> None:
+        """``run(data, life, handed)``: what a new process does with its descriptors; it returns the exit code."""
+        self._host = host
+        self._run = run
+        self._later = list(LOAD_WHEN_IDLE)
+        """Modules that are loaded one at a time, since a new process comes first."""
+        self._of_devices: list[str] = []
+        """Modules that the host has named, which are loaded once a process has ended."""
+        self._is_loading = self._has_started = False
+        self._children: dict[int, _Child] = {}
+        self._wake_r, self._wake_w = os.pipe()
+        """A pipe to which the system writes when a process has ended."""
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Do what the host wants until it ends."""
+        poll = select.poll()
+        poll.register(self._host, select.POLLIN)
+        poll.register(self._wake_r, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(self._longest_wait())}
+            self._is_loading = not ready
+            if self._is_loading:
+                self._load_one()
+            if self._wake_r in ready:
+                self._reap()
+            if self._host.fileno() in ready and not self._answer():
+                return
+
+    def kill_all(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+
+    def _longest_wait(self) -> int | None:
+        """Milliseconds to wait for the host; None: as long as it takes."""
+        if self._is_loading:
+            return 0
+        return IDLE_MILLISECONDS if self._later and self._has_started else None
+
+    def _load_one(self) -> None:
+        _preload([self._later.pop(0)])
+        if not self._later:
+            self._is_loading = False
+            _watch_modules()
+            gc.collect()
+            gc.freeze()
+
+    def _reap(self) -> None:
+        """Tell the host of the processes that have ended."""
+        os.read(self._wake_r, 4096)
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            child = self._children.pop(pid)
+            child.tell(os.waitstatus_to_exitcode(status))
+            child.close()
+            self._later += self._of_devices
+            self._of_devices.clear()
+
+    def _answer(self) -> bool:
+        """Do the next thing that the host wants. False if it has ended."""
+        message, fds, _, _ = socket.recv_fds(self._host, 1, 256)
+        if message == NAMES:
+            size = read_number(self._host.fileno()) or 0
+            self._of_devices += self._host.recv(size, socket.MSG_WAITALL).decode().split()
+        elif message:
+            self._fork(fds)
+        return bool(message)
+
+    def _fork(self, fds: list[int]) -> None:
+        for fd in fds:  # a flag of recv_fds would do this at once, but Python 3.11 ignores it
+            os.set_inheritable(fd, False)
+        data, status, *handed = fds
+        life_r, life_w = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._let_go()
+                os.close(life_w)
+                os.close(status)
+                os._exit(self._run(data, life_r, handed))
+            finally:
+                os._exit(1)
+        child = self._children[pid] = _Child(status, life_w)
+        child.tell(pid)
+        self._has_started = True
+        for fd in (data, life_r, *handed):
+            os.close(fd)
+
+    def _let_go(self) -> None:
+        """In a new process: close what belongs to the server."""
+        self._host.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for child in self._children.values():
+            child.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+
 def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     """Run the server on the socket with this descriptor. It ends with the host and kills its children then.
 
@@ -288,80 +395,23 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     gc.disable()  # nothing that is loaded now is garbage
     _preload((*PRELOAD, *preload))
     device_process = importlib.import_module("vcluster.processes.device_process")
-    run: Callable[[int, int, list[int]], int] = device_process.run_received
-    watch_modules: Callable[[], object] = importlib.import_module("vcluster.code.environment").refresh_modules
-    watch_modules()  # a device that looks at all modules itself would copy the pages that they share
+    _watch_modules()  # a device that looks at all modules itself would copy the pages that they share
     gc.freeze()  # otherwise a child's collector would write to the shared pages and so copy them
     gc.enable()
-
-    later = list(LOAD_WHEN_IDLE)
-    of_devices: list[str] = []
-    is_loading = has_started = False
-    children: dict[int, _Child] = {}
-    host = socket.socket(fileno=number)
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_r, False)
-    os.set_blocking(wake_w, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    poll = select.poll()
-    poll.register(host, select.POLLIN)
-    poll.register(wake_r, select.POLLIN)
+    server = _Server(socket.socket(fileno=number), device_process.run_received)
     try:
-        while True:
-            wait = 0 if is_loading else IDLE_MILLISECONDS if later and has_started else None
-            ready = {fd for fd, _ in poll.poll(wait)}
-            is_loading = not ready  # one module at a time, since a new device comes first
-            if is_loading:
-                _preload([later.pop(0)])
-                if not later:
-                    is_loading = False
-                    watch_modules()
-                    gc.collect()
-                    gc.freeze()
-            if wake_r in ready:
-                os.read(wake_r, 4096)
-                if _reap(children):
-                    later, of_devices = [*later, *of_devices], []
-            if number not in ready:
-                continue
-            message, fds, _, _ = socket.recv_fds(host, 1, 256)
-            if not message:
-                break
-            if message == NAMES:
-                size = read_number(number) or 0
-                of_devices += host.recv(size, socket.MSG_WAITALL).decode().split()
-                continue
-            for fd in fds:  # a flag of recv_fds would do this at once, but Python 3.11 ignores it
-                os.set_inheritable(fd, False)
-            data, status, *handed = fds
-            life_r, life_w = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    host.close()
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for child in children.values():
-                        child.close()
-                    for fd in (wake_r, wake_w, life_w, status):
-                        os.close(fd)
-                    os._exit(run(data, life_r, handed))
-                finally:
-                    os._exit(1)
-            child = children[pid] = _Child(status, life_w)
-            child.tell(pid)
-            has_started = True
-            for fd in (data, life_r, *handed):
-                os.close(fd)
+        server.serve()
     except BaseException:
         import traceback
 
         traceback.print_exc()
     finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
+        server.kill_all()
         os._exit(0)
+
+
+def _watch_modules() -> None:
+    importlib.import_module("vcluster.code.environment").refresh_modules()
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -370,16 +420,3 @@ def _preload(names: Sequence[str]) -> None:
         for name in names:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-
-
-def _reap(children: dict[int, _Child]) -> bool:
-    """Tell the host of the children that have ended. Whether there are any."""
-    before = len(children)
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            break
-        child = children.pop(pid)
-        child.tell(os.waitstatus_to_exitcode(status))
-        child.close()
-    return len(children) < before

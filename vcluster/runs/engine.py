@@ -29,7 +29,7 @@ from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
 from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
-from vcluster.runs.run_payload import KeptEncodings, pack
+from vcluster.runs.run_payload import KeptEncodings, Shipment, pack
 from vcluster.tracing import Recorder
 
 if TYPE_CHECKING:
@@ -135,63 +135,74 @@ class Body:
             args = _by_rank(program.inputs(self._mesh, *args), self.size, program)
         elif not callable(program):
             raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
-        encoded, mine, kept = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
+        shipment = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             if not self.finalizer.alive:  # the handler of a signal has closed the cluster just now
                 raise ClusterError("the cluster was closed while a run was in progress")
-            common = hand_over(self.endpoint, encoded, self.layout.host)
-            sent: SentProgram | None = None
-            conduct = Conduct(self)
-            try:
-                nbytes = encoded.nbytes
-                if kept is not None:
-                    place = hand_over(self.endpoint, kept.encoded, self.layout.host)
-                    sent = SentProgram(place, kept.encoded.block_nbytes, kept.digest)
-                    nbytes += kept.encoded.nbytes
-                self._number += 1
-                if self.layout.most_groups(self.arena) > KEPT_GROUPS:
-                    self.layout.forget_groups(self.arena)
-                    self._groups += 1
-                usual = RunCommand(
-                    self._number, self._generation, self._gone, common, encoded.block_nbytes, nbytes, None, None,
-                    self._groups, sent,
-                )
-                conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
-            finally:
-                release(self.arena, common)
-                if sent is not None:
-                    release(self.arena, sent.place)
+            conduct = self._conduct(shipment, interrupt)
             replies = conduct.replies
-            for rank, reply in replies.items():
-                if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
-                    replies[rank] = reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
-            self._sent_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:
-                if self.closed:
-                    error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
-                elif isinstance(error, ClusterError):
-                    error.outputs, _ = self._outputs(replies)
-                failure = self._heal(replies)
-                if failure is not None:
-                    error.add_note("the cluster is closed: the devices that died could not be replaced "
-                                   f"({type(failure).__name__}: {failure})")
+                self._recover(error, replies)
                 if isinstance(error.__cause__, TypeError):
                     _note_wrong_arguments(error, program, args, kwargs)
                 try:
                     raise error
                 finally:
                     del error, conduct  # no cycle through its traceback, which would keep the caller's variables
-            done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             outputs, refused = self._outputs(replies)
             if refused is not None:
                 try:
                     raise refused
                 finally:
                     del refused, outputs  # no cycle, as above
+            done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             records = [reply.record for reply in done if not isinstance(reply.record, int)]
             return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
+
+    def _conduct(self, shipment: Shipment, interrupt: DeferredInterrupt) -> Conduct:
+        """Run a packed program on the devices until each has replied."""
+        __tracebackhide__ = True
+        encoded, mine, kept = shipment
+        common = hand_over(self.endpoint, encoded, self.layout.host)
+        sent: SentProgram | None = None
+        conduct = Conduct(self)
+        try:
+            nbytes = encoded.nbytes
+            if kept is not None:
+                place = hand_over(self.endpoint, kept.encoded, self.layout.host)
+                sent = SentProgram(place, kept.encoded.block_nbytes, kept.digest)
+                nbytes += kept.encoded.nbytes
+            self._number += 1
+            if self.layout.most_groups(self.arena) > KEPT_GROUPS:
+                self.layout.forget_groups(self.arena)
+                self._groups += 1
+            usual = RunCommand(
+                self._number, self._generation, self._gone, common, encoded.block_nbytes, nbytes, None, None,
+                self._groups, sent,
+            )
+            conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
+        finally:
+            release(self.arena, common)
+            if sent is not None:
+                release(self.arena, sent.place)
+        for rank, reply in conduct.replies.items():
+            if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
+                conduct.replies[rank] = reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
+        self._sent_generation = self._generation
+        return conduct
+
+    def _recover(self, error: BaseException, replies: dict[int, Reply]) -> None:
+        """Make the cluster usable again after a run that failed with ``error``, to which the outputs are added."""
+        if self.closed:
+            error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+        elif isinstance(error, ClusterError):
+            error.outputs, _ = self._outputs(replies)
+        failure = self._heal(replies)
+        if failure is not None:
+            error.add_note("the cluster is closed: the devices that died could not be replaced "
+                           f"({type(failure).__name__}: {failure})")
 
     def _command(self, usual: RunCommand, now: Environment, mine: Sequence[Encoded], rank: int) -> RunCommand:
         """The usual command, with what this rank gets alone, and the environment if it has changed there."""
@@ -345,10 +356,13 @@ def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tu
     lengths = [len(mine) for mine in inputs]
     if len(set(lengths)) > 1:
         raise ValueError(f"{type(program).__name__}.inputs must return tuples of one length, got lengths {lengths}")
-    return tuple(
-        column[0] if all(value is column[0] for value in column) else PerDevice(column)
-        for column in zip(*inputs, strict=True)
-    )
+    return tuple(map(_whole_if_same, zip(*inputs, strict=True)))
+
+
+def _whole_if_same(column: tuple[Any, ...]) -> Any:
+    """An argument, of the values of all ranks."""
+    first = column[0]
+    return first if all(value is first for value in column) else PerDevice(column)
 
 
 def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] | None]:
@@ -364,4 +378,7 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] 
             f"transport='queue' needs semaphores, which Linux keeps in /dev/shm, and there are none: {error.strerror}; "
             f"transport='shared_memory' needs none"
         ) from error
-    return [{peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends} for here in ends]
+    by_endpoint: list[dict[int, tuple[Any, Any]] | None] = []
+    for here in ends:
+        by_endpoint.append({peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends})
+    return by_endpoint

@@ -67,37 +67,44 @@ class Conduct:
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
         """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
         with self._crew.printing(), conducts():
-            for rank in range(self._body.size):
-                self._status.begin(rank)
-            try:
-                for rank in range(self._body.size):
-                    sent = command(rank)
-                    self._run = sent.number
-                    self._crew.send(rank, sent)
-                    self._pending.add(rank)
-            except BaseException as error:  # Ctrl-C, or no memory for the arguments
-                self.broken_off = error
-            while True:
+            self._send_commands(command)
+            goes_on = True
+            while goes_on:
                 try:
                     interrupt.deliver()
                 except BaseException as error:  # Ctrl-C, the signal of a time limit
                     self.broken_off = error
                 try:
-                    if self._body.closed:  # by a handler
-                        raise self.broken_off or ClusterError("the cluster was closed while a run was in progress")
-                    self.broken_off = self.broken_off or self._body.asked
-                    if self.broken_off is not None:
-                        self._cancel()
-                    if not self._pending:
-                        return
-                    self._listen()
-                    if not self._in_time():
-                        return
+                    goes_on = self._go_on()
                 except BaseException as error:  # an output that fails
                     if self._body.closed or (self.broken_off is not None and isinstance(error, Exception)):
                         self._body.finalizer()
                         raise
                     self.broken_off = error
+
+    def _send_commands(self, command: Callable[[int], RunCommand]) -> None:
+        for rank in range(self._body.size):
+            self._status.begin(rank)
+        try:
+            for rank in range(self._body.size):
+                sent = command(rank)
+                self._run = sent.number
+                self._crew.send(rank, sent)
+                self._pending.add(rank)
+        except BaseException as error:  # Ctrl-C, or no memory for the arguments
+            self.broken_off = error
+
+    def _go_on(self) -> bool:
+        """Take what the devices tell, after a moment at most. False once no device is in the run, or it cannot end."""
+        if self._body.closed:  # by a handler
+            raise self.broken_off or ClusterError("the cluster was closed while a run was in progress")
+        self.broken_off = self.broken_off or self._body.asked
+        if self.broken_off is not None:
+            self._cancel()
+        if not self._pending:
+            return False
+        self._listen()
+        return self._in_time()
 
     def _cancel(self) -> None:
         if self._failed_at is None:

@@ -83,10 +83,9 @@ def pack(
             kept = encodings.of(program)
         sent = None if kept else shipped or program
         common = encode((sent, common_args, common_kwargs), "the program and its arguments")
-        mine = [
-            encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
-            for rank in range(mesh.size if own else 0)
-        ]
+        mine = []
+        for rank in range(mesh.size if own else 0):
+            mine.append(encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}"))
     except TypeError as error:
         named = _named(program, args, kwargs)
         if named is None:
