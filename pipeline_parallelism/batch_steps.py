@@ -93,10 +93,11 @@ class TrainStep(ModelStep):
         xs, ys = (_by_replica(array, places) for array in (x, targets))
         schedule = self.pipeline.schedule
         first, last = schedule.placement[0], schedule.placement[-1]
-        return [
-            (xs[d] if i == first else None, ys[d] if i == last or schedule.local else None, len(xs[d]), len(x))
-            for i, d in places
-        ]
+        inputs = []
+        for i, d in places:
+            has_loss = i == last or schedule.local
+            inputs.append((xs[d] if i == first else None, ys[d] if has_loss else None, len(xs[d]), len(x)))
+        return inputs
 
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         x, targets, rows, batch_rows = inputs
@@ -171,11 +172,11 @@ class TrainStep(ModelStep):
         loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
         joined: dict[str, list[Layer] | None] = {}
         for name in ("parameters", "gradients"):    # the devices return no stages of what was not asked for
-            by_stage = {
-                stage: self.model.join_layers(
-                    mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
-                for parts in by_position for stage in parts[0][name]
-            }
+            by_stage = {}
+            for parts in by_position:
+                for stage in parts[0][name]:
+                    shards = [part[name][stage] for part in parts]
+                    by_stage[stage] = self.model.join_layers(mesh, self.model.layers_of(stage), shards)
             joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]] or None
         return Training(loss, joined["parameters"], joined["gradients"], step=step)
 
@@ -208,7 +209,11 @@ class PredictStep(ModelStep):
         x = self.model.check_inputs(*args)
         self.model.check_mesh(mesh, x)
         xs = _by_replica(x, places)
-        return [(xs[d] if i == self.pipeline.schedule.placement[0] else None, len(xs[d])) for i, d in places]
+        first = self.pipeline.schedule.placement[0]
+        inputs = []
+        for i, d in places:
+            inputs.append((xs[d] if i == first else None, len(xs[d])))
+        return inputs
 
     def __call__(self, device: Device, *inputs: Any) -> tuple[int, Array | None]:
         x, rows = inputs

@@ -135,7 +135,8 @@ def split_state(state: Any, counts: Sequence[int]) -> list[Any]:
         ends = np.cumsum(counts)
         return [state[end - count : end] for end, count in zip(ends, counts, strict=True)]
     if isinstance(state, tuple):
-        return [_like(state, part) for part in zip(*(split_state(part, counts) for part in state), strict=True)]
+        split = [split_state(part, counts) for part in state]
+        return [_like(state, part) for part in zip(*split, strict=True)]
     return [state] * len(counts)
 
 
@@ -158,7 +159,8 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     dtype = arrays[0].dtype.newbyteorder("<")
     if code_of(dtype) not in _DTYPES:
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype}")
-    if any([array.shape for array in moment] != [array.shape for array in arrays] for moment in moments):
+    shapes = list(map(np.shape, arrays))
+    if any(list(map(np.shape, moment)) != shapes for moment in moments):
         raise ValueError("each moment of the optimizer's state must have the shapes of the parameters")
     everything = [*arrays, *(array for moment in moments for array in moment)]
     if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):

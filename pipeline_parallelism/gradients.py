@@ -41,10 +41,11 @@ class Flushed:
         """The gradients of each stage, summed over all microbatches and replicas."""
         if self.axis is None:
             return {number: stage.gradients for number, stage in self.stages.items()}
-        return {
-            number: grouped([array for work in self.works[number] for array in work.wait()], stage.gradients)
-            for number, stage in self.stages.items()
-        }
+        gradients = {}
+        for number, stage in self.stages.items():
+            summed = [array for work in self.works[number] for array in work.wait()]
+            gradients[number] = grouped(summed, stage.gradients)
+        return gradients
 
 
 class Stashed:

@@ -80,7 +80,8 @@ class MLP(Model):
 
     def activations_of(self, layers: Iterable[int]) -> list[Activation]:
         """The activation of each of these layers; the model's last layer has none."""
-        return [IDENTITY if i == len(self.layer_sizes) - 2 else ACTIVATIONS[self.activation] for i in layers]
+        activations = [ACTIVATIONS[self.activation]] * (self.layer_count - 1) + [IDENTITY]
+        return [activations[i] for i in layers]
 
     def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
         """Weights and bias of these layers before the first step.

@@ -35,10 +35,11 @@ def reference_step(
         return _stashed(mlp, x, targets, optimizer, parameters, state, step, replicas)
     backward = _local if mlp.pipeline.schedule.local else _backpropagated
     used = (previous.delayed if isinstance(previous, Training) else None) or parameters
-    loss, gradients = _total(
-        _total(backward(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
-        for replica in _split_both(x, targets, replicas)
-    )
+    by_replica = []
+    for replica in _split_both(x, targets, replicas):
+        parts = _split_both(*replica, microbatches)
+        by_replica.append(_total(backward(mlp, used, *part, len(x)) for part in parts))
+    loss, gradients = _total(by_replica)
     updated, state = update_layers(optimizer, parameters, gradients, state)
     return Training(loss, updated, gradients, state, step, parameters if weights == "double_buffered" else None)
 

@@ -83,8 +83,10 @@ class ModelStep(PipelinedOperation):
 
     def _by_inner_place(self, mesh: Mesh, outputs: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
         """The outputs by (position in the pipeline, replica), each a list in the order of the ranks."""
-        ranks_at = keys_by_value(dict(enumerate(self.places(mesh))))
-        return {place: [outputs[rank] for rank in ranks] for place, ranks in ranks_at.items()}
+        by_place: dict[tuple[int, int], list[Any]] = {}
+        for place, output in zip(self.places(mesh), outputs, strict=True):
+            by_place.setdefault(place, []).append(output)
+        return by_place
 
 
 def common_step(steps: Sequence[int]) -> int:

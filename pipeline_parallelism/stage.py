@@ -88,10 +88,9 @@ class DenseStage(TrainedStage):
         y, saved = layers_forward(self.layers, self.activations, x)
         grad = self._finished(microbatch, y)
         if self.training:
-            kept: list[Saved] = [
-                (None if {i - 1, i} <= self._dropped else x, None if i in self._dropped else z)
-                for i, (x, z) in enumerate(saved)
-            ]
+            kept: list[Saved] = []
+            for i, (x, z) in enumerate(saved):
+                kept.append((None if {i - 1, i} <= self._dropped else x, None if i in self._dropped else z))
             self._kept[microbatch] = Kept(self.layers, kept, None if len(saved) - 1 in self._dropped else grad)
         return y
 

@@ -65,12 +65,13 @@ class RestoreStep(ModelStep):
             raise ValueError(f"the model has dtype {self.model.dtype}, and the checkpoint {dtype}")
         layers_of = [self.model.layers_of(stage) for stage in range(self.pipeline.stages)]
         states = split_state(checkpoint.optimizer_state, [2 * len(layers) for layers in layers_of])
-        parts = [([checkpoint.parameters[i] for i in layers], state)
-                 for layers, state in zip(layers_of, states, strict=True)]
-        return [
-            (checkpoint.step, checkpoint.optimizer, {stage: parts[stage] for stage in self.stages_on(position)})
-            for position, _ in places
-        ]
+        inputs = []
+        for position, _ in places:
+            parts = {}
+            for stage in self.stages_on(position):
+                parts[stage] = [checkpoint.parameters[i] for i in layers_of[stage]], states[stage]
+            inputs.append((checkpoint.step, checkpoint.optimizer, parts))
+        return inputs
 
     def __call__(self, device: Device, *inputs: Any) -> None:
         step, optimizer, parts = copy.deepcopy(inputs)  # They share the host's memory.

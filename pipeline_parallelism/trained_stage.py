@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 
 import numpy.typing as npt
@@ -67,4 +68,4 @@ class TrainedStage(Stage):
 
 def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
     """The sum of two lists of layers, array by array."""
-    return [tuple(x + y for x, y in zip(one, other, strict=True)) for one, other in zip(a, b, strict=True)]
+    return [tuple(map(add, one, other)) for one, other in zip(a, b, strict=True)]

@@ -113,8 +113,11 @@ class Transformer(Model):
 
     def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
         """The whole parameters of these layers before the first step."""
-        drawn = (self._part(number, ()).drawn(np.random.default_rng((self.seed, number))) for number in layers)
-        return [tuple(array.astype(self.dtype) for array in layer.values()) for layer in drawn]
+        drawn = []
+        for number in layers:
+            arrays = self._part(number, ()).drawn(np.random.default_rng((self.seed, number))).values()
+            drawn.append(tuple(array.astype(self.dtype) for array in arrays))
+        return drawn
 
     # ------------------------------------------------------------------------------------- on a cluster
 
@@ -143,25 +146,23 @@ class Transformer(Model):
 
     def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
         """The rank's shards of `initial_layers`.  Layers are drawn whole and then split, so every mesh has the same."""
-        return [
-            tuple(
-                array[layout.slices(array.shape, mesh, rank)].copy()
-                for array, layout in zip(*self.initial_layers([number]), self.layouts(number, mesh).values(),
-                                         strict=True)
-            )
-            for number in layers
-        ]
+        shards = []
+        for number in layers:
+            whole, = self.initial_layers([number])
+            layouts = self.layouts(number, mesh).values()
+            shards.append(tuple(
+                x[layout.slices(x.shape, mesh, rank)].copy() for x, layout in zip(whole, layouts, strict=True)))
+        return shards
 
     def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
         """The whole layers, from the shards of the ranks of a stage."""
         inner = inner_mesh(mesh, self.inside)
-        return [
-            tuple(
-                layout.unshard([part[place][i] for part in shards], inner)
-                for i, layout in enumerate(self.layouts(number, inner).values())
-            )
-            for place, number in enumerate(layers)
-        ]
+        whole = []
+        for place, number in enumerate(layers):
+            parts = zip(*(part[place] for part in shards), strict=True)
+            layouts = self.layouts(number, inner).values()
+            whole.append(tuple(layout.unshard(each, inner) for layout, each in zip(layouts, parts, strict=True)))
+        return whole
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
         """The whole logits, from the shards of the ranks of the last stage."""

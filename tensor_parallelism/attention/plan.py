@@ -240,10 +240,11 @@ class AttentionPlan(Plan):
         if backward:
             exchanges = (("gradient of the result", 0, False), ("gradient of queries", 0, True),
                          ("gradient of keys", 1, True), ("gradient of values", 1, True))
-        return [
-            Move(name, "all_to_all", 1, axes, tuple(self._ulysses_bytes(rank, kind, to_rows=back) for rank in ranks))
-            for name, kind, back in exchanges
-        ]
+        moves = []
+        for name, kind, back in exchanges:
+            received = tuple(self._ulysses_bytes(rank, kind, to_rows=back) for rank in ranks)
+            moves.append(Move(name, "all_to_all", 1, axes, received))
+        return moves
 
     def _ring_bytes(self, rank: int, *, backward: bool) -> int:
         """The bytes of the blocks that a rank receives.

@@ -38,11 +38,12 @@ def runs_of(extent: int, factors: Sequence[int], *, zigzag: bool = False) -> tup
     sizes = split_sizes(extent, tuple(factors))
     if not zigzag:
         return tuple((range(start, start + size),) for start, size in zip(starts(sizes), sizes, strict=False))
-    fronts = starts([size - size // 2 for size in sizes])
-    backs = [extent - start for start in starts([size // 2 for size in sizes])]
-    return tuple(
-        (range(fronts[i], fronts[i + 1]), range(backs[i + 1], backs[i])) for i in range(len(sizes))
-    )
+    runs, begin, end = [], 0, extent
+    for size in sizes:  # the larger half of its rows from the front, the others from the back
+        back = size // 2
+        runs.append((range(begin, begin + size - back), range(end - back, end)))
+        begin, end = begin + size - back, end - back
+    return tuple(runs)
 
 
 def zigzag_order(extent: int, parts: int | Sequence[int]) -> NDArray[np.intp]:

@@ -161,9 +161,12 @@ def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> t
     """
     table, axes = np.asarray(kept), experts.dims[0].axes
     blocks = [experts.slices(table.shape[1:], mesh, rank)[0] for rank in range(mesh.size)]
-    others = [[other for other in mesh.group(rank, axes) if other != rank] for rank in range(mesh.size)]
-    return (tuple(int(table[others[rank]][:, blocks[rank]].sum()) for rank in range(mesh.size)),
-            tuple(sum(int(table[rank, blocks[other]].sum()) for other in others[rank]) for rank in range(mesh.size)))
+    for_experts, back = [], []
+    for rank, block in enumerate(blocks):
+        others = [other for other in mesh.group(rank, axes) if other != rank]
+        for_experts.append(int(table[others][:, block].sum()))
+        back.append(sum(int(table[rank, blocks[other]].sum()) for other in others))
+    return tuple(for_experts), tuple(back)
 
 
 def kept_by_expert(dispatch: Dispatch, chosen: Array, experts: int) -> Array:

@@ -20,6 +20,7 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.experts.dispatch import Dispatch, Runs, plan_dispatch
 from tensor_parallelism.products import Axes, Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
+from tensor_parallelism.products.product import without
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class MixtureOfExpertsSharding(Sharding, ndims=(2, 2, 3, 2, 3, 2, 2), waits=("ou
     def tokens(self, ndim: int) -> tuple[Axes, ...]:
         """The axes of each dim of x except the last while the experts compute; ``ndim`` is the number of dims of x."""
         *lead, _ = (dim.axes for dim in self.x.over(ndim).dims)
-        missing = tuple(axis for axis in self.experts if not any(axis in axes for axes in lead))
+        used = {axis for axes in lead for axis in axes}
+        missing = without(self.experts, used)
         return *lead[:-1], (*lead[-1], *missing)
 
 
@@ -244,7 +246,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         x, router, layouts = shapes["x"], shapes["router"], self.sharding
         experts, lead = layouts.experts, layouts.tokens(len(x))
         tokens = TensorSharding(*lead, None)
-        others = tuple(axis for axis in tokens.axes if axis not in experts)
+        others = without(tokens.axes, experts)
         runs = Runs(lead, x[:-1], mesh)
         counts = runs.counts_shape(self.top_k, router[1])
         whole = TensorSharding.replicated

@@ -79,11 +79,11 @@ class FeedForwardPlan(Plan):
         return self._moves(BACKWARD)
 
     def _moves(self, parts: dict[str, tuple[str, ...]]) -> tuple[Move, ...]:
-        return tuple(
-            move for part, names in parts.items()
-            for move in moves_of(zip(names, self.products[part].moves if part in self.products else
-                                     [self.resharded[part]], strict=True))
-        )
+        moves: list[Move] = []
+        for part, names in parts.items():
+            plans = self.products[part].moves if part in self.products else [self.resharded[part]]
+            moves += moves_of(zip(names, plans, strict=True))
+        return tuple(moves)
 
     def __str__(self) -> str:
         products = (f"{title}\n{self.products[name]}" for name, title in TITLES.items())

@@ -21,6 +21,7 @@ from tensor_parallelism.products import (
     check_tokens,
     moved,
 )
+from tensor_parallelism.products.product import without
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Embedding(Layer[EmbeddingSharding]):
         layout, out, out_shape = self.sharding.table.over(2), self.sharding.out, (*tokens, table[1])
         vocabulary, model = (dim.axes for dim in layout.dims)
         *dims, _ = out.over(len(out_shape)).dims
-        lead = [tuple(axis for axis in dim.axes if axis not in layout.axes) for dim in dims]
+        lead = [without(dim.axes, layout.axes) for dim in dims]
         found, whole = (TensorSharding(*lead, model, partial=pending) for pending in (vocabulary, ()))
         forward = {
             "tokens": (self.sharding.tokens, TensorSharding(*lead), tokens, np.int64), "out": (found, out, out_shape)

@@ -16,6 +16,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import Axes, Changes, Layer, LayerPlan, Shape, Sharding, check_tokens, moved
+from tensor_parallelism.products.product import without
 
 Layouts = TypeVar("Layouts", bound=Any)
 OfLoss = tuple[Array, Array, Array, int]
@@ -183,8 +184,7 @@ class VocabularyLossSharding(Sharding, ndims=(2, 2, 1), waits=()):
     def split(self, ndim: int) -> tuple[list[Axes], Axes, Axes]:
         """The axes of each dim of the tokens, the vocabulary and the model in the product; x has ``ndim`` dims."""
         vocabulary, model = (dim.axes for dim in self.table.over(2).dims)
-        lead = [tuple(axis for axis in dim.axes if axis not in (*vocabulary, *model))
-                for dim in self.x.over(ndim).dims[:-1]]
+        lead = [without(dim.axes, (*vocabulary, *model)) for dim in self.x.over(ndim).dims[:-1]]
         return lead, vocabulary, model
 
 

@@ -24,6 +24,7 @@ from tensor_parallelism.products.product import (
     flops_of,
     moves_around,
     product_plan,
+    without,
 )
 
 MOST_TRIED = 300
@@ -108,7 +109,7 @@ def _ways(task: Task) -> Iterator[Way]:
 
 def _staying(layout: TensorSharding, used: set[str]) -> list[Axes]:
     """The sums that may stay pending: none, or those over all axes that split no letter."""
-    kept = tuple(axis for axis in layout.partial if axis not in used) if layout.op == "sum" else ()
+    kept = without(layout.partial, used) if layout.op == "sum" else ()
     return [(), kept] if kept else [()]
 
 
@@ -118,10 +119,11 @@ def _count(axes: int, letters: int) -> int:
 
 
 def _all_splits(free: list[str], letters: int) -> Iterator[tuple[Axes, ...]]:
-    for places in product(range(letters + 1), repeat=len(free)):       # the last place: over no letter
-        placed = list(zip(free, places, strict=True))
-        given = [[axis for axis, place in placed if place == letter] for letter in range(letters)]
-        yield from product(*(tuple(permutations(axes)) for axes in given))
+    for chosen in product(range(letters + 1), repeat=len(free)):
+        by_letter: list[list[str]] = [[] for _ in range(letters + 1)]
+        for axis, letter in zip(free, chosen, strict=True):
+            by_letter[letter].append(axis)
+        yield from product(*map(permutations, by_letter[:-1]))      # the axes of the last one split no letter
 
 
 def _named(task: Task) -> Iterator[tuple[Axes, ...]]:

@@ -117,7 +117,11 @@ def _arrangements(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _A
     columns = "".join(letter for letter in of.out if letter not in of.lhs)
     extents = of.extents(a, b)
     shape = tuple(extents[letter] for letter in batch)
-    m, k, n = (prod(extents[letter] for letter in letters) for letters in (rows, of.summed, columns))
+
+    def elements(letters: str) -> int:
+        return prod(extents[letter] for letter in letters)
+
+    m, k, n = elements(rows), elements(of.summed), elements(columns)
     made = batch + rows + columns
     return _Arrangements(
         (_order(of.lhs, batch + rows + of.summed), (*shape, m, k)),

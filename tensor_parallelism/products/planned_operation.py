@@ -18,7 +18,7 @@ from parallelism.display.markup import Markup, figure, note, table, tint
 from parallelism.dtypes import as_dtype, common_dtype, is_numeric
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
-from parallelism.resharding import plan_resharding
+from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.layer_plan import LayerPlan
 from tensor_parallelism.products.product import Shape
@@ -115,7 +115,7 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
 
     def plan(self, shapes: Iterable[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Planned:
         """The plan for inputs of these shapes, in order; ``print`` it.  ``ValueError`` if they do not fit."""
-        key = tuple(tuple(int(n) for n in shape) for shape in shapes), mesh, as_dtype(dtype)
+        key = tuple(tuple(map(int, shape)) for shape in shapes), mesh, as_dtype(dtype)
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
         return self._plans[key]
@@ -193,10 +193,7 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         named = dict(zip(self.NAMES, shapes, strict=True))
         self._check_shapes(self._shapes(named), mesh)
         title, *moves = self._moves(named, mesh)
-        forward, backward = (
-            {name: plan_resharding(source, target, shape, own[0] if own else dtype, mesh)
-             for name, (source, target, shape, *own) in changes.items()} for changes in moves
-        )
+        forward, backward = (_plans(changes, dtype, mesh) for changes in moves)
         return LayerPlan(title, shapes, dtype, mesh, forward, backward)
 
     def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
@@ -208,6 +205,13 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
         raise NotImplementedError
+
+
+def _plans(changes: Changes, dtype: np.dtype[Any], mesh: Mesh) -> dict[str, ReshardingPlan]:
+    plans = {}
+    for name, (source, target, shape, *own) in changes.items():
+        plans[name] = plan_resharding(source, target, shape, own[0] if own else dtype, mesh)
+    return plans
 
 
 def check_shard(

@@ -5,7 +5,7 @@ is a shard of the product, or a term of one if a summed letter is split.  The wa
 the axes of each letter.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -173,12 +173,19 @@ def moves_around(task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: 
     """What is resharded before and after the local products: both operands, and their result."""
     contraction = task.contraction
     summed = (axis for letter in contraction.summed for axis in split.get(letter, ()))
-    lhs, rhs, result = (
-        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in
-        ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
-         (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
-    )
+    lhs = _layout(contraction.lhs, split, lhs_partial)
+    rhs = _layout(contraction.rhs, split, rhs_partial)
+    result = _layout(contraction.out, split, (*summed, *lhs_partial, *rhs_partial))
     return (task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape)
+
+
+def _layout(letters: str, split: Split, partial: Axes) -> TensorSharding:
+    return TensorSharding(*(split.get(letter, ()) for letter in letters), partial=partial)
+
+
+def without(axes: Iterable[str], others: Container[str]) -> Axes:
+    """Those of ``axes`` that are not among ``others``."""
+    return tuple(axis for axis in axes if axis not in others)
 
 
 def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

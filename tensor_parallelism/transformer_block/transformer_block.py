@@ -127,9 +127,10 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         )
         self.feed_forward = FeedForward(sharding.feed_forward, activation=activation)
         Dropout(sharding.out, dropout, seed)                    # checks rate and seed, without dropout, too
-        self.dropout1, self.dropout2 = (
-            Dropout(sharding.out, dropout, int(one)) if dropout else None for one in splitmix64(seed, [0, 1])
-        )
+        self.dropout1 = self.dropout2 = None
+        if dropout:
+            self.dropout1, self.dropout2 = (
+                Dropout(sharding.out, dropout, int(one)) for one in splitmix64(seed, [0, 1]))
         bias = norm == "layer_norm"
         self.NAMES = (
             "x", "norm1", *["norm1_bias"] * bias, "wq", "wk", "wv", "wo", "norm2", *["norm2_bias"] * bias,

@@ -124,7 +124,8 @@ def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMO
     for family, name in dict.fromkeys((case.family, case.name) for case in cases):
         if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
             raise ValueError(f"calibration needs at least 2 cases of each kind; got 1 of {family}, {name}")
-    fitted_to, held_out = (tuple(case for case in cases if case.held_out is held) for held in (False, True))
+    fitted_to = tuple(case for case in cases if not case.held_out)
+    held_out = tuple(case for case in cases if case.held_out)
     hardware = Hardware(
         CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
         (Link(medium.name, devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,

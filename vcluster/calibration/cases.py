@@ -110,9 +110,11 @@ def measured(
                 if told is not None:    # the first round tells how many runs there are in each
                     told(f"round {number} of {sizes.rounds}: {run[0]}", len(runs), len(rounds[0]) if rounds else 0)
             rounds.append(runs)
-    return [Case(family, name, size, place, *middle(traces), rounds_apart(traces))
-            for runs in zip(*rounds, strict=True) for traces in [[run[-1] for run in runs]]
-            for family, name, size, place, _ in runs[:1]]
+    cases = []
+    for alike in zip(*rounds, strict=True):
+        traces = [run[-1] for run in alike]
+        cases.append(Case(*alike[0][:-1], *middle(traces), rounds_apart(traces)))
+    return cases
 
 
 _Run = tuple[str, str, str, tuple[int, ...], Trace]
@@ -274,5 +276,6 @@ def _repetitions(trace: Trace) -> tuple[list[float], list[npt.NDArray[np.int64]]
     ranks, begin = columns.numbers("rank"), columns.numbers("wall_start_seconds")
     end = begin + columns.numbers("wall_duration_seconds")
     barriers = [np.flatnonzero(is_barrier & (ranks == rank)) for rank in range(trace.size)]
-    come, left = (np.array([times[at] for at in barriers]).max(axis=0) for times in (begin, end))
+    come = np.array([begin[at] for at in barriers]).max(axis=0)
+    left = np.array([end[at] for at in barriers]).max(axis=0)
     return (come[1:] - left[:-1]).tolist(), barriers

@@ -133,7 +133,8 @@ class Report:
 
     def mean(self, part: str, lines: Iterable[Line] | None = None) -> float:
         """The mean error of a part, without signs."""
-        errors = [abs(line.error) for line in (self.lines if lines is None else lines) if line.row.part == part]
+        lines = self.lines if lines is None else lines
+        errors = [abs(line.error) for line in lines if line.row.part == part]
         return float(np.mean(errors)) if errors else 0.0
 
     def residuals(self, width: int = 25) -> str:
@@ -165,11 +166,12 @@ class Report:
                 told_as, "" if other is None else f"{other.error:+.1%}"))
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
-            kinds = [[line for line in self.lines if line.row.part == part and line.held_out == out]
-                     for out in (False, True)]
+            lines = [line for line in self.lines if line.row.part == part]
+            held_out = [line for line in lines if line.held_out]
             mean = f"{part}: mean error {self.mean(part):.1%}"
-            if all(kinds):
-                fit, out = (self.mean(part, lines) for lines in kinds)
+            if 0 < len(held_out) < len(lines):
+                fit = self.mean(part, [line for line in lines if not line.held_out])
+                out = self.mean(part, held_out)
                 mean = f"{part}: mean error {fit:.1%} where fitted, {out:.1%} held out, {self.mean(part):.1%} in all"
             if self.without_model and self.mean(part, self.without_model):
                 mean += f"; by leaving out one model at a time {self.mean(part, self.without_model):.1%}"
@@ -254,7 +256,10 @@ def _fit(
 def _values(table: Table) -> dict[str, float]:
     hardware = on_stack(Hardware.preset(table.hardware), table.stack)
     reached = hardware.links[0].reached
-    return {name: float(getattr(reached if hasattr(reached, name) else hardware, name)) for name in table.parameters}
+    values = {}
+    for name in table.parameters:
+        values[name] = float(getattr(reached if hasattr(reached, name) else hardware, name))
+    return values
 
 
 def _with(hardware: Hardware, parameters: Mapping[str, float]) -> Hardware:
@@ -297,8 +302,11 @@ def _shown(row: Measured, number: float) -> str:
 
 def _memory(stages: Sequence[Mapping[str, int]]) -> float:
     """As papers tell it: weights, gradients and state of a device in the mean, and the most activations of any."""
-    state = [sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer")) for held in stages]
-    return float(np.mean(state)) + max(sum(held.values()) - kept for held, kept in zip(stages, state, strict=True))
+    states, activations = [], []
+    for held in stages:
+        states.append(sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer")))
+        activations.append(sum(held.values()) - states[-1])
+    return float(np.mean(states)) + max(activations)
 
 
 @lru_cache(maxsize=32)

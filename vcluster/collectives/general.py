@@ -77,11 +77,14 @@ def gets_scalar(calls: Sequence[Call], position: int) -> bool:
 
 def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:
     """The `Result` of a member by shape and dtype alone; its ``fill`` must not be used."""
-    views = [
-        None if call.dtype is None or call.shape is None else np.broadcast_to(np.empty((), call.dtype), call.shape)
-        for call in calls
-    ]
-    return own_result(calls, position, views, reduction)
+    return own_result(calls, position, list(map(_without_data, calls)), reduction)
+
+
+def _without_data(call: Call) -> NDArray[Any] | None:
+    """An array in the shape and dtype of a call, of one element. None if the call gives none."""
+    if call.dtype is None or call.shape is None:
+        return None
+    return np.broadcast_to(np.empty((), call.dtype), call.shape)
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ the general path continues the operation, which every member has posted.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,10 @@ class Prepared(PreparedCall):
         self._payloads: list[NDArray[Any] | None] = [None, None]
         super().__init__(endpoint, group, calls, reduction, lane, text)
         self._signature = self._call.signature
-        self._tokens = [
-            [(group.slots[place].tokens[parity], calls[place].signature) for place in self._others] for parity in (0, 1)
-        ]
+        self._tokens: list[list[tuple[Any, int]]] = [[], []]
         """For even and odd operations, the token of each other member, and what it is less the operation's number."""
+        for parity, place in product((0, 1), self._others):
+            self._tokens[parity].append((group.slots[place].tokens[parity], calls[place].signature))
 
     def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
         for parity in (0, 1):

@@ -201,10 +201,10 @@ class ZeroCopy:
         if owners and position >= owners and own[OUT] and own[OUT] != own[PAYLOAD]:
             return  # the owners write all of it
         buffers = self._group.buffers(sequence)
-        sources: list[Any] = [
-            None if call.dtype is None else self._stretch(i, buffers[i].words[PAYLOAD])
-            for i, call in enumerate(self._calls)
-        ]
+        sources: list[Any] = [None] * len(self._calls)
+        for i, call in enumerate(self._calls):
+            if call.dtype is not None:
+                sources[i] = self._stretch(i, buffers[i].words[PAYLOAD])
         if self._reduction is None:
             at = 0
             for place, first, count in _parts(self._calls, position):

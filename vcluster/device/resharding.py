@@ -88,7 +88,9 @@ def _whole(
 ) -> tuple[tuple[int, ...], ...]:
     """The global shapes, from the shapes of each member's shards: for each, the number of dims, then the extents."""
     numbers = iter(np.frombuffer(gathered, np.int64).tolist())
-    shards = {member: [tuple(islice(numbers, next(numbers))) for _ in sources] for member in mesh.group(rank, axes)}
+    shards: dict[int, list[tuple[int, ...]]] = {}
+    for member in mesh.group(rank, axes):
+        shards[member] = [tuple(islice(numbers, next(numbers))) for _ in sources]
     wholes = []
     for i, source in enumerate(sources):
         split = source.over(len(shards[rank][i])).axes

@@ -34,7 +34,7 @@ class Planted:
     def around_run(self, endpoint: Endpoint, program: Any) -> Iterator[Any]:
         """A context for a run. It yields the program to run in place of ``program``."""
         self.runs += 1
-        now = tuple(fault if fault.run in (None, self.runs) else None for fault in self.faults)
+        now = tuple(map(self._if_now, self.faults))
         place, block = endpoint.heap.block(8 * words_of(self._size, len(now)))
         words = block.view(np.int64)
         words[0], words[1:] = 1, 0
@@ -46,6 +46,10 @@ class Planted:
                 self._made[self.runs] = words[1 : 1 + self._size].tolist()
             self.happened.update(fault for fault, yes in zip(now, words[1 + self._size :].tolist(), strict=True)
                                  if fault is not None and (yes or not known))
+
+    def _if_now(self, fault: Fault) -> Fault | None:
+        """The fault, if it is one of this run."""
+        return fault if fault.run in (None, self.runs) else None
 
     def check(self) -> None:
         """Raise `FaultNotReachedError` if a fault has not happened."""

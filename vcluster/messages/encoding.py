@@ -90,9 +90,12 @@ def encode_message(value: Any) -> Encoded:
             return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 
     if any(issubclass(kind, np.ndarray) for kind in leaf_types(value)):
-        value = rebuild(value, [
-            as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf for leaf in leaves(value)])
+        value = rebuild(value, list(map(_plain_leaf, leaves(value))))
     return _pickled(quickly, value, buffers)
+
+
+def _plain_leaf(leaf: Any) -> Any:
+    return as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf
 
 
 def encode(value: Any, subject: str) -> Encoded:

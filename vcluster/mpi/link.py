@@ -97,11 +97,14 @@ class MpiLink(WireLink):
         command = pickle.loads(pickled)
         if command is None:
             return None
-        common, own, kept = (None if block is None else install(self._endpoint, block) for block in blocks)
+        common, own, kept = map(self._installed, blocks)
         self._lent += [offset for offset in (common, kept) if offset is not None]
         if command.kept is not None:
             command = command._replace(kept=command.kept._replace(place=kept))
         return command._replace(common=common, own=own)
+
+    def _installed(self, block: NDArray[np.uint8] | None) -> int | None:
+        return None if block is None else install(self._endpoint, block)
 
 
 class _Wire:

@@ -340,7 +340,9 @@ _handed_over: list[int] = []
 def run_spawned(data: int, life: int, fds: list[int]) -> None:
     """The main function of a spawned process."""
     ignore_interrupt()
-    handed = [os.dup(fd) if fd in fds[:i] else fd for i, fd in enumerate(fds)]
+    handed: list[int] = []
+    for fd in fds:
+        handed.append(os.dup(fd) if fd in handed else fd)
     for fd in (data, life, *handed):
         os.set_inheritable(fd, False)
     os._exit(run_received(data, life, handed))

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any
 
 ASKED_FOR = "VCLUSTER_COVERAGE"
@@ -80,9 +81,11 @@ def devices_measured() -> Iterator[None]:
 
 
 def _options(current: Any) -> dict[str, Any]:
-    options = {name: current.get_option(f"run:{name}") for name in SAME_OPTIONS}
+    options = {name: copy(current.get_option(f"run:{name}")) for name in SAME_OPTIONS}
     if options["source"]:  # a device may start while the host is in another directory
-        options["source"] = [os.path.abspath(s) if os.path.isdir(s) else s for s in options["source"]]
+        for i, source in enumerate(options["source"]):
+            if os.path.isdir(source):
+                options["source"][i] = os.path.abspath(source)
     config = getattr(current.config, "config_file", None)
     return {**options, "config_file": os.path.abspath(config) if config else False}
 

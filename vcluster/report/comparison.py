@@ -82,7 +82,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
     a, b = (getattr(trace, "trace", trace) for trace in (a, b))
     moved = moving(a), moving(b)
     splits = split(a, moved[0]), split(b, moved[1])
-    computes = [{f"rank {rank}": sum(parts[:4]) for rank, parts in by_rank.items()} for by_rank in splits]
+    computes = list(map(_computes, splits))
     return Comparison(
         Change("makespan", a.makespan_seconds, b.makespan_seconds),
         tuple(map(Change, PARTS, *map(_mean, splits))),
@@ -92,11 +92,17 @@ def compare(a: Trace, b: Trace) -> Comparison:
     )
 
 
+def _computes(by_rank: Mapping[int, Split]) -> dict[str, float]:
+    return {f"rank {rank}": sum(parts[:4]) for rank, parts in by_rank.items()}
+
+
 def html(comparison: Comparison, titles: Sequence[str] = ("before", "after")) -> str:
     """The sentences, both timelines on one axis, and the tables, for a notebook or a page."""
     told = _sentences(comparison)
     drawn = timelines(list(zip(titles, comparison.traces, strict=True))) if comparison.traces else ""
-    tables = [table(rows, heads) + (note(more) if more else "") for heads, rows, more in _tables(comparison)]
+    tables = []
+    for heads, rows, more in _tables(comparison):
+        tables += [table(rows, heads), note(more) if more else ""]
     return figure(*map(note, told[1:]), drawn, *tables, title=told[0])
 
 

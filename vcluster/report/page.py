@@ -95,9 +95,11 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
     Parts that were put in are not scanned again.
     """
-    pieces = _text(template).removesuffix("\n").split("@@")     # text, name, text, name, ..., text
-    return "".join(piece if i % 2 == 0 else parts[piece] if piece in parts else _filled(piece, parts)
-                   for i, piece in enumerate(pieces))
+    texts = _text(template).removesuffix("\n").split("@@")     # text, name, text, name, ..., text
+    for i in range(1, len(texts), 2):
+        name = texts[i]
+        texts[i] = parts[name] if name in parts else _filled(name, parts)
+    return "".join(texts)
 
 
 def embedded(data: Any) -> str:

@@ -55,8 +55,7 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
         "facts": _facts(trace),
         "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
         "parts": PARTS, "makespan": makespan,
-        "ranks": [{"rank": rank, "place": _clean(" ".join(f"{axis}={i}" for axis, i in _index(trace, rank)), 60)}
-                  for rank in shown],
+        "ranks": [{"rank": rank, "place": _clean(_place(trace, rank), 60)} for rank in shown],
     }
     if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
@@ -69,7 +68,7 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
         data["roofline"] = roofline(trace, hardware)
     if rows:
         data["collectives"] = [
-            [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes) if row.axes else "-"),
+            [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes or "-")),
              f"{row.operations:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
             for row in rows[:MOST_ROWS]]
         if len(rows) > MOST_ROWS:
@@ -92,6 +91,10 @@ def packed(numbers: npt.NDArray[Any]) -> Data:
 
 def _clean(text: str, longest: int = LONGEST_NAME) -> str:
     return fit(text, longest)
+
+
+def _place(trace: Trace, rank: int) -> str:
+    return " ".join(f"{axis}={i}" for axis, i in _index(trace, rank))
 
 
 def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:

@@ -38,7 +38,8 @@ def plan_html(
         shown = payload(trace, most_bars=MOST_BARS)
         kept = ("parts", "makespan", "ranks", "left_out", "timeline", "memory")
         data |= {key: shown[key] for key in kept if key in shown}
-    names = [part for part in STEP_PARTS if any(row["parts"].get(part, 0) > 0 for row in rows)]
+    used = {part for row in rows for part, seconds in row["parts"].items() if seconds > 0}
+    names = [part for part in STEP_PARTS if part in used]
     data |= {
         "front": front if plans["seconds"] else None, "plans": plans if plans["seconds"] else None,
         "best": {"names": names, "labels": LABELS, "rows": rows} if rows else None,

@@ -7,16 +7,16 @@ its script computes (bytes, seconds, the times of a schedule) is in ``playground
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.resources import files
-from itertools import groupby, permutations, product
+from itertools import permutations, product
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from parallelism.algorithms import COLLECTIVES, Phase, record_of
+from parallelism.algorithms import COLLECTIVES, Phase, Transfer, record_of
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.phases import names, phases
 from parallelism.cost import Costs
@@ -72,11 +72,24 @@ def collectives() -> dict[str, Any]:
                 if record_of(kind, name, size).steps is None:
                     continue
                 plan = algorithm(kind, name, size)
-                steps = [[[each.source, each.target, int(each.reduce), *_runs(each.chunks)] for each in step]
-                         for step in plan.steps]
-                prices = [[len(list(alike)), *each] for each, alike in groupby(
-                    each for phase in phases(kind, name, size) for each in [_busiest(phase)] * phase.times)]
-                found.setdefault(kind, {}).setdefault(name, {})[size] = [plan.chunks_of_buffer, steps, prices]
+                of_size = [plan.chunks_of_buffer, [_transfers(step) for step in plan.steps], _phases(kind, name, size)]
+                found.setdefault(kind, {}).setdefault(name, {})[size] = of_size
+    return found
+
+
+def _transfers(step: Iterable[Transfer]) -> list[list[int]]:
+    return [[each.source, each.target, int(each.reduce), *_runs(each.chunks)] for each in step]
+
+
+def _phases(kind: str, name: str, size: int) -> list[list[int]]:
+    """Phases in which the busiest rank does the same, as one."""
+    found: list[list[int]] = []
+    for phase in phases(kind, name, size):
+        busiest = [*_busiest(phase)]
+        if found and found[-1][1:] == busiest:
+            found[-1][0] += phase.times
+        else:
+            found.append([phase.times, *busiest])
     return found
 
 
@@ -116,8 +129,12 @@ def schedules() -> dict[str, Any]:
 
 
 def _order(schedule: Schedule) -> dict[str, Any]:
-    return {"placement": schedule.placement, "local": schedule.local, "rows": [
-        [number for stage, kind, k in row for number in ("FBIW".index(kind), stage, k)] for row in schedule.works]}
+    rows: list[list[int]] = []
+    for works in schedule.works:
+        rows.append([])
+        for stage, kind, k in works:
+            rows[-1] += ["FBIW".index(kind), stage, k]
+    return {"placement": schedule.placement, "local": schedule.local, "rows": rows}
 
 
 def layouts() -> dict[str, Any]:
@@ -129,32 +146,45 @@ def layouts() -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for mesh in MESHES:
-        offered = list(_layouts_on(mesh))
-        places = [" ".join(f"{axis}={at}" for axis, at in index.items()) for index in mesh]
-        found[_text_of(mesh)] = {"places": places, "columns": mesh.shape[mesh.axes[-1]], "shapes": {}}
-        for shape in SHAPES:
-            numbers = {layout: number for number, layout in enumerate(offered)}
-            steps = [[_steps(plan_resharding(source, target, shape, np.float32, mesh), numbers) for target in offered]
-                     for source in offered]
-            found[_text_of(mesh)]["shapes"]["x".join(map(str, shape))] = {
-                "choices": len(offered), "steps": steps, "layouts": [layout.short() for layout in numbers],
-                "partial": [bool(layout.partial) for layout in numbers], "blocks": [
-                    [[edge for cut in layout.slices(shape, mesh, rank) for edge in (cut.start, cut.stop)]
-                     for rank in range(mesh.size)] for layout in numbers]}
+        places = [_text_of(index, " ") for index in mesh]
+        shapes = {"x".join(map(str, shape)): _layouts_of(shape, mesh) for shape in SHAPES}
+        found[_text_of(mesh.shape)] = {"places": places, "columns": mesh.shape[mesh.axes[-1]], "shapes": shapes}
     return found
 
 
-def _text_of(mesh: Mesh) -> str:
-    return ", ".join(f"{axis}={extent}" for axis, extent in mesh.shape.items())
+def _layouts_of(shape: tuple[int, int], mesh: Mesh) -> dict[str, Any]:
+    offered = list(_layouts_on(mesh))
+    numbers = {layout: number for number, layout in enumerate(offered)}
+    steps: list[list[Any]] = []
+    for source in offered:
+        plans = (plan_resharding(source, target, shape, np.float32, mesh) for target in offered)
+        steps.append([_steps(plan, numbers) for plan in plans])
+    return {
+        "choices": len(offered), "steps": steps, "layouts": [layout.short() for layout in numbers],
+        "partial": [bool(layout.partial) for layout in numbers],
+        "blocks": [_blocks(layout, shape, mesh) for layout in numbers]}
+
+
+def _blocks(layout: TensorSharding, shape: tuple[int, int], mesh: Mesh) -> list[list[int]]:
+    found = []
+    for rank in range(mesh.size):
+        rows, columns = layout.slices(shape, mesh, rank)
+        found.append([rows.start, rows.stop, columns.start, columns.stop])
+    return found
+
+
+def _text_of(numbers: Mapping[str, int], between: str = ", ") -> str:
+    return between.join(f"{axis}={number}" for axis, number in numbers.items())
 
 
 def _layouts_on(mesh: Mesh) -> Iterable[TensorSharding]:
     """All layouts of a matrix: each axis splits rows or columns, in any order, or nothing, or has a pending sum."""
     for uses in product(("nothing", "rows", "columns", "sum"), repeat=len(mesh.axes)):
-        rows, columns, sums = ([axis for axis, use in zip(mesh.axes, uses, strict=True) if use == of]
-                               for of in ("rows", "columns", "sum"))
-        for dims in product(permutations(rows), permutations(columns)):
-            yield TensorSharding(*dims, partial=tuple(sums))
+        axes: dict[str, list[str]] = {"nothing": [], "rows": [], "columns": [], "sum": []}
+        for axis, use in zip(mesh.axes, uses, strict=True):
+            axes[use].append(axis)
+        for dims in product(permutations(axes["rows"]), permutations(axes["columns"])):
+            yield TensorSharding(*dims, partial=tuple(axes["sum"]))
 
 
 def _steps(plan: ReshardingPlan, numbers: dict[TensorSharding, int]) -> list[list[Any]]:

@@ -5,6 +5,8 @@ a compute reaches at most ``min(peak, bandwidth * flops / bytes)``. Flops and by
 virtual. Computes with equal names and nearly equal numbers share a point.
 """
 
+from itertools import starmap
+
 import numpy as np
 import numpy.typing as npt
 
@@ -68,7 +70,7 @@ def _scale(trace: Trace, events: Columns) -> Floats:
 
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     pairs, _, which = groups(events, "name", "phase")
-    words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in pairs])
+    words, number = numbered(list(starmap(_of_name_or_phase, pairs)))
     name = number[which]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
@@ -82,6 +84,10 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
              "seconds": float(spent[j]), "count": int(count[j])}
             for i, j in zip(first[largest].tolist(), largest.tolist(), strict=True)],
         "more": len(spent) - len(largest)}
+
+
+def _of_name_or_phase(name: str, phase: str | None) -> str:
+    return without_numbers(name) if phase is None else f"phase {phase}"
 
 
 def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:

@@ -115,7 +115,7 @@ def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
         right = min(left + duration * scale, count)
         for column in range(int(left), min(int(right) + 1, count)):
             row[column][sign] += min(right, column + 1) - max(left, column)
-    return {rank: [_most(share) for share in row] for rank, row in shares.items()}
+    return {rank: list(map(_most, row)) for rank, row in shares.items()}
 
 
 def _most(share: defaultdict[str, float]) -> str:
@@ -147,10 +147,15 @@ def _scale(makespan: float, count: int, margin: int) -> list[str]:
 
 
 def _legend(signs: set[str], last: int) -> str:
-    parts = [f"{alphabet[0]}{f'-{alphabet[min(last, 9)]}' if last else ''} {text}" for alphabet, text in (
-        (digits, "forward of a microbatch" + (" (last digit)" if last > 9 else "")),
-        (ascii_lowercase, "its backward"), (ascii_uppercase, "its weights' backward")) if signs & set(alphabet)]
-    parts += [f"{sign} {text}" for sign, text in (
-        (_COMPUTE, "other compute" if parts else "compute"), (_COLLECTIVE, "collective"), (_IDLE, "idle"),
-    ) if sign in signs]
-    return ", ".join(parts)
+    last_digit = " (last digit)" if last > 9 else ""
+    parts = []
+    for alphabet, text in (
+        (digits, f"forward of a microbatch{last_digit}"), (ascii_lowercase, "its backward"),
+        (ascii_uppercase, "its weights' backward"),
+    ):
+        if signs & set(alphabet):
+            until = f"-{alphabet[min(last, 9)]}" if last else ""
+            parts.append(f"{alphabet[0]}{until} {text}")
+    compute = "other compute" if parts else "compute"
+    others = (_COMPUTE, compute), (_COLLECTIVE, "collective"), (_IDLE, "idle")
+    return ", ".join([*parts, *(f"{sign} {text}" for sign, text in others if sign in signs)])

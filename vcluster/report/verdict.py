@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def _loss(worst: str, by_rank: Mapping[int, Split], rows: Sequence[CollectiveRow
 
 
 def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
-    computes = {rank: sum(getattr(parts, part) for part in _COMPUTE) for rank, parts in by_rank.items()}
+    of_compute = attrgetter(*_COMPUTE)
+    computes = {rank: sum(of_compute(parts)) for rank, parts in by_rank.items()}
     middle = float(np.median(list(computes.values())))
     rank = max(computes, key=computes.__getitem__)
     if len(computes) < 2 or not middle > 0 or computes[rank] < UNEVEN * middle:
