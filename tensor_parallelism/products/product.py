@@ -12,8 +12,8 @@ from math import prod
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.display.markup import beside, figure, inside, note, preformatted
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -188,7 +188,7 @@ def without(axes: Iterable[str], others: Container[str]) -> Axes:
     return tuple(axis for axis in axes if axis not in others)
 
 
-def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def run_product(device: Device, plan: ProductPlan, a: Array, b: Array) -> Array:
     """This device's shard of the product in its layout, from its shards of the operands: a new array.
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received, by the collectives ``plan.kinds``.
@@ -199,7 +199,7 @@ def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[A
     return moved(device, plan.out, result, spent=True)
 
 
-def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
+def moved(device: Device, plan: ReshardingPlan, x: Array, *, spent: bool = False) -> Array:
     """``x`` in the target layout of the plan; ``x`` itself if the plan has no steps.
 
     ``spent`` says that ``x`` is not needed afterwards and may be overwritten.

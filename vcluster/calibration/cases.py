@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import kind_of
+from parallelism.arrays import Array
 from parallelism.display import Told
 from parallelism.hardware import VARIABLE, Hardware
 from parallelism.mesh import Mesh
@@ -112,8 +113,8 @@ def measured(
             rounds.append(runs)
     cases = []
     for alike in zip(*rounds, strict=True):
-        traces = [run[-1] for run in alike]
-        cases.append(Case(*alike[0][:-1], *middle(traces), rounds_apart(traces)))
+        (family, name, size, place, _), traces = alike[0], [run[-1] for run in alike]
+        cases.append(Case(family, name, size, place, *middle(traces), rounds_apart(traces)))
     return cases
 
 
@@ -209,12 +210,12 @@ def _copy(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
 
 
 def _on_array(
-    work: Callable[[Device, npt.NDArray[Any]], object], device: Device, nbytes: int, dtype: str
+    work: Callable[[Device, Array], object], device: Device, nbytes: int, dtype: str
 ) -> Callable[[], object]:
     return partial(work, device, np.ones(nbytes // 8, dtype))
 
 
-def _there_and_back(device: Device, x: npt.NDArray[Any]) -> None:
+def _there_and_back(device: Device, x: Array) -> None:
     if device.rank == 0:
         device.send(x, 1)
         device.recv(1)
@@ -223,13 +224,13 @@ def _there_and_back(device: Device, x: npt.NDArray[Any]) -> None:
         device.send(x, 0)
 
 
-def _both_ways(device: Device, x: npt.NDArray[Any]) -> None:
+def _both_ways(device: Device, x: Array) -> None:
     if device.rank < 2:
         device.send(x, 1 - device.rank)
         device.recv(1 - device.rank)
 
 
-def _stream(device: Device, x: npt.NDArray[Any]) -> None:
+def _stream(device: Device, x: Array) -> None:
     for _ in range(STREAM if device.rank < 2 else 0):
         if device.rank == 0:
             device.send(x, 1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, sources_held, start
 from parallelism.collectives.results import joined
@@ -23,7 +23,7 @@ from vcluster.messages import Wait, encode_message
 class ByMessages(Way):
     """One run of a call by messages."""
 
-    x: NDArray[Any] | None = None
+    x: Array | None = None
     result: Any = None
     """The array, or the list of them, that is left after the last step, or the `Result` that joins arrays."""
     dtype: np.dtype[Any] | None = None
@@ -31,7 +31,7 @@ class ByMessages(Way):
     terms: int = 0
     """The number of arrays that a reduction combines."""
 
-    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def prepare(self, x: Array | None, out: Array | None) -> None:
         """Keep ``x`` for the messages."""
         self.x = x if x is None or x.flags.c_contiguous else np.ascontiguousarray(x)
 
@@ -73,7 +73,7 @@ class ByMessages(Way):
         else:
             self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
 
-    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  It may be a view of an input, or of a message, and is copied."""
         yield from ()
         parts = self.result
@@ -85,7 +85,7 @@ class ByMessages(Way):
             return array
         array, reduction = np.asarray(array), self.reduction
 
-        def fill(own: NDArray[Any]) -> None:
+        def fill(own: Array) -> None:
             np.copyto(own, array)
             if reduction is not None:
                 reduction.finish(own, self.terms)

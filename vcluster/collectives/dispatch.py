@@ -21,9 +21,9 @@ from functools import partial, reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import MPI, kind_of, registry
+from parallelism.arrays import Array
 from parallelism.collectives import (
     ARRAY,
     SCALAR,
@@ -252,7 +252,7 @@ class Collectives:
             return result
 
     def _run_checked(
-        self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, name: str, async_op: bool
+        self, checked: CheckedCall, x: Any, array: Array | None, out: Any, name: str, async_op: bool
     ) -> Any:
         """Run a call by the general way, or by messages."""
         if out is not None:
@@ -287,7 +287,7 @@ class Collectives:
             return issue(self, checked.lane, whole(), checked, work, name, site.location)
 
     def _steps(
-        self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
+        self, checked: CheckedCall, x: Any, array: Array | None, out: Any, event: Row, *,
         posted: PreparedCall | None = None,
     ) -> Generator[Wait, None, Outcome]:
         """Run a checked call, or go on with what a prepared one posted; the result has the form of the value."""
@@ -372,7 +372,7 @@ class Collectives:
 def described(
     ways: Ways, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], base: dict[str, Any],
-) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
+) -> tuple[Call, Array | None, Reduction | None]:
     """The checked call, its value as an array (None where it does not count), and how to reduce it.
 
     ``base`` holds the fields of the call that do not depend on the value. ``ValueError`` or ``TypeError`` for wrong
@@ -388,7 +388,7 @@ def described(
     return call, array, reducing
 
 
-def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
+def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
     """A value as an array, and its form."""
     if type(x) is np.ndarray and (x.dtype.kind in NUMERIC_KINDS or is_numeric(x.dtype)):
         return x, ARRAY

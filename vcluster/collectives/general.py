@@ -15,8 +15,8 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import SCALAR, Reduction, check_shape, copy_of, result_of
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
@@ -27,7 +27,7 @@ OnMessage = Callable[[str, int, int], None]
 """Called for every message with "send" or "recv", the peer's rank, and the bytes."""
 
 
-def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) -> Any:
+def write(endpoint: Endpoint, kind: str, result: Any, out: Array | None) -> Any:
     """A `Result` written: into its target, or into ``out`` if that is contiguous, or into a new array.
 
     Of a list of results, the list of new arrays; of None, None.  ``ValueError`` if ``out`` has another shape or dtype.
@@ -48,13 +48,13 @@ def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) 
     return array
 
 
-def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array for a result."""
     is_large = dtype.itemsize * prod(shape) >= SHARED_RESULT_BYTES
     return endpoint.heap.empty(shape, dtype) if is_large else np.empty(shape, dtype)
 
 
-def deliver(array: Any, out: NDArray[Any] | None) -> Any:
+def deliver(array: Any, out: Array | None) -> Any:
     """What `write` returned, in ``out`` if it is given; once every member has written what it writes."""
     if out is None or array is None or array is out:
         return array
@@ -80,7 +80,7 @@ def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | No
     return own_result(calls, position, list(map(_without_data, calls)), reduction)
 
 
-def _without_data(call: Call) -> NDArray[Any] | None:
+def _without_data(call: Call) -> Array | None:
     """An array in the shape and dtype of a call, of one element. None if the call gives none."""
     if call.dtype is None or call.shape is None:
         return None
@@ -97,7 +97,7 @@ class Way:
     reduction: Reduction | None
     on_message: OnMessage
 
-    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def go_on(self, posted: Posted, x: Array | None, out: Array | None) -> None:
         """Go on with what this member has posted for a call that another member did not make."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class Posted(Protocol):
 class General(Way):
     """One run of a call in shared memory."""
 
-    payload: NDArray[Any] | None = None
+    payload: Array | None = None
     """A small array, for the slot."""
     shown: Shown = NOTHING
     """The place of a large one."""
@@ -121,14 +121,14 @@ class General(Way):
     """The number of the operation, once it is posted."""
     calls: Sequence[Call] = ()
 
-    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def prepare(self, x: Array | None, out: Array | None) -> None:
         """Show ``x``; ``out`` has the right shape and dtype."""
         if x is not None and x.nbytes > INLINE_BYTES:
             self.shown = show(self.endpoint, self.call, x, out)
         else:
             self.payload = x
 
-    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def go_on(self, posted: Posted, x: Array | None, out: Array | None) -> None:
         """Go on with what this member has posted for a call that another member did not make."""
         self.sequence, self.shown = posted.sequence, posted.shown
 
@@ -140,7 +140,7 @@ class General(Way):
         self.calls = self.group.calls(self.sequence, self.call)
         return self.calls
 
-    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
         large = next((call for call in self.calls if call.nbytes > INLINE_BYTES), None)
         try:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import KINDS, CollectiveKind
+from parallelism.arrays import Array
 from parallelism.collectives import ARRAY, SCALAR, MemberCall, Reduction, check_agreement, text_of
 from parallelism.dtypes import code_of, of_code
 from parallelism.operation import Lane
@@ -128,7 +129,7 @@ class CheckedCall:
     def __str__(self) -> str:
         return (self._text or str(self.call)) + self._ranks
 
-    def array_of(self, x: Any) -> NDArray[Any] | None:
+    def array_of(self, x: Any) -> Array | None:
         """``x``, like the value of the checked call, as an array; None if it does not count."""
         if not self.call.gives:
             return None
@@ -173,7 +174,7 @@ class Buffer:
             place[: len(description)] = description
             self.described = call.signature
 
-    def array(self, place: int, call: Call) -> NDArray[Any] | None:
+    def array(self, place: int, call: Call) -> Array | None:
         """The payload of a call that lies at an offset in the arena; None if the call gives none."""
         if call.dtype is None or call.shape is None:
             return None
@@ -239,7 +240,7 @@ class Group:
             self._endpoint.heap.free(offset)
         self._rooms = [None, None]
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Shared memory for the payload of the next operation: as the buffers of a slot, used by every second one."""
         nbytes, parity = dtype.itemsize * prod(shape), self.sequence & 1
         room = self._rooms[parity]
@@ -248,7 +249,7 @@ class Group:
         return np.ndarray(shape, dtype, room)
 
     def post(
-        self, call: Call, payload: NDArray[Any] | None, place: int, out: int
+        self, call: Call, payload: Array | None, place: int, out: int
     ) -> Generator[Wait, None, int]:
         """Post an operation and return its number when every member has posted it.
 
@@ -324,11 +325,11 @@ class Group:
                 return calls
         return [call] * self.size
 
-    def inline_views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+    def inline_views(self, parity: int, calls: Sequence[Call]) -> list[Array | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
         return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
 
-    def views(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+    def views(self, sequence: int, calls: Sequence[Call]) -> list[Array | None]:
         """The members' payloads, wherever they lie in the arena."""
         both = zip(self.buffers(sequence), calls, strict=True)
         return [buffer.array(buffer.words[PAYLOAD], call) for buffer, call in both]

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import CollectiveKind
+from parallelism.arrays import Array
 from parallelism.collectives import Reduction, copy_of
 from parallelism.collectives.results import reduced
 from vcluster.collectives.group import Call
@@ -47,7 +47,7 @@ class LastArriver(Prepared):
         self._released = group.slots[0].released
         self._fill: list[Any] = [None, None]
         """Writes the result for all."""
-        self._shared: list[NDArray[Any] | None] = [None, None]
+        self._shared: list[Array | None] = [None, None]
         """The place of the result for all, in even and odd operations."""
         cuts = call.of_kind.cuts
         if not is_shared(call.of_kind) or (cuts and call.nbytes > SCATTERED_BYTES * call.size):

@@ -14,8 +14,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
 from vcluster.collectives.general import deliver, empty_result, gets_scalar, new_array, own_result, write
@@ -55,7 +55,7 @@ class PreparedCall:
     def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
         raise NotImplementedError
 
-    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+    def prepare(self, x: Array | None, out: Any) -> bool:
         """Show ``x``; False, and nothing done, if the call cannot go this way with these arrays."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class PreparedCall:
         """Meet the other members; False if one of them calls something else than the last time."""
         raise NotImplementedError
 
-    def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
+    def _takes(self, x: Array | None, out: Any) -> bool:
         """Whether the result can be written into ``out`` as it is."""
         result = self._results[0]
         if result is None or type(out) is not np.ndarray or out.dtype != result.dtype or out.shape != result.shape:
@@ -75,7 +75,7 @@ class PreparedCall:
             or not np.may_share_memory(out, x)
         )
 
-    def finish(self, out: NDArray[Any] | None) -> Any:
+    def finish(self, out: Array | None) -> Any:
         """The result, in ``out`` if it is given."""
         result = self._results[self.sequence & 1]
         if result is None:
@@ -98,7 +98,7 @@ class Prepared(PreparedCall):
     ) -> None:
         self._buffers = group.own.buffers
         self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
-        self._payloads: list[NDArray[Any] | None] = [None, None]
+        self._payloads: list[Array | None] = [None, None]
         super().__init__(endpoint, group, calls, reduction, lane, text)
         self._signature = self._call.signature
         self._tokens: list[list[tuple[Any, int]]] = [[], []]
@@ -112,7 +112,7 @@ class Prepared(PreparedCall):
             self._payloads[parity] = views[self._group.position]
             self._results[parity] = own_result(calls, self._group.position, views, reduction)
 
-    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+    def prepare(self, x: Array | None, out: Any) -> bool:
         """Show ``x`` in the slot; False, and nothing done, if the call cannot go this way with these arrays."""
         if out is not None and not self._takes(x, out):
             return False
@@ -165,7 +165,7 @@ class PreparedZeroCopy(Prepared):
         self._others_done = [self._group.slots[place].done for place in self._others]
         self._results = [empty_result(calls, self._group.position, reduction)] * 2
 
-    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+    def prepare(self, x: Array | None, out: Any) -> bool:
         """Show where ``x`` lies and the result shall lie; False, and nothing done, if the arrays do not allow it."""
         if out is not None and not self._takes(x, out):
             return False
@@ -176,7 +176,7 @@ class PreparedZeroCopy(Prepared):
         self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)
         return True
 
-    def finish(self, out: NDArray[Any] | None) -> Any:
+    def finish(self, out: Array | None) -> Any:
         """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
         result, sequence, shown, group = self._results[0], self.sequence, self.shown, self._group
         self.shown = NOTHING

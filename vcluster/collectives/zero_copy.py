@@ -11,8 +11,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
@@ -57,9 +57,9 @@ class Shown(NamedTuple):
     """Place of the payload; 0: it lies in the slot, or there is none."""
     target_place: int = 0
     """Place of the result, where the other members write it."""
-    target: NDArray[Any] | None = None
+    target: Array | None = None
     """The array at that place."""
-    copied: NDArray[Any] | None = None
+    copied: Array | None = None
     """The copy of the payload that the others read; it must live until they have read it."""
     lasts: bool = False
     """Whether nothing of it changes before the operation after the next one, so that no member needs to wait."""
@@ -70,7 +70,7 @@ NOTHING = Shown()
 
 
 def show(
-    endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None, group: Group | None = None
+    endpoint: Endpoint, call: Call, payload: Array, out: Array | None, group: Group | None = None
 ) -> Shown:
     """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies.
 
@@ -110,7 +110,7 @@ def show(
     return Shown(place or 0, target_place or 0, target, copied, lasts)
 
 
-def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None:
+def _place(endpoint: Endpoint, array: Array, private: bool) -> int | None:
     offset = endpoint.arena.offset_of(array)
     return -address_of(array) if offset is None and private else offset
 
@@ -145,13 +145,13 @@ class Stretch:
         self._peers = endpoint.peers
         self._rank = rank
         self._address = -place
-        self.view: NDArray[Any] | None = (
+        self.view: Array | None = (
             endpoint.arena.array(place, (count,), dtype) if place >= 0
             else endpoint.peers.view(rank, -place, dtype, count)
         )
         """The array itself, if this process can see it."""
 
-    def piece(self, start: int, end: int, scratch: NDArray[Any]) -> NDArray[Any]:
+    def piece(self, start: int, end: int, scratch: Array) -> Array:
         """Elements to read, perhaps as a copy in ``scratch``."""
         if self.view is not None:
             return self.view[start:end]
@@ -159,14 +159,14 @@ class Stretch:
         self.copy_to(start, into)
         return into
 
-    def copy_to(self, start: int, out: NDArray[Any]) -> None:
+    def copy_to(self, start: int, out: Array) -> None:
         """Copy elements from ``start`` on into the flat array ``out``."""
         if self.view is not None:
             np.copyto(out, self.view[start : start + out.size])
         else:
             self._peers.read(self._rank, self._address + start * self.dtype.itemsize, out)
 
-    def store(self, start: int, array: NDArray[Any]) -> None:
+    def store(self, start: int, array: Array) -> None:
         """Overwrite elements from ``start`` on."""
         if self.view is not None:
             self.view[start : start + array.size] = array
@@ -189,7 +189,7 @@ class ZeroCopy:
         self._owners_store = _is_stored_by_owners(self._call)
         self._stretches: dict[tuple[int, int], Stretch] = {}
 
-    def fill(self, sequence: int, out: NDArray[Any]) -> None:
+    def fill(self, sequence: int, out: Array) -> None:
         """Write this member's result of an operation that all members have posted into a contiguous array.
 
         Where owners store slices, the slice of this member is written into every result that is shown; if this
@@ -225,7 +225,7 @@ class ZeroCopy:
             terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
             _reduce_into(terms, first, flat, self._reduction)
 
-    def target(self, sequence: int, shown: Shown) -> NDArray[Any] | None:
+    def target(self, sequence: int, shown: Shown) -> Array | None:
         """The array in which this member's result is made; None: in any."""
         target = shown.target
         if target is None or shown.place != shown.target_place:
@@ -233,7 +233,7 @@ class ZeroCopy:
         places = _stored_places(self._group.buffers(sequence))
         return target if places[self._group.position] else np.empty_like(target)
 
-    def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
+    def copy_payload(self, place: int, sequence: int, out: Array) -> None:
         """Copy the whole payload of the member at position ``place``."""
         self._stretch(place, self._group.buffers(sequence)[place].words[PAYLOAD]).copy_to(0, out.reshape(-1))
 
@@ -263,7 +263,7 @@ def _stored_places(buffers: Sequence[Buffer]) -> list[int]:
     return places
 
 
-def _reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reduction: Reduction) -> None:
+def _reduce_into(terms: Sequence[Stretch], start: int, out: Array, reduction: Reduction) -> None:
     """Combine a part of the terms, from element ``start`` on, into the flat array ``out``."""
     step = _step(terms)
     scratch = np.empty(min(step, out.size), out.dtype)
@@ -294,7 +294,7 @@ def _step(stretches: Sequence[Stretch]) -> int:
 
 
 def _combine(
-    terms: Sequence[Stretch], start: int, out: NDArray[Any], scratch: NDArray[Any], reduction: Reduction
+    terms: Sequence[Stretch], start: int, out: Array, scratch: Array, reduction: Reduction
 ) -> None:
     end = start + out.size
     total = terms[0].piece(start, end, out)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import plain_array
+from parallelism.arrays import Array, plain_array
 from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, ring_pairs, shift_pairs
 from parallelism.collectives.results import integer
 from parallelism.dtypes import in_wider_dtype
@@ -150,14 +150,14 @@ class VirtualDevice:
             "nbytes": float(nbytes), "wall_start_seconds": self.recorder.now(), "stage": stage,
             "microbatch": microbatch})
 
-    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: Array | None = None) -> Any:
         """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
         a, b = plain_array("matmul", a), plain_array("matmul", b)
         flops, nbytes, dtype, shape = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
             return in_wider_dtype(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
 
-    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> Array:
         """An uninitialised array in shared memory, which peers read and write without a copy."""
         return self.endpoint.heap.empty(*checked_extents(shape, dtype))
 

@@ -10,9 +10,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from parallelism.arrays import plain_array
+from parallelism.arrays import Array, plain_array
 from parallelism.collectives import Traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.resharding import plan_resharding, run_plan
@@ -46,7 +45,7 @@ def reshard(
 
 
 def global_shapes(
-    device: VirtualDevice, xs: Sequence[NDArray[Any]], shardings: Sequence[TensorSharding]
+    device: VirtualDevice, xs: Sequence[Array], shardings: Sequence[TensorSharding]
 ) -> list[tuple[int, ...]]:
     """See `vcluster.device.VirtualDevice.global_shapes`."""
     recorder, dropped = device.recorder, device.collectives.dropped
@@ -60,7 +59,7 @@ def global_shapes(
 
 
 def _agreed(
-    device: VirtualDevice, xs: Sequence[NDArray[Any]], sources: Sequence[TensorSharding]
+    device: VirtualDevice, xs: Sequence[Array], sources: Sequence[TensorSharding]
 ) -> list[tuple[int, ...]]:
     """The shapes of the tensors, from those of the shards in the groups over which any of them is split."""
     shapes = [x.shape for x in xs]

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from parallelism.arrays import Array
 from vcluster.memory import forks
 
 PAGE = 4096
@@ -65,11 +66,11 @@ class Arena:
         """``count`` signed 64-bit words at ``offset``, which is a multiple of 8."""
         return self.view[offset : offset + 8 * count].cast("q")
 
-    def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """The memory at ``offset`` as an array. The caller must keep the block alive."""
         return np.ndarray(shape, dtype, self.view, offset)
 
-    def offset_of(self, array: NDArray[Any]) -> int | None:
+    def offset_of(self, array: Array) -> int | None:
         """The offset of a contiguous array in the arena. None if the array lies elsewhere."""
         offset = int(array.__array_interface__["data"][0]) - self.address
         return offset if offset >= 0 and offset + array.nbytes <= self.nbytes else None
@@ -195,7 +196,7 @@ class Heap:
         when_gone(block, partial(self.free, offset))
         return offset, block
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new, uninitialised array in the region."""
         return np.ndarray(shape, dtype, self.block(dtype.itemsize * prod(shape))[1])
 

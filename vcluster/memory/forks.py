@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
+from parallelism.arrays import Array
 
 PATIENCE_SECONDS = 60.0
 """Seconds that a process waits at most until its copy has copied the blocks."""
@@ -56,7 +56,7 @@ def start_of_a_device() -> Iterator[None]:
         _starting.now = False
 
 
-def make_private(address: int, nbytes: int, blocks: Iterable[NDArray[Any]]) -> bool:
+def make_private(address: int, nbytes: int, blocks: Iterable[Array]) -> bool:
     """Replace a shared mapping by private pages: copies of the pages of ``blocks``, and zeros. False if that fails."""
     pages = []
     for block in blocks:

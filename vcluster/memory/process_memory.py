@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from vcluster.code import ClusterError
 from vcluster.memory.arena import Arena
 from vcluster.memory.layout import PROCESS, Layout
@@ -44,22 +44,22 @@ class Peers:
         """Whether the members of a group can read and write this device's private memory, and this device theirs."""
         return all(self._try(*self._words[rank]) for rank in ranks)
 
-    def view(self, rank: int, address: int, dtype: np.dtype[Any], count: int) -> NDArray[Any] | None:
+    def view(self, rank: int, address: int, dtype: np.dtype[Any], count: int) -> Array | None:
         """``count`` elements in the memory of a thread of this process. None if ``rank`` is another process."""
         if self._words[rank][0] != os.getpid():
             return None
         memory: Any = (ctypes.c_char * max(1, dtype.itemsize * count)).from_address(address)
         return np.ndarray((count,), dtype, memory)
 
-    def read(self, rank: int, address: int, into: NDArray[Any]) -> None:
+    def read(self, rank: int, address: int, into: Array) -> None:
         """Fill the contiguous array ``into`` from the memory of ``rank``."""
         self._move(_calls()[0], rank, address, into)
 
-    def write(self, rank: int, address: int, array: NDArray[Any]) -> None:
+    def write(self, rank: int, address: int, array: Array) -> None:
         """Copy a contiguous array into the memory of ``rank``."""
         self._move(_calls()[1], rank, address, array)
 
-    def _move(self, move: Callable[..., int], rank: int, address: int, array: NDArray[Any]) -> None:
+    def _move(self, move: Callable[..., int], rank: int, address: int, array: Array) -> None:
         here, there, left = address_of(array), address, array.nbytes
         while left:
             done = move(self._words[rank][0], _Stretch(here, left), 1, _Stretch(there, left), 1, 0)
@@ -100,6 +100,6 @@ def _calls() -> tuple[Callable[..., int], Callable[..., int]]:
     return calls
 
 
-def address_of(array: NDArray[Any]) -> int:
+def address_of(array: Array) -> int:
     """The address of an array's first element."""
     return int(array.__array_interface__["data"][0])

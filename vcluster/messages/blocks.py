@@ -17,8 +17,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from vcluster.memory import Arena, Loan, when_gone
 from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode
 from vcluster.tracing import Template
@@ -94,13 +94,13 @@ class Block:
         self.number = self.header[NUMBER]
         self.nbytes = self.header[NBYTES]
         content = np.frombuffer(endpoint.arena.view, np.uint8, self.header[BLOCK_NBYTES], offset)
-        self.elements: NDArray[Any] = decode(content)
+        self.elements: Array = decode(content)
         self.loan: Loan | None = None
         """For the sender: the loan of the message that lies in the block."""
         self.template: Template | None = None
         """For the receiver: the template of the event of the last message in the block."""
 
-    def copied(self) -> NDArray[Any]:
+    def copied(self) -> Array:
         """For the receiver: a copy of the message.  From now on the sender may write the next one."""
         content = self.elements.copy()
         self.header[RELEASED] = 1

@@ -17,8 +17,9 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
+from parallelism.arrays import Array
 from parallelism.collectives import check_declared, check_shape, checked_tag
 from parallelism.dtypes import as_dtype
 from parallelism.events import HOST
@@ -118,7 +119,7 @@ class VirtualChannel:
             recorder.end_among_others(event, "send")
             self._note_signature(x, encoded, tag)
 
-    def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
+    def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: Array, tag: int) -> bool:
         """Send an array on the fast path. False, and nothing is sent, if that is impossible now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
@@ -160,7 +161,7 @@ class VirtualChannel:
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             return issue(self._owner, lane, steps, Described("send", self._peer, tag), work, "send", location)
 
-    def _send_now(self, x: NDArray[Any], tag: int, blocks: ReusedBlocks | None) -> bool:
+    def _send_now(self, x: Array, tag: int, blocks: ReusedBlocks | None) -> bool:
         """Send an array without waiting. False, and nothing is sent, if that is impossible now."""
         capacity = self._capacity or 0
         if blocks is not None and self._mailbox.send_again(blocks, x, tag, capacity):

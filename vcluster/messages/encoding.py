@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import ARRAY, SCALAR, checked_array, is_tree
 from parallelism.dtypes import code_of, is_numeric, of_code
 from parallelism.operation.trees import leaf_types, leaves, rebuild
@@ -146,7 +147,7 @@ def _dtype_and_shape(description: bytes) -> tuple[np.dtype[Any], tuple[int, ...]
     return of_code(dtype), shape
 
 
-def _array(array: NDArray[Any]) -> Encoded:
+def _array(array: Array) -> Encoded:
     return Encoded(_array_description(array.dtype, array.shape), [array], array.nbytes)
 
 
@@ -165,7 +166,7 @@ def aligned(nbytes: int) -> int:
 # -- the values of collectives ---------------------------------------------------------------------------------------
 
 
-def as_array(what: str, x: Any) -> tuple[NDArray[Any], bytes]:
+def as_array(what: str, x: Any) -> tuple[Array, bytes]:
     """``x`` as a C-contiguous array, and its form; ``TypeError`` for what holds no numbers."""
     array, form = checked_array(what, x)
     return (array if array.flags.c_contiguous else np.ascontiguousarray(array)), form
@@ -179,7 +180,7 @@ def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
     return np.frombuffer(b"".join(a.tobytes() for a, _ in arrays), np.uint8), form
 
 
-def from_form(form: bytes, array: NDArray[Any]) -> Any:
+def from_form(form: bytes, array: Array) -> Any:
     """Rebuild the value from its form and the array."""
     if form == ARRAY:
         return array

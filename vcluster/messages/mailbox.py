@@ -18,8 +18,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
+from parallelism.arrays import Array
 from parallelism.operation import Lane
 from vcluster.code import ChannelClosedError, ClusterError
 from vcluster.memory import CROWDED, EPOCH, PAGE, STORES_IN_ORDER, Need
@@ -161,7 +160,7 @@ class Mailbox:
             untaken.popleft()
         return not untaken or len(untaken) < capacity
 
-    def send_again(self, blocks: ReusedBlocks, x: NDArray[Any], tag: int, capacity: int) -> bool:
+    def send_again(self, blocks: ReusedBlocks, x: Array, tag: int, capacity: int) -> bool:
         """Send an array whose signature was sent before. False, and nothing is sent, if there is no room now."""
         untaken = self._untaken.get((0, tag))
         if untaken is None:

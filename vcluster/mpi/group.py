@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
 from vcluster.collectives.general import Posted, deliver, new_array, own_result, write
@@ -59,7 +60,7 @@ class MpiGroup(Group):
         self.sequence = 0
         self.others = tuple(ranks[(self.position + i) % self.size] for i in range(1, self.size))
         self._end = endpoint
-        self._payload: NDArray[Any] | None = None
+        self._payload: Array | None = None
 
     @property
     def has_met(self) -> bool:
@@ -70,7 +71,7 @@ class MpiGroup(Group):
         """Nothing is kept."""
 
     def post(
-        self, call: Call, payload: NDArray[Any] | None, place: int, out: int
+        self, call: Call, payload: Array | None, place: int, out: int
     ) -> Generator[Wait, None, int]:
         """Send a call to the others and return its number when every member has done so."""
         sequence, end = self.sequence, self._end
@@ -103,9 +104,9 @@ class MpiGroup(Group):
         check_agreement(call.ranks, call.kind, calls)
         return calls
 
-    def payloads(self, sequence: int, calls: Sequence[Call], mine: NDArray[Any] | None) -> list[NDArray[Any] | None]:
+    def payloads(self, sequence: int, calls: Sequence[Call], mine: Array | None) -> list[Array | None]:
         """The arrays of the members, in group order, that came with their calls; None where a call gives none."""
-        views: list[NDArray[Any] | None] = []
+        views: list[Array | None] = []
         for call, rank in zip(calls, self.ranks, strict=True):
             if call.dtype is None or call.shape is None:
                 views.append(None)
@@ -165,20 +166,20 @@ class Exchanged(ByMessages):
 
     sequence: int = -1
     """The number of the operation, once it is posted."""
-    views: list[NDArray[Any] | None] | None = None
+    views: list[Array | None] | None = None
     """The arrays of all members, if they came with their calls."""
     calls: Sequence[Call] = ()
-    out: NDArray[Any] | None = None
+    out: Array | None = None
     """Where a large sum is made, if it is given and contiguous."""
 
-    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def prepare(self, x: Array | None, out: Array | None) -> None:
         """Keep ``x`` for the messages; a small one that the result overwrites is copied."""
         ByMessages.prepare(self, x, out)
         if x is not None and out is not None and x.nbytes <= POSTED_BYTES and np.may_share_memory(x, out):
             self.x = x.copy()
         self.out = out if out is not None and out.flags.c_contiguous else None
 
-    def go_on(self, posted: Posted, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def go_on(self, posted: Posted, x: Array | None, out: Array | None) -> None:
         """Go on with what this member has posted for a call that another member did not make."""
         self.prepare(x, out)
         self.sequence = posted.sequence
@@ -234,7 +235,7 @@ class Exchanged(ByMessages):
         yield from group.settle()
         self.result = total
 
-    def _give(self, position: int, array: NDArray[Any], sequence: int) -> Generator[Wait, None, Any]:
+    def _give(self, position: int, array: Array, sequence: int) -> Generator[Wait, None, Any]:
         mailbox = self.endpoint.mailbox(self.group.ranks[position])
         return mailbox.sending(encode_message(array), sequence, lane=self.group.key)
 
@@ -243,7 +244,7 @@ class Exchanged(ByMessages):
         envelope = yield from mailbox.receiving(sequence, lane=self.group.key)
         return envelope.open()
 
-    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given."""
         if self.views is None and self.call.of_kind.sums_all:
             return deliver(self.result, out)
@@ -266,9 +267,9 @@ class PreparedByPosts(PreparedCall):
         self._post, room = self._endpoint.new_post(group.key, head_of_call(call), call.nbytes)
         self._others: list[tuple[int, int, int, NDArray[np.uint8] | None]] = []
         """Of each other member its rank, the signature of its call, where its array begins, and where that goes."""
-        arrays: list[NDArray[Any] | None] = []
+        arrays: list[Array | None] = []
         for position, (rank, each) in enumerate(zip(group.ranks, calls, strict=True)):
-            array: NDArray[Any] | None = None
+            array: Array | None = None
             if each.dtype is not None and each.shape is not None:
                 is_own = position == group.position
                 array = np.ndarray(each.shape, each.dtype, *((self._post, room) if is_own else ()))
@@ -279,7 +280,7 @@ class PreparedByPosts(PreparedCall):
         self._given = arrays[group.position]
         self._results = [own_result(calls, group.position, arrays, reduction)] * 2
 
-    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+    def prepare(self, x: Array | None, out: Any) -> bool:
         """Put ``x`` into the post; False, and nothing done, if the call cannot go this way with these arrays."""
         if (out is not None and not self._takes(x, out)) or not self._endpoint.transport.has_sent(self._post):
             return False

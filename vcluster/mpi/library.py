@@ -19,8 +19,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.collectives import Reduction
 from parallelism.collectives.results import copy_of, joined
 from vcluster.collectives import ByMessages, Call
@@ -62,10 +62,10 @@ Form = tuple[tuple[int, ...], np.dtype[Any]]
 class OfLibrary(ByMessages):
     """One run of a call by the library."""
 
-    out: NDArray[Any] | None = None
+    out: Array | None = None
     """The caller's memory for the result."""
 
-    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+    def prepare(self, x: Array | None, out: Array | None) -> None:
         """Keep ``x`` and ``out`` for the library."""
         ByMessages.prepare(self, x, out)
         self.out = out
@@ -103,7 +103,7 @@ class OfLibrary(ByMessages):
         self.result = start.result()
         self.terms = self.call.size
 
-    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given."""
         if self.call.size == 1:
             return (yield from ByMessages.finish(self, out))
@@ -121,8 +121,8 @@ class _Start:
     """A collective that MPI is asked for: its request, its memory, and what makes the result of that."""
 
     def __init__(
-        self, communicator: Any, mpi: Any, call: Call, calls: Sequence[Call], x: NDArray[Any] | None,
-        out: NDArray[Any] | None, reduction: Reduction | None,
+        self, communicator: Any, mpi: Any, call: Call, calls: Sequence[Call], x: Array | None,
+        out: Array | None, reduction: Reduction | None,
     ) -> None:
         self.communicator = communicator
         self.request: Any = None
@@ -203,11 +203,11 @@ class _Start:
 
     # -- buffers -------------------------------------------------------------------------------------------------------
 
-    def _own(self) -> NDArray[Any]:
+    def _own(self) -> Array:
         assert self._x is not None
         return self._x
 
-    def _new(self, shape: Sequence[int], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+    def _new(self, shape: Sequence[int], dtype: np.dtype[Any] | None = None) -> Array:
         """An array for the result: ``out``, if it is such an array and lies apart from what is given, or a new one."""
         out, dtype = self._out, self._dtype if dtype is None else dtype
         if out is None or (out.shape, out.dtype) != (tuple(shape), dtype) or not out.flags.carray or (
@@ -215,17 +215,17 @@ class _Start:
             return np.empty(shape, dtype)
         return out
 
-    def _blocks(self, array: NDArray[Any], call: Call) -> list[NDArray[Any]]:
+    def _blocks(self, array: Array, call: Call) -> list[Array]:
         return [array[call.block(position)] for position in range(call.size)]
 
-    def _bytes(self, array: NDArray[Any], counts: Sequence[int] | None = None) -> list[Any]:
+    def _bytes(self, array: Array, counts: Sequence[int] | None = None) -> list[Any]:
         """A buffer for MPI, of bytes; with ``counts``, in so many pieces."""
         flat = array.reshape(-1).view(np.uint8)
         self.memory.append(flat)
         how = flat.nbytes if counts is None else (counts, list(accumulate(counts, initial=0))[:-1])
         return [flat, how, self._mpi.BYTE]
 
-    def _terms(self, array: NDArray[Any]) -> list[Any]:
+    def _terms(self, array: Array) -> list[Any]:
         """A buffer for MPI, of numbers that it can combine."""
         array = array.astype(self._dtype.newbyteorder("="), copy=False)
         flat = array.reshape(-1)
@@ -234,7 +234,7 @@ class _Start:
         self.memory.append(flat)
         return [flat, flat.size, self._mpi.Datatype.fromcode(flat.dtype.char)]
 
-    def _total(self, shape: Sequence[int]) -> tuple[list[Any], Callable[[], NDArray[Any]]]:
+    def _total(self, shape: Sequence[int]) -> tuple[list[Any], Callable[[], Array]]:
         """A buffer for what MPI combines, and what gives it in the dtype of the terms."""
         total = self._new(shape, self._dtype.newbyteorder("="))
         return self._terms(total), lambda: total.astype(self._dtype, copy=False)
@@ -243,7 +243,7 @@ class _Start:
         """The forms of the arrays of all members."""
         return [(call.shape or (), call.dtype or self._dtype) for call in self._calls]
 
-    def _joined(self, arrays: Sequence[Form], dim: int) -> tuple[list[Any], Callable[[], NDArray[Any]]]:
+    def _joined(self, arrays: Sequence[Form], dim: int) -> tuple[list[Any], Callable[[], Array]]:
         """A buffer for MPI in which arrays arrive one after the other, and what joins them."""
         shapes, dtypes = zip(*arrays, strict=True)
         if dim or not shapes[0] or len(set(dtypes)) > 1:
@@ -252,7 +252,7 @@ class _Start:
         result = self._new((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtypes[0])
         return self._bytes(result, [dtypes[0].itemsize * prod(shape) for shape in shapes]), lambda: result
 
-    def _received(self, arrays: Sequence[Form]) -> tuple[list[Any], list[NDArray[Any]]]:
+    def _received(self, arrays: Sequence[Form]) -> tuple[list[Any], list[Array]]:
         """A buffer for MPI in which arrays arrive one after the other, and these arrays."""
         counts = [dtype.itemsize * prod(shape) for shape, dtype in arrays]
         places = list(accumulate(counts, initial=0))
@@ -264,7 +264,7 @@ class _Start:
         return self._bytes(whole, counts), parts
 
 
-def _packed(blocks: Sequence[NDArray[Any]], array: NDArray[Any], call: Call) -> NDArray[Any]:
+def _packed(blocks: Sequence[Array], array: Array, call: Call) -> Array:
     """The blocks of an array one after the other."""
     if call.dim == 0:
         return array.reshape(-1)
@@ -272,7 +272,7 @@ def _packed(blocks: Sequence[NDArray[Any]], array: NDArray[Any], call: Call) -> 
     return np.concatenate([block.reshape(-1) for block in blocks], out=packed)
 
 
-def _joined(parts: Sequence[NDArray[Any]], dim: int) -> NDArray[Any]:
+def _joined(parts: Sequence[Array], dim: int) -> Array:
     shape, dtype, fill, _ = joined(parts, dim)
     array = np.empty(shape, dtype)
     fill(array)

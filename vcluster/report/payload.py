@@ -6,11 +6,11 @@ Each key of the payload is a section of the page. The page shows the sections th
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.display.quantities import fit, given, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
@@ -79,7 +79,7 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
     return {key: value for key, value in data.items() if value or key not in ("measured", "roofline", "memory")}
 
 
-def packed(numbers: npt.NDArray[Any]) -> Data:
+def packed(numbers: Array) -> Data:
     """An array as base64 of its little-endian bytes. Integers use the smallest type that holds them."""
     kind = "f8"
     if numbers.dtype.kind in "iub":

@@ -11,8 +11,8 @@ from math import prod, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Function, Op, Value
 
@@ -27,7 +27,7 @@ PLAIN = 2
 Sources = Mapping[Value, frozenset[str]]
 
 
-def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
+def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[str, Array]:
     """Random arrays for the inputs of a program without symbols, by name.
 
     Floats are normally distributed.  A weight is divided by the square root of the number of products that are added
@@ -43,7 +43,7 @@ def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[st
             for value in function.inputs}
 
 
-def _array(value: Value, rng: np.random.Generator, scale: float, below: int) -> NDArray[Any]:
+def _array(value: Value, rng: np.random.Generator, scale: float, below: int) -> Array:
     dtype, shape = value.type.dtype, tuple(map(int, value.type.shape))
     if is_floating(dtype):
         return np.asarray(scale * rng.normal(size=shape), dtype)

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism import ir
+from parallelism.arrays import Array
 from parallelism.dtypes import is_floating, limits_of
 from parallelism.ir.core import Function
 from parallelism.ir.passes.gradients import GRADIENT
@@ -32,7 +31,7 @@ MOST_OF_KIND = 1e-3
 SAMPLES = 4
 """How often inputs are changed, to see what rounding does."""
 
-Arrays = Sequence[NDArray[Any]]
+Arrays = Sequence[Array]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Judgement:
         return self.apart <= self.limit and not self.nan
 
 
-def judged(function: Function, inputs: Mapping[str, NDArray[Any]], results: Arrays, expected: Arrays) -> Judgement:
+def judged(function: Function, inputs: Mapping[str, Array], results: Arrays, expected: Arrays) -> Judgement:
     """Compares the results of devices with those of one process (``expected``), both in the order of the outputs."""
     limit = tolerance(function)
     nan = tuple(value.name for value, *both in zip(function.outputs, results, expected, strict=True)
@@ -77,13 +76,13 @@ def tolerance(function: Function) -> float:
     return max(1e-2, *(8 * float(limits_of(dtype).eps) for dtype in dtypes))
 
 
-def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
+def _apart(a: Array, b: Array) -> float:
     """The largest difference divided by the largest number.  Infinite if infinities differ; NaNs do not count."""
     difference = _difference(a, b)
     return difference / max(_largest(b), 1e-300) if difference else 0.0
 
 
-def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+def _difference(a: Array, b: Array) -> float:
     if a.size == 0 or np.array_equal(a, b):
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -94,12 +93,12 @@ def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.abs(x[finite] - y[finite]).max(initial=0))
 
 
-def _largest(array: NDArray[Any]) -> float:
+def _largest(array: Array) -> float:
     numbers = np.abs(array.astype(np.float64))
     return float(numbers[np.isfinite(numbers)].max(initial=0))
 
 
-def _rounding(function: Function, inputs: Mapping[str, NDArray[Any]], expected: Arrays) -> list[float]:
+def _rounding(function: Function, inputs: Mapping[str, Array], expected: Arrays) -> list[float]:
     """By output, how far it may be away by rounding alone."""
     rng = np.random.default_rng(1)
     moved = [0.0] * len(expected)
@@ -115,7 +114,7 @@ def _rounding(function: Function, inputs: Mapping[str, NDArray[Any]], expected: 
             for own, kind, array in zip(moved, kinds, expected, strict=True)]
 
 
-def _part_of_kind(array: NDArray[Any]) -> float:
+def _part_of_kind(array: Array) -> float:
     return min(MOST_OF_KIND, ROUNDINGS * float(limits_of(array.dtype).eps)) if is_floating(array.dtype) else 0.0
 
 
@@ -126,7 +125,7 @@ def _kind(name: str) -> str:
     return f"{NEXT}{name.removeprefix(NEXT).split('.')[0]}" if name.startswith(NEXT) else name
 
 
-def _changed(inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+def _changed(inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """The inputs with every float changed by one unit in its last place, up or down."""
     changed = dict(inputs)
     for name, array in inputs.items():
