@@ -5,7 +5,7 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, Sharding
+from tensor_parallelism.products import Axes, AxisOrAxes, Sharding
 
 
 class AttentionShardingPolicy(Enum):
@@ -85,34 +85,34 @@ class PolicyLayouts:
     the heads do."""
 
     @classmethod
-    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+    def split_over(cls, batch: AxisOrAxes, rows: AxisOrAxes, heads: AxisOrAxes, kv_heads: AxisOrAxes) -> Self:
         """The layouts with the batch, the sequence, the query heads and the key-value heads over these axes."""
         raise NotImplementedError
 
     @classmethod
-    def unsharded(cls, batch: str | Axes = ()) -> Self:
+    def unsharded(cls, batch: AxisOrAxes = ()) -> Self:
         """The layouts of the policy ``UNSHARDED``."""
         return cls.megatron((), batch)
 
     @classmethod
-    def megatron(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> Self:
+    def megatron(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), *, whole_keys: bool = False) -> Self:
         """The layouts of the policy ``MEGATRON``: heads over ``axes``; with ``whole_keys`` not wk and wv."""
         return cls.split_over(batch, (), axes, () if whole_keys else axes)
 
     @classmethod
-    def sequence(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> Self:
+    def sequence(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), *, whole_keys: bool = False) -> Self:
         """The layouts of the policy ``SEQUENCE``: heads and sequence over ``axes``; with ``whole_keys`` not wk and wv.
         """
         return cls.split_over(batch, axes, axes, () if whole_keys else axes)
 
     @classmethod
-    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+    def ring(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """The layouts of the policies ``RING`` and ``ULYSSES``: the sequence over ``axes``."""
         return cls.split_over(batch, axes, (), ())
 
     @classmethod
     def megatron_ring(
-        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+        cls, heads: AxisOrAxes, rows: AxisOrAxes, batch: AxisOrAxes = (), *, whole_keys: bool = False
     ) -> Self:
         """The layouts of the policy ``MEGATRON_RING``: heads over ``heads``, sequence over ``rows``; with
         ``whole_keys``, wk and wv are whole."""
@@ -153,7 +153,7 @@ class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
             )
 
     @classmethod
-    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+    def split_over(cls, batch: AxisOrAxes, rows: AxisOrAxes, heads: AxisOrAxes, kv_heads: AxisOrAxes) -> Self:
         return cls(*_layouts(batch, rows, heads, kv_heads))
 
     @property
@@ -185,7 +185,7 @@ class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
 
 
 def _layouts(
-    batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes
+    batch: AxisOrAxes, rows: AxisOrAxes, heads: AxisOrAxes, kv_heads: AxisOrAxes
 ) -> tuple[TensorSharding, ...]:
     """The layouts of x, wq, wk, wv, wo and y."""
     x, keys = TensorSharding(batch, rows, None), TensorSharding(None, kv_heads, None)

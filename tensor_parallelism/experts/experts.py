@@ -19,7 +19,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.experts.dispatch import Dispatch, Runs, plan_dispatch
-from tensor_parallelism.products import Axes, Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
+from tensor_parallelism.products import Axes, AxisOrAxes, Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
 from tensor_parallelism.products.product import without
 
 
@@ -47,7 +47,7 @@ class MixtureOfExpertsSharding(Sharding, ndims=(2, 2, 3, 2, 3, 2, 2), waits=("ou
     out: TensorSharding
 
     @classmethod
-    def expert_parallel(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+    def expert_parallel(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """Experts and sequence over ``axes``, the batch over ``batch``, for x of [batch, sequence, model]."""
         x = TensorSharding(batch, axes, None)
         w, b = TensorSharding(axes, None, None), TensorSharding(axes, None)

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Self
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, Sharding
+from tensor_parallelism.products import Axes, AxisOrAxes, Sharding
 
 
 class FeedForwardShardingPolicy(Enum):
@@ -91,28 +91,28 @@ class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
         return cls.megatron(())
 
     @classmethod
-    def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+    def megatron(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.MEGATRON`: the hidden dim over ``axes``."""
         return cls._of(TensorSharding(batch, None, None), axes)
 
     @classmethod
-    def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+    def sequence(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.SEQUENCE`: hidden dim and sequence over ``axes``."""
         return cls._of(TensorSharding(batch, axes, None), axes)
 
     @classmethod
-    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> Self:
+    def rows(cls, rows: AxisOrAxes, axes: AxisOrAxes = (), batch: AxisOrAxes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.ROWS`: sequence over ``rows``, hidden dim over ``axes``."""
         return cls._of(TensorSharding(batch, rows, None), axes)
 
     @classmethod
-    def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> Self:
+    def gspmd_2d(cls, x: AxisOrAxes, y: AxisOrAxes) -> Self:
         """The layouts of `FeedForwardShardingPolicy.GSPMD_2D`: batch over ``x``, hidden dim over ``y``."""
         layout, bias = TensorSharding(x, None, y), TensorSharding(y)
         return cls(layout, TensorSharding(x, y), bias, TensorSharding(y, x), bias, layout)
 
     @classmethod
-    def _of(cls, x: TensorSharding, axes: str | Axes) -> Self:
+    def _of(cls, x: TensorSharding, axes: AxisOrAxes) -> Self:
         """With the hidden dim over ``axes``."""
         return cls(x, TensorSharding(None, axes), TensorSharding(axes), TensorSharding(axes, None),
                    TensorSharding(None), x)

@@ -11,7 +11,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import (
-    Axes,
+    AxisOrAxes,
     Changes,
     Layer,
     LayerPlan,
@@ -39,7 +39,7 @@ class EmbeddingSharding(Sharding, ndims=(1, 2, 2), waits=("out",)):
     out: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
+    def vocabulary(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), sequence: AxisOrAxes = ()) -> Self:
         """The vocabulary over ``axes``; ``sequence`` (``axes``, say) splits that dim of the output."""
         return cls(TensorSharding(batch, None), TensorSharding(axes, None), TensorSharding(batch, sequence, None))
 

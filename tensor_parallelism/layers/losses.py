@@ -15,7 +15,17 @@ from parallelism.kernels import cross_entropy_backward, exponentials, largest_lo
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, Changes, Layer, LayerPlan, Shape, Sharding, check_tokens, moved
+from tensor_parallelism.products import (
+    Axes,
+    AxisOrAxes,
+    Changes,
+    Layer,
+    LayerPlan,
+    Shape,
+    Sharding,
+    check_tokens,
+    moved,
+)
 from tensor_parallelism.products.product import without
 
 Layouts = TypeVar("Layouts", bound=Any)
@@ -87,7 +97,7 @@ class CrossEntropySharding(Sharding, ndims=(2, 1), waits=()):
     targets: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
+    def vocabulary(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), sequence: AxisOrAxes = ()) -> Self:
         """The vocabulary over ``axes``, the tokens over ``batch`` and ``sequence``."""
         return cls(TensorSharding(batch, sequence, axes), TensorSharding(batch, sequence))
 
@@ -172,7 +182,7 @@ class VocabularyLossSharding(Sharding, ndims=(2, 2, 1), waits=()):
     targets: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
+    def vocabulary(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), sequence: AxisOrAxes = ()) -> Self:
         """The vocabulary over ``axes``, the batch over ``batch``; ``sequence`` (``axes``, say) splits that of x."""
         return cls(TensorSharding(batch, sequence, None), TensorSharding(axes, None), TensorSharding(batch, None))
 

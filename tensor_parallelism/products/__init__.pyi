@@ -13,6 +13,7 @@ from .planned_operation import (
 from .policies import MatMulSharding as MatMulSharding, MatMulShardingPolicy as MatMulShardingPolicy
 from .product import (
     Axes as Axes,
+    AxisOrAxes as AxisOrAxes,
     ProductPlan as ProductPlan,
     Shape as Shape,
     Task as Task,

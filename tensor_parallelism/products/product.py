@@ -22,6 +22,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.contraction import Contraction
 
 Axes = tuple[str, ...]
+AxisOrAxes = str | Axes
 Shape = tuple[int, ...]
 Split = Mapping[str, Axes]
 """The axes of each letter, outermost first; a letter that is not a key is whole."""

@@ -7,7 +7,7 @@ from typing import Self
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention import AttentionSharding, AttentionShardingPolicy, PolicyLayouts
 from tensor_parallelism.feed_forward import FeedForwardSharding
-from tensor_parallelism.products import Axes, Sharding
+from tensor_parallelism.products import AxisOrAxes, Sharding
 
 WHOLE = TensorSharding(None)
 NORMS = ("norm1", "norm1_bias", "norm2", "norm2_bias")
@@ -106,11 +106,11 @@ class TransformerBlockSharding(
             )
 
     @classmethod
-    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+    def split_over(cls, batch: AxisOrAxes, rows: AxisOrAxes, heads: AxisOrAxes, kv_heads: AxisOrAxes) -> Self:
         return cls(**_layouts(AttentionSharding.split_over(batch, rows, heads, kv_heads)))
 
     @classmethod
-    def ulysses(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+    def ulysses(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """The layouts of `ring`; give `TransformerBlock` the policy ``ULYSSES``, too."""
         return cls.ring(axes, batch)
 

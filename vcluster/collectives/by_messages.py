@@ -16,7 +16,7 @@ from parallelism.collectives.buffers import arrive, finish, outgoing, sources_he
 from parallelism.collectives.results import joined
 from vcluster.collectives.general import Way, deliver, write
 from vcluster.collectives.group import Call
-from vcluster.messages import Wait, encode_message
+from vcluster.messages import Steps, Wait, encode_message
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class ByMessages(Way):
         yield from self.exchange(sequence, calls)
         return calls
 
-    def exchange(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
+    def exchange(self, sequence: int, calls: Sequence[Call]) -> Steps:
         """Exchange the messages of the operation, which every member has posted."""
         call, group, x = self.call, self.group, self.x
         giver = next((other for other in calls if other.gives), call)
@@ -73,7 +73,7 @@ class ByMessages(Way):
         else:
             self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
 
-    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Steps:
         """The result, in ``out`` if it is given.  It may be a view of an input, or of a message, and is copied."""
         yield from ()
         parts = self.result

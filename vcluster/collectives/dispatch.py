@@ -47,7 +47,7 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group, may_be_prepared
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group, Ranks, may_be_prepared
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
@@ -59,9 +59,10 @@ from vcluster.tracing import Recorder, Row
 MOST_CALLS = 4096
 """The number of checked calls that a device keeps, each in about 6 KB."""
 
-Members = tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]
+Members = tuple[Ranks | None, tuple[str, ...] | None, tuple[int, ...]]
 Outcome = tuple[Any, Callable[[], Traffic]]
 """The result of a call, and what counts its traffic when the record is read."""
+Counted = Generator[Wait, None, Outcome]
 
 
 def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
@@ -116,7 +117,7 @@ class Collectives:
         self._lanes, self._threads = endpoint.tasks.lanes, endpoint.threads
         self._rank = rank
         self._ways = ways or IN_SHARED_MEMORY
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[Ranks, Group] = {}
         self._along: dict[Axes, Members] = {}
         """The group of this rank along axes of the mesh, as `members_of` gives it."""
         self._version = registry.version()
@@ -262,7 +263,7 @@ class Collectives:
         return self._drive(checked, partial(self._steps, checked, x, array, out), name, async_op, out)
 
     def _drive(
-        self, checked: CheckedCall, steps: Callable[[Row], Generator[Wait, None, Outcome]], name: str, async_op: bool,
+        self, checked: CheckedCall, steps: Callable[[Row], Counted], name: str, async_op: bool,
         out: Any = None,
     ) -> Any:
         """Run the steps of a call, recorded as one event."""
@@ -289,7 +290,7 @@ class Collectives:
     def _steps(
         self, checked: CheckedCall, x: Any, array: Array | None, out: Any, event: Row, *,
         posted: PreparedCall | None = None,
-    ) -> Generator[Wait, None, Outcome]:
+    ) -> Counted:
         """Run a checked call, or go on with what a prepared one posted; the result has the form of the value."""
         call, endpoint = checked.call, self.endpoint
         group = self._groups.get(call.ranks)
@@ -333,7 +334,7 @@ class Collectives:
 
     def _reduce_tree(
         self, kind: str, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
-    ) -> Generator[Wait, None, Outcome]:
+    ) -> Counted:
         """The leaves of each dtype, one after the other in one buffer."""
         buffers, counts = TreeBuffers(x), []
         for numbers in buffers.by_dtype.values():

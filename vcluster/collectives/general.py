@@ -21,7 +21,7 @@ from parallelism.collectives import SCALAR, Reduction, check_shape, copy_of, res
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
-from vcluster.messages import Endpoint, Wait
+from vcluster.messages import Endpoint, Steps, Wait
 
 OnMessage = Callable[[str, int, int], None]
 """Called for every message with "send" or "recv", the peer's rank, and the bytes."""
@@ -140,7 +140,7 @@ class General(Way):
         self.calls = self.group.calls(self.sequence, self.call)
         return self.calls
 
-    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Steps:
         """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
         large = next((call for call in self.calls if call.nbytes > INLINE_BYTES), None)
         try:

@@ -33,13 +33,16 @@ from parallelism.operation import Lane
 from vcluster.code import ClusterError
 from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, GROUPS, LINE, STORES_IN_ORDER, Need
-from vcluster.messages import Endpoint, Wait
+from vcluster.messages import Endpoint, Steps, Wait
 from vcluster.messages.encoding import blake2b
 from vcluster.tracing import Template, dtype_name
 
 if TYPE_CHECKING:
     from vcluster.collectives.prepared import PreparedCall
     from vcluster.collectives.ways import Ways
+
+Ranks = tuple[int, ...]
+"""The members of a group, in group order."""
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -56,7 +59,7 @@ _SLOT_BYTES = _WORDS_BYTES + 2 * _BUFFER_BYTES + 2 * INLINE_BYTES
 class Call(MemberCall):
     """A checked call of a collective by one member, with all that the other members compare."""
 
-    ranks: tuple[int, ...] = field(kw_only=True)
+    ranks: Ranks = field(kw_only=True)
     position: int = field(kw_only=True)
     axes: tuple[str, ...] | None = None
     description: bytes = field(init=False, compare=False)
@@ -205,7 +208,7 @@ class Group:
     ways: Ways
     """How its members meet and run their calls."""
 
-    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+    def __init__(self, endpoint: Endpoint, ranks: Ranks) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
@@ -277,11 +280,11 @@ class Group:
         yield from self.all_come(sequence)
         return sequence
 
-    def all_come(self, sequence: int) -> Generator[Wait]:
+    def all_come(self, sequence: int) -> Steps:
         """Return when every member has posted an operation."""
         return self.all_come_or(sequence, 0, lambda: False)
 
-    def all_come_or(self, sequence: int, seen: int, is_released: Callable[[], bool]) -> Generator[Wait]:
+    def all_come_or(self, sequence: int, seen: int, is_released: Callable[[], bool]) -> Steps:
         """Return when every member has posted an operation, or ``is_released()``.
 
         The first ``seen`` of the others, in turn, are known to have posted it.
@@ -295,7 +298,7 @@ class Group:
             yield Wait(is_ready, lambda: self._missing(sequence + 1, 0))
         self._endpoint.signals.fence()
 
-    def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
+    def finish(self, sequence: int, *, together: bool) -> Steps:
         """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
         self.wake_if_last(sequence + 1, LINE)
@@ -303,7 +306,7 @@ class Group:
         if together and not self._all_have(sequence + 1, LINE):
             yield Wait(lambda: self._all_have(sequence + 1, LINE), lambda: self._missing(sequence + 1, LINE))
 
-    def settle(self) -> Generator[Wait]:
+    def settle(self) -> Steps:
         """Wait until the arrays of messages that were sent may change again. Here they were copied."""
         yield from ()
 
@@ -395,7 +398,7 @@ class Group:
         raise ClusterError(f"a device can belong to at most {DIRECTORY_ENTRIES} different groups in one run")
 
 
-def group_key(ranks: tuple[int, ...]) -> int:
+def group_key(ranks: Ranks) -> int:
     """The number by which a group is known in shared memory: in every process the same, as integers hash alike."""
     return abs(hash(ranks)) or 1
 

@@ -7,7 +7,7 @@ from parallelism.algorithms import MPI
 from parallelism.collectives import Reduction
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
-from vcluster.collectives.group import Call, Group
+from vcluster.collectives.group import Call, Group, Ranks
 from vcluster.collectives.prepared import PreparedCall
 from vcluster.messages import Endpoint
 
@@ -26,7 +26,7 @@ def no_library(call: Call, reduction: Reduction | None) -> None:
 class Ways(NamedTuple):
     """How the members of a group meet, and how they run a call."""
 
-    group: Callable[[Endpoint, tuple[int, ...]], Group] = Group
+    group: Callable[[Endpoint, Ranks], Group] = Group
     direct: type[General | ByMessages] = General
     prepared: Callable[[Sequence[Call]], type[PreparedCall] | None] | None = None
     """By the calls of all members, the way of a direct call that is repeated; None: in shared memory."""
@@ -37,7 +37,7 @@ class Ways(NamedTuple):
     on_one_node: "Ways | None" = None
     """The ways of groups whose members map one memory; None: the same."""
 
-    def meet(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> Group:
+    def meet(self, endpoint: Endpoint, ranks: Ranks) -> Group:
         """The group of these ranks, which knows its ways."""
         ways = self if self.on_one_node is None or not endpoint.maps(ranks) else self.on_one_node
         group = ways.group(endpoint, ranks)

@@ -13,7 +13,7 @@ sent. Messages of different tags do not wait for each other.
 [None, 'hello']
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from vcluster.messages.encoding import Encoded, encode_message
 from vcluster.messages.endpoint import DONE, Owner, Pending, issue, pending
 from vcluster.messages.envelopes import Described, Envelope, name_of
 from vcluster.messages.receives import Receive
-from vcluster.messages.tasks import Wait
+from vcluster.messages.tasks import Steps
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
@@ -258,7 +258,7 @@ class VirtualChannel:
             box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._capacity
         )
 
-    def _receiving(self, tag: int, out: Any, event: Row, start: int) -> Generator[Wait, None, Any]:
+    def _receiving(self, tag: int, out: Any, event: Row, start: int) -> Steps:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
         value = envelope.open()

@@ -37,7 +37,7 @@ from vcluster.messages.blocks import (
 )
 from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode_alone
 from vcluster.messages.envelopes import Envelope, name_of
-from vcluster.messages.tasks import Wait
+from vcluster.messages.tasks import Steps, Wait
 
 if TYPE_CHECKING:
     from vcluster.memory import Loan
@@ -75,7 +75,7 @@ class Mailbox:
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
-    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Wait]:
+    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Steps:
         """Send a message. Waits while ``capacity`` messages of its tag are not taken (None: never waits)."""
         key = (lane, tag)
         self._check_open(lane)
@@ -231,7 +231,7 @@ class Mailbox:
         ring[_TAIL] = tail + 1
         return block
 
-    def coming(self, tag: int) -> Generator[Wait]:
+    def coming(self, tag: int) -> Steps:
         """Wait until any message comes, for a caller whose `take_again` found none and who will call it again."""
         ring = self._in
         tail = ring[_TAIL]

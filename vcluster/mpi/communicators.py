@@ -10,14 +10,15 @@ They last until the cluster ends or a run fails: then some members may have begu
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vcluster.messages import Wait
+from vcluster.messages import Steps, Wait
 from vcluster.messages.encoding import decode, encode
 from vcluster.mpi.transport import COMMUNICATOR, Address, Message
 
 if TYPE_CHECKING:
+    from vcluster.collectives.group import Ranks
     from vcluster.mpi.endpoint import MpiEndpoint
 
 
@@ -28,18 +29,18 @@ class Communicators:
         """``ranks`` are the ranks of the job by endpoint."""
         self._endpoint = endpoint
         self._ranks = ranks
-        self._made: dict[tuple[int, ...], Any] = {}
+        self._made: dict[Ranks, Any] = {}
         self._left: list[Any] = []
         """Communicators with a collective that this device has left."""
 
-    def of(self, group: tuple[int, ...]) -> Generator[Wait, None, Any]:
+    def of(self, group: Ranks) -> Steps:
         """The communicator of a group, all of whose members ask for it now."""
         if group not in self._made:
             self._endpoint.send(self._endpoint.layout.host, COMMUNICATOR, encode(group, "a group"))
             yield Wait(lambda: self._has(group), list)
         return self._made[group]
 
-    def _has(self, group: tuple[int, ...]) -> bool:
+    def _has(self, group: Ranks) -> bool:
         self._endpoint.take_in()
         return group in self._made
 
@@ -66,7 +67,7 @@ class Askers:
 
     def __init__(self, endpoint: MpiEndpoint) -> None:
         self._endpoint = endpoint
-        self._asked: dict[tuple[Address, tuple[int, ...]], int] = {}
+        self._asked: dict[tuple[Address, Ranks], int] = {}
 
     def take(self, message: Message) -> None:
         """Note that a member asks, and tell all members if it is the last. Members of a run that failed get no word."""

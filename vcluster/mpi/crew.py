@@ -18,7 +18,7 @@ from vcluster.mpi.nodes import NodeMemory, sharing
 from vcluster.mpi.statuses import HostStatus
 from vcluster.mpi.transport import COMMAND, COMMUNICATOR, MEMORY, STATUS
 from vcluster.processes import DeviceSpec
-from vcluster.processes.crew import STOP_SECONDS, await_ready
+from vcluster.processes.crew import STOP_SECONDS, Messages, await_ready
 
 INTERRUPT_EVERY_SECONDS = 0.05
 
@@ -71,7 +71,7 @@ class MpiCrew:
         if message is not None and message.own is not None:
             release(self._arena, message.own)
 
-    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+    def receive(self, timeout_seconds: float | None) -> Messages:
         """Messages of devices, as (rank, message). Waits until there is one."""
         waiting, control = Waiting(), self.endpoint.control
         end = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -85,7 +85,7 @@ class MpiCrew:
                 return found
             waiting.rest(left)
 
-    def _understood(self, rank: int, message: Any) -> list[tuple[int, Any]]:
+    def _understood(self, rank: int, message: Any) -> Messages:
         if message.kind == STATUS:
             self.status.take(rank, message)
             return []

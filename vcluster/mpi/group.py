@@ -21,10 +21,10 @@ from parallelism.arrays import Array
 from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
 from vcluster.collectives.general import Posted, deliver, new_array, own_result, write
-from vcluster.collectives.group import Slot, may_be_prepared
+from vcluster.collectives.group import Ranks, Slot, may_be_prepared
 from vcluster.collectives.prepared import PreparedCall
 from vcluster.memory import LINE, Need
-from vcluster.messages import Endpoint, Wait, encode_message
+from vcluster.messages import Endpoint, Steps, Wait, encode_message
 from vcluster.messages.encoding import HEADER_BYTES, aligned
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.library import OfLibrary, check_library
@@ -51,7 +51,7 @@ def place_of_array(call: Call) -> int:
 class MpiGroup(Group):
     """A group as one of its members sees it."""
 
-    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+    def __init__(self, endpoint: Endpoint, ranks: Ranks) -> None:
         assert isinstance(endpoint, MpiEndpoint)
         self.ranks = ranks
         self.size = len(ranks)
@@ -83,7 +83,7 @@ class MpiGroup(Group):
         yield from self.all_come(sequence)
         return sequence
 
-    def all_come(self, sequence: int) -> Generator[Wait]:
+    def all_come(self, sequence: int) -> Steps:
         """Return when every member has posted an operation."""
         if not self._all_have(sequence, 0):
             yield Wait(lambda: self._all_have(sequence, 0), lambda: self._missing(sequence, 0))
@@ -117,7 +117,7 @@ class MpiGroup(Group):
                 views.append(np.ndarray(call.shape, call.dtype, block.data, place_of_array(call)))
         return views
 
-    def settle(self) -> Generator[Wait]:
+    def settle(self) -> Steps:
         """Wait until the arrays that were sent where they lie may change again."""
         yield from self._end.settle()
 
@@ -144,14 +144,14 @@ class MpiGroup(Group):
 class NodeGroup(Group):
     """A group on one node, which meets in the memory that its members share, as a group of processes does."""
 
-    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+    def __init__(self, endpoint: Endpoint, ranks: Ranks) -> None:
         assert isinstance(endpoint, MpiEndpoint)
         super().__init__(endpoint, ranks)
         self._end = endpoint
         endpoint.shown[place_of_word(self.key, 0)] = self.own.posted
         endpoint.shown[place_of_word(self.key, LINE)] = self.own.done
 
-    def settle(self) -> Generator[Wait]:
+    def settle(self) -> Steps:
         """Wait until the arrays that were sent where they lie may change again."""
         yield from self._end.settle()
 
@@ -207,7 +207,7 @@ class Exchanged(ByMessages):
             yield from (self._sum if call.of_kind.sums_all else self.exchange)(sequence, calls)
         return calls
 
-    def _sum(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
+    def _sum(self, sequence: int, calls: Sequence[Call]) -> Steps:
         """An all_reduce as in `exchange`, but each piece of the sum is made, or copied, where the result lies."""
         group, x, reduction = self.group, self.x, self.reduction
         assert x is not None and reduction is not None
@@ -235,16 +235,16 @@ class Exchanged(ByMessages):
         yield from group.settle()
         self.result = total
 
-    def _give(self, position: int, array: Array, sequence: int) -> Generator[Wait, None, Any]:
+    def _give(self, position: int, array: Array, sequence: int) -> Steps:
         mailbox = self.endpoint.mailbox(self.group.ranks[position])
         return mailbox.sending(encode_message(array), sequence, lane=self.group.key)
 
-    def _take(self, position: int, sequence: int) -> Generator[Wait, None, Any]:
+    def _take(self, position: int, sequence: int) -> Steps:
         mailbox = self.endpoint.mailbox(self.group.ranks[position])
         envelope = yield from mailbox.receiving(sequence, lane=self.group.key)
         return envelope.open()
 
-    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Steps:
         """The result, in ``out`` if it is given."""
         if self.views is None and self.call.of_kind.sums_all:
             return deliver(self.result, out)

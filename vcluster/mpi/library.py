@@ -12,7 +12,7 @@ bits from library to library, and a maximum of NaN and a number is either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -25,7 +25,7 @@ from parallelism.collectives import Reduction
 from parallelism.collectives.results import copy_of, joined
 from vcluster.collectives import ByMessages, Call
 from vcluster.collectives.general import deliver, write
-from vcluster.messages import Wait
+from vcluster.messages import Steps, Wait
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.transport import SMALL_BYTES
 
@@ -70,7 +70,7 @@ class OfLibrary(ByMessages):
         ByMessages.prepare(self, x, out)
         self.out = out
 
-    def exchange(self, sequence: int, calls: Sequence[Call]) -> Generator[Wait]:
+    def exchange(self, sequence: int, calls: Sequence[Call]) -> Steps:
         """Start the collective of MPI, and wait until it is done."""
         if self.call.size == 1:
             yield from ByMessages.exchange(self, sequence, calls)
@@ -103,7 +103,7 @@ class OfLibrary(ByMessages):
         self.result = start.result()
         self.terms = self.call.size
 
-    def finish(self, out: Array | None) -> Generator[Wait, None, Any]:
+    def finish(self, out: Array | None) -> Steps:
         """The result, in ``out`` if it is given."""
         if self.call.size == 1:
             return (yield from ByMessages.finish(self, out))

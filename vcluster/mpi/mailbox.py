@@ -5,14 +5,13 @@ Over MPI the sender counts what the receiver has not taken; the receiver tells i
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallelism.events import HOST
 from parallelism.operation import Lane
 from vcluster.memory import Need
-from vcluster.messages import Encoded, Mailbox, Wait
+from vcluster.messages import Encoded, Mailbox, Steps
 from vcluster.messages.blocks import TAKEN as BLOCK_TAKEN
 from vcluster.messages.encoding import decode
 from vcluster.messages.envelopes import Envelope
@@ -83,7 +82,7 @@ class MpiMailbox(Mailbox):
         if lane == 0 and self._reports:
             self._endpoint.send(self._peer, TAKEN, tag=tag)
 
-    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, Any]:
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Steps:
         yield from ()
         self.take_in()  # not after it: the caller counts the message before it may be told that it was taken
         self._endpoint.send(self._peer, DATA, encoded, lane=lane, tag=tag, lend=lane != 0)

@@ -37,6 +37,10 @@ GRACE_SECONDS = 0.25
 """Seconds in which a device that has closed its connection ends, if it ends."""
 
 
+Messages = list[tuple[int, Any]]
+"""Messages of devices, each with the rank."""
+
+
 class Died(NamedTuple):
     """The process of a device ended on its own. A negative ``exitcode`` is the number of a signal."""
 
@@ -104,7 +108,7 @@ class ProcessCrew:
             with suppress(OSError):  # `receive` will report its death
                 self._wires[rank].send(self._last_sent[1])
 
-    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+    def receive(self, timeout_seconds: float | None) -> Messages:
         """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
         for _ in range(1 + LOOKS // (1 + len(self._wires))):
             messages = self._look()
@@ -121,14 +125,14 @@ class ProcessCrew:
                     wire.awake()
         return messages or self._listen(0.0) if timeout_seconds == 0 else messages
 
-    def _look(self) -> list[tuple[int, Any]]:
+    def _look(self) -> Messages:
         """The messages that are there as notes."""
         notes = [(rank, wire.look()) for rank, wire in self._wires.items()]
         return [(rank, pickle.loads(data)) for rank, data in notes if data is not None]
 
-    def _listen(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+    def _listen(self, timeout_seconds: float | None) -> Messages:
         """The messages from the pipes. A wake-up announces a note; an end of file means that the device died."""
-        messages: list[tuple[int, Any]] = []
+        messages: Messages = []
         for key, _ in self._selector.select(timeout_seconds):
             rank, what = key.data
             if what == "wake":
@@ -195,7 +199,7 @@ class ProcessCrew:
         """The process id of each rank."""
         return [process.pid or 0 for _, process in sorted(self._processes.items())]
 
-    def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
+    def _bury(self, rank: int, messages: Messages) -> None:
         """Report a death, after the last messages of the device."""
         process, wire = self._processes.pop(rank), self._wires.pop(rank)
         received: list[bytes] = []
@@ -255,7 +259,7 @@ class ThreadCrew:
     def send(self, rank: int, message: Any) -> None:
         self._devices[rank].commands.put(message)
 
-    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+    def receive(self, timeout_seconds: float | None) -> Messages:
         try:
             rank, message = self._replies.get(timeout=timeout_seconds)
         except queue.Empty:

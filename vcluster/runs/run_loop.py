@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallelism.operation import Stuck, deadlock_error
 from parallelism.operation.deadlock import callers
@@ -26,6 +26,7 @@ from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
 
 if TYPE_CHECKING:
+    from vcluster.processes.crew import Messages
     from vcluster.runs.engine import Body
 
 LOOK_EVERY_SECONDS = 0.05
@@ -133,7 +134,7 @@ class Conduct:
                 self._finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
                 self.broken_off = self._deadlock()
 
-    def _take(self, messages: list[tuple[int, Any]]) -> None:
+    def _take(self, messages: Messages) -> None:
         for rank, message in messages:
             if isinstance(message, Printed):
                 if self.broken_off is None:

@@ -46,6 +46,9 @@ ENTRIES = 5
 COMPUTE: Template = ("compute", "compute", {})
 
 
+Labels = tuple[Template, Template]
+"""The templates of a labelled block: for its first piece, and for the pieces after an interruption."""
+
 Record = tuple[int, list[Any]]
 """The record of one device in one run: the wall time of its start in nanoseconds, and the entries."""
 
@@ -56,7 +59,7 @@ class _Block:
     __slots__ = ("_before", "_first", "_labels", "_name", "_recorder", "_seconds")
 
     def __init__(
-        self, recorder: Recorder, name: str, seconds: float | None, labels: tuple[Template, Template]
+        self, recorder: Recorder, name: str, seconds: float | None, labels: Labels
     ) -> None:
         self._recorder, self._name, self._seconds, self._labels = recorder, name, seconds, labels
 
@@ -82,7 +85,7 @@ class Recorder:
         self._pid = os.getpid()
         forks.members.add(self)
         self._clear()
-        self._labels: dict[Any, tuple[Template, Template]] = {}
+        self._labels: dict[Any, Labels] = {}
         self._uncounted_templates: list[tuple[Template, Callable[[], Traffic]]] = []
         """The same of templates, which outlive a record."""
         self.stopped = True
@@ -94,7 +97,7 @@ class Recorder:
         self._entries: list[Any] = []
         self._uncounted: list[tuple[Row, Callable[[], Traffic]]] = []
         """The events of collectives whose traffic is not counted yet."""
-        self._label: tuple[Template, Template] | None = None
+        self._label: Labels | None = None
         self._noted: tuple[str, str] = "", ""
         self._work = self._depth = 0
 
@@ -339,13 +342,13 @@ class Recorder:
             spent = values.pop("seconds", (time.thread_time_ns() - cpu) / 1e9)
             self._entries.extend((("compute", name, values), None, wall, time.perf_counter_ns(), spent))
 
-    def _begin_block(self, labels: tuple[Template, Template]) -> tuple[tuple[Template, Template] | None, int]:
+    def _begin_block(self, labels: Labels) -> tuple[Labels | None, int]:
         self._flush_compute()
         before, self._label = self._label, labels
         return before, len(self._entries)
 
     def _end_block(
-        self, name: str, seconds: float | None, before: tuple[Template, Template] | None, first: int
+        self, name: str, seconds: float | None, before: Labels | None, first: int
     ) -> None:
         self._flush_compute(
             always=len(self._entries) == first or next(self._computed(first, name), None) is None)
@@ -368,8 +371,8 @@ class Recorder:
             if what[0] == "compute" and what[1] == name:
                 yield place
 
-    def _labels_of(self, name: str, values: dict[str, Any]) -> tuple[Template, Template]:
-        """The templates of a labelled block: for its first piece, and for the pieces after an interruption.
+    def _labels_of(self, name: str, values: dict[str, Any]) -> Labels:
+        """The templates of a labelled block.
 
         Flops and bytes belong to the first piece, so that they count once.
         """
