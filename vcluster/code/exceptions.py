@@ -200,7 +200,7 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
 def _frames(tb: TracebackType | None) -> list[Frame]:
     """The frames outside the library; all frames if the failure lies entirely inside the library."""
     frames = []
-    for entry in _entries(tb):
+    for entry in entries_of(tb):
         code = entry.tb_frame.f_code
         hidden = "__tracebackhide__" in code.co_varnames and bool(entry.tb_frame.f_locals.get("__tracebackhide__"))
         frames.append(Frame(
@@ -210,7 +210,7 @@ def _frames(tb: TracebackType | None) -> list[Frame]:
 
 
 def _values(tb: TracebackType | None) -> str:
-    users = [entry for entry in _entries(tb) if not is_installed(entry.tb_frame.f_code.co_filename)]
+    users = [entry for entry in entries_of(tb) if not is_installed(entry.tb_frame.f_code.co_filename)]
     if users:
         first = users[-1].tb_lineno
         with suppress(Exception):  # the values are optional
@@ -226,7 +226,8 @@ def _span(entry: TracebackType) -> tuple[int | None, int | None, int | None]:
     return next(positions, (None, None, None, None))[1:]
 
 
-def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
+def entries_of(tb: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries of a traceback, outermost first."""
     while tb is not None:
         yield tb
         tb = tb.tb_next
@@ -284,7 +285,10 @@ def _shortened(exception: BaseException) -> BaseException:
     if not all(isinstance(value, str | int | float | None) for value in exception.args) or {
             *vars(exception)} - {"__notes__"}:
         raise TypeError(f"{type(exception).__name__} has more than a text")
-    args = [_bounded(value) if isinstance(value, str) else value for value in exception.args]
+    args = list(exception.args)
+    for i, value in enumerate(args):
+        if isinstance(value, str):
+            args[i] = _bounded(value)
     copied = type(exception).__new__(type(exception), *args)
     for note in _notes(exception)[:MOST_MEMBERS]:
         copied.add_note(_bounded(note))

@@ -22,7 +22,7 @@ from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
 from vcluster.collectives import Collectives, Ways
-from vcluster.device.elsewhere import NAMES_ELSEWHERE
+from vcluster.device.other_libraries import NAMES_ELSEWHERE
 from vcluster.messages import Endpoint, Pending, VirtualChannel
 from vcluster.tracing import Recorder, dtype_name
 

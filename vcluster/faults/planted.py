@@ -145,14 +145,18 @@ class _PlantedDevice(VirtualDevice):
         return self._channels[peer]
 
 
-class _PlantedCollectives:
-    """The collectives of a device, with their operations counted."""
+class _Around:
+    """All that it does not do itself, another object does."""
 
-    def __init__(self, inner: Collectives, plan: _Plan) -> None:
+    def __init__(self, inner: Any, plan: _Plan) -> None:
         self._inner, self._plan = inner, plan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class _PlantedCollectives(_Around):
+    """The collectives of a device, with their operations counted."""
 
     def run(self, kind: str, x: Any, *args: Any, name: str | None = None, **options: Any) -> Any:
         called = name or kind
@@ -191,16 +195,14 @@ class _PlantedChannel(VirtualChannel):
         return super().irecv(tag=tag, shape=shape, dtype=dtype)
 
 
-class _PlantedMailbox:
+class _PlantedMailbox(_Around):
     """The mailbox of a peer, with faults: messages are lost, duplicated or overtaken."""
 
     def __init__(self, inner: Mailbox, peer: int, plan: _Plan) -> None:
-        self._inner, self._peer, self._plan = inner, peer, plan
+        super().__init__(inner, plan)
+        self._peer = peer
         self.faults: Faults = ()
         """The faults of the next message."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def sending(self, encoded: Encoded, tag: int, *, capacity: int | None) -> Steps:
         """`Mailbox.sending` with the planted faults. The additional messages do not wait for room."""

@@ -34,6 +34,12 @@ _OPS = {
 }
 """The operation of MPI for each that has a name here; a mean is divided at the end."""
 
+_KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
+    "all_scatter", "barrier",
+)
+"""The kinds that MPI has, each a method of `_Start`: an all_scatter is MPI's all_gather of arrays of any length."""
+
 LOOKS = 50
 """Looks at a request in one poll, for a large array: with each of them MPI moves a part."""
 
@@ -43,8 +49,8 @@ _REDUCED = "?bhilqBHILQfdgFDG"
 
 def check_library(call: Call, reduction: Reduction | None) -> None:
     """``ValueError`` or ``TypeError`` if MPI has no such collective."""
-    if call.kind not in _STARTS:
-        raise ValueError(f"MPI has no {call.kind}; algorithm='mpi' is for {', '.join(_STARTS)}")
+    if call.kind not in _KINDS:
+        raise ValueError(f"MPI has no {call.kind}; algorithm='mpi' is for {', '.join(_KINDS)}")
     if reduction is None:
         return
     if reduction.ufunc is None:
@@ -79,7 +85,7 @@ class OfLibrary(ByMessages):
         assert isinstance(end, MpiEndpoint)
         communicator = yield from end.communicators.of(self.call.ranks)
         start = _Start(communicator, end.transport.mpi, self.call, calls, self.x, self.out, self.reduction)
-        _STARTS[self.call.kind](start)
+        getattr(start, self.call.kind)()
 
         looks = LOOKS if max(call.nbytes for call in calls) > SMALL_BYTES else 1
 
@@ -164,10 +170,8 @@ class _Start:
         self.request = self.communicator.Ibcast(self._bytes(array), root)
 
     def scatter(self) -> None:
-        call, giver = self._call, self._giver
-        shape = list(giver.shape or ())
-        shape[giver.dim] = giver.sizes[call.position]
-        block, given = self._new(shape), None
+        call = self._call
+        block, given = self._new(_shape_of_block(self._giver, call.position)), None
         if call.gives:
             blocks = self._blocks(self._own(), call)
             given = self._bytes(_packed(blocks, self._own(), call), [each.nbytes for each in blocks])
@@ -193,12 +197,8 @@ class _Start:
         call = self._call
         blocks = self._blocks(self._own(), call)
         given = self._bytes(_packed(blocks, self._own(), call), [block.nbytes for block in blocks])
-        shapes = []
-        for each in self._calls:
-            shape = list(each.shape or ())
-            shape[each.dim] = each.sizes[call.position]
-            shapes.append((tuple(shape), self._dtype))
-        whole, self.result = self._joined(shapes, call.concat_dim)
+        blocks_here = [(_shape_of_block(each, call.position), self._dtype) for each in self._calls]
+        whole, self.result = self._joined(blocks_here, call.concat_dim)
         self.request = self.communicator.Ialltoallv(given, whole)
 
     # -- buffers -------------------------------------------------------------------------------------------------------
@@ -264,6 +264,13 @@ class _Start:
         return self._bytes(whole, counts), parts
 
 
+def _shape_of_block(call: Call, position: int) -> tuple[int, ...]:
+    """The shape of what a call gives a member."""
+    shape = list(call.shape or ())
+    shape[call.dim] = call.sizes[position]
+    return tuple(shape)
+
+
 def _packed(blocks: Sequence[Array], array: Array, call: Call) -> Array:
     """The blocks of an array one after the other."""
     if call.dim == 0:
@@ -277,11 +284,3 @@ def _joined(parts: Sequence[Array], dim: int) -> Array:
     array = np.empty(shape, dtype)
     fill(array)
     return array
-
-
-_STARTS: dict[str, Callable[[_Start], None]] = {
-    "all_reduce": _Start.all_reduce, "all_gather": _Start.all_gather, "reduce_scatter": _Start.reduce_scatter,
-    "all_to_all": _Start.all_to_all, "broadcast": _Start.broadcast, "reduce": _Start.reduce,
-    "scatter": _Start.scatter, "gather": _Start.gather, "all_scatter": _Start.all_scatter, "barrier": _Start.barrier,
-}
-"""The kinds that MPI has: an all_scatter is MPI's all_gather of arrays of any length."""

@@ -24,9 +24,9 @@ from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
-from vcluster.processes.deaths import is_ending
 from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
+from vcluster.processes.exit_watch import is_ending
 
 if TYPE_CHECKING:
     from vcluster.processes.worker import Worker

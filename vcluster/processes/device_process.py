@@ -30,9 +30,9 @@ from vcluster.code.environment import environment
 from vcluster.memory import forks
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.processes.blas_threads import device_environment, limit_threads
-from vcluster.processes.deaths import unclaimed_exit_code, watch
 from vcluster.processes.descriptors import close_all, is_readable, pipes, write_all
 from vcluster.processes.end_with_host import end_with
+from vcluster.processes.exit_watch import unclaimed_exit_code, watch
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 from vcluster.processes.kernel_forks import keep_from_programs, refuse_children
 

@@ -32,8 +32,8 @@ from typing import NoReturn
 from parallelism.operation import PACKAGES
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.processes.blas_threads import device_environment
-from vcluster.processes.deaths import is_stopped
 from vcluster.processes.descriptors import is_readable, pipes
+from vcluster.processes.exit_watch import is_stopped
 
 PRELOAD = (
     "numpy", "cloudpickle", "fcntl", "multiprocessing.util", "vcluster.processes.device_process",
@@ -305,7 +305,8 @@ class _Server:
         poll.register(self._host, select.POLLIN)
         poll.register(self._wake_r, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(self._longest_wait())}
+            wait = 0 if self._is_loading else IDLE_MILLISECONDS if self._later and self._has_started else None
+            ready = {fd for fd, _ in poll.poll(wait)}
             self._is_loading = not ready
             if self._is_loading:
                 self._load_one()
@@ -317,12 +318,6 @@ class _Server:
     def kill_all(self) -> None:
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
-
-    def _longest_wait(self) -> int | None:
-        """Milliseconds to wait for the host; None: as long as it takes."""
-        if self._is_loading:
-            return 0
-        return IDLE_MILLISECONDS if self._later and self._has_started else None
 
     def _load_one(self) -> None:
         _preload([self._later.pop(0)])

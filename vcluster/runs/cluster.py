@@ -41,17 +41,20 @@ _USUAL_ELSEWHERE = {
     "n": "the number of devices: VirtualCluster(4)", "size": "the number of devices: VirtualCluster(4)",
     "context": "start_method", "capacity": "channel_capacity", "rank": "device.rank inside the kernel",
 }
-_ATTRIBUTES_ELSEWHERE = {
-    "map": "cluster.run(kernel, PerDevice([...]))", "submit": "cluster.run(kernel)", "execute": "cluster.run(kernel)",
-    "launch": "cluster.run(kernel)", "spawn": "cluster.run(kernel)", "apply": "cluster.run(kernel)",
-    "call": "cluster.run(kernel)", "shutdown": "cluster.close()", "terminate": "cluster.close()",
-    "stop": "cluster.close()", "join": "cluster.close()", "destroyprocessgroup": "cluster.close()",
-    "worldsize": "cluster.size", "numdevices": "cluster.size", "getworldsize": "cluster.size",
-    "devices": "range(cluster.size)", "ranks": "range(cluster.size)", "shape": "cluster.mesh.shape",
-    "axisnames": "cluster.mesh.axes", "rank": "device.rank inside the kernel",
-    "allreduce": "cluster.run(lambda device: device.all_reduce(x))", "barrier": "device.barrier() inside the kernel",
+_MEANT = {
+    "cluster.run(kernel, PerDevice([...]))": "map",
+    "cluster.run(kernel)": "submit execute launch spawn apply call",
+    "cluster.close()": "shutdown terminate stop join destroyprocessgroup",
+    "cluster.size": "worldsize numdevices getworldsize",
+    "range(cluster.size)": "devices ranks",
+    "cluster.mesh.shape": "shape",
+    "cluster.mesh.axes": "axisnames",
+    "device.rank inside the kernel": "rank",
+    "cluster.run(lambda device: device.all_reduce(x))": "allreduce",
+    "device.barrier() inside the kernel": "barrier",
 }
-"""Names elsewhere, without case and underscores, and what to write here."""
+"""What to write here, and the names of that elsewhere, without case and underscores."""
+_ATTRIBUTES_ELSEWHERE = {name: here for here, names in _MEANT.items() for name in names.split()}
 _OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
     "deadline_seconds",

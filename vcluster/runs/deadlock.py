@@ -12,7 +12,7 @@ has changed.
 from collections.abc import Callable, Sequence
 
 from parallelism.operation import Stuck
-from vcluster.memory import BLOCKED, FINISHED, RUNNING, Need, State, Status
+from vcluster.memory import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
 
 
 def find_stuck(
@@ -22,56 +22,41 @@ def find_stuck(
 
     ``host_may_act``: whether the host may send or receive while the run goes on, from another thread.
     """
-    search = _Search(states, has_changed, host_may_act)
-    search.free_all()
-    return search.stuck()
+    awake = [state.state == RUNNING or _was_served(state, has_changed) for state in states]
+    free: set[tuple[int, int]] = set()  # (rank, number of an operation); the first are what the kernel waits for
 
+    def can_act(rank: int) -> bool:
+        return awake[rank] or any((rank, number) in free for number in range(states[rank].waits))
 
-class _Search:
-    """Frees operations of blocked devices, one after the other, until no other can go on."""
-
-    def __init__(self, states: Sequence[State], has_changed: Callable[[Need], bool], host_may_act: bool) -> None:
-        self._states = states
-        self._host_may_act = host_may_act
-        self._awake = [state.state == RUNNING or _was_served(state, has_changed) for state in states]
-        self._blocked = [rank for rank, state in enumerate(states) if state.state == BLOCKED and not self._awake[rank]]
-        self._free: set[tuple[int, int]] = set()
-        """A rank and the number of its operation; the first are what its kernel waits for."""
-
-    def free_all(self) -> None:
-        pending = [(rank, number) for rank in self._blocked for number in range(len(self._states[rank].operations))]
-        before = -1
-        while before < len(self._free):
-            before = len(self._free)
-            for rank, number in pending:
-                needs = self._states[rank].operations[number].needs
-                if (rank, number) not in self._free and (needs is None or all(map(self._may_be_met, needs))):
-                    self._free.add((rank, number))
-
-    def stuck(self) -> list[Stuck]:
-        found = []
-        for rank in self._blocked:
-            state = self._states[rank]
-            if state.operations and not self._can_act(rank):
-                lane, text, needs = state.operations[0]
-                peers = dict.fromkeys(need.peer for need in needs or () if not self._may_be_met(need))
-                found.append(Stuck(rank, text, state.location, lane, tuple(peers)))
-        return found
-
-    def _can_act(self, rank: int) -> bool:
-        """Whether the kernel of a device goes on."""
-        return self._awake[rank] or any((rank, number) in self._free for number in range(self._states[rank].waits))
-
-    def _may_be_met(self, need: Need) -> bool:
+    def may_be_met(need: Need) -> bool:
         if need.peer < 0:
-            return self._host_may_act or need.lane is None  # the host takes messages in while it waits for the run
-        if self._can_act(need.peer):
+            return host_may_act or need.lane is None  # the host takes messages in while it waits for the run
+        if can_act(need.peer):
             return True
-        peer = self._states[need.peer]
+        peer = states[need.peer]
         if need.lane is None:
             return peer.state != FINISHED
         lanes = enumerate(operation.lane for operation in peer.operations)
-        return any(lane == need.lane and (need.peer, number) in self._free for number, lane in lanes)
+        return any(lane == need.lane and (need.peer, number) in free for number, lane in lanes)
+
+    def peers(operation: Operation) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(need.peer for need in operation.needs or () if not may_be_met(need)))
+
+    blocked = [
+        (rank, number, operation)
+        for rank, state in enumerate(states) if state.state == BLOCKED and not awake[rank]
+        for number, operation in enumerate(state.operations)
+    ]
+    before = -1
+    while before < len(free):
+        before = len(free)
+        for rank, number, operation in blocked:
+            if (rank, number) not in free and (operation.needs is None or all(map(may_be_met, operation.needs))):
+                free.add((rank, number))
+    return [
+        Stuck(rank, operation.text, states[rank].location, operation.lane, peers(operation))
+        for rank, number, operation in blocked if number == 0 and not can_act(rank)
+    ]
 
 
 def _was_served(state: State, has_changed: Callable[[Need], bool]) -> bool:

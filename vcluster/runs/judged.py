@@ -53,11 +53,15 @@ class Judgement:
         return self.apart <= self.limit and not self.nan
 
 
+def _has_nan(array: Array) -> bool:
+    return is_floating(array.dtype) and bool(np.isnan(array).any())
+
+
 def judged(function: Function, inputs: Mapping[str, Array], results: Arrays, expected: Arrays) -> Judgement:
     """Compares the results of devices with those of one process (``expected``), both in the order of the outputs."""
     limit = tolerance(function)
-    nan = tuple(value.name for value, *both in zip(function.outputs, results, expected, strict=True)
-                if any(is_floating(each.dtype) and np.isnan(each).any() for each in both))
+    checked = zip(function.outputs, results, expected, strict=True)
+    nan = tuple(value.name for value, a, b in checked if _has_nan(a) or _has_nan(b))
     apart = [_apart(a, b) for a, b in zip(results, expected, strict=True)]
     far = [place for place, each in enumerate(apart) if limit < each < inf]
     explained: list[int] = []

@@ -10,7 +10,6 @@ import linecache
 import re
 import sys
 import weakref
-from collections.abc import Iterator
 from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 from parallelism.display.drawing import kept
 from parallelism.display.markup import Markup, beside, figure, folded_away, inside, note, table
 from parallelism.operation import is_ours
+from vcluster.code.exceptions import entries_of
 
 if TYPE_CHECKING:
     from vcluster.runs.cluster import VirtualCluster
@@ -105,7 +105,7 @@ def name_cells(error: BaseException) -> None:
         found = shown()
         assert found is not None
         entries, kept = found.__traceback__, None
-        for entry in reversed(list(_entries(entries))):
+        for entry in reversed(list(entries_of(entries))):
             if not is_ours(entry.tb_frame.f_code.co_filename):
                 kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         told: list[str] = shell.InteractiveTB.structured_traceback(
@@ -113,12 +113,6 @@ def name_cells(error: BaseException) -> None:
         return told
 
     error._render_traceback_ = traceback_of_user  # type: ignore[attr-defined]
-
-
-def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
-    while entry is not None:
-        yield entry
-        entry = entry.tb_next
 
 
 class _Shown(str):

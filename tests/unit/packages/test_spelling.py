@@ -14,7 +14,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.spelling import KEYWORDS, REMARKS, closest, did_you_mean, explains_keywords, parameters_of
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
-from vcluster.device.elsewhere import NAMES_ELSEWHERE
+from vcluster.device.other_libraries import NAMES_ELSEWHERE
 
 MESH = Mesh(dp=2, tp=3)
 TRACE = Trace([], size=2)
