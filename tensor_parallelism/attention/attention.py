@@ -19,7 +19,7 @@ from tensor_parallelism.attention.policies import AttentionSharding, AttentionSh
 from tensor_parallelism.attention.ring import RingKept, ring_forward
 from tensor_parallelism.attention.shares import zigzag_order
 from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_forward
-from tensor_parallelism.products import Contraction, PlannedOperation, Shape, check_shard, moved
+from tensor_parallelism.products import Contraction, DType, PlannedOperation, Shape, check_shard, moved
 
 INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
 """The product with the joined Wq, Wk and Wv, and the product with Wo."""
@@ -155,7 +155,7 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
         found: Array = super().result(mesh, outputs)
         return found[:, np.argsort(self._order(found.shape[1], mesh))] if self.zigzag else found
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> AttentionPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> AttentionPlan:
         if len(shapes) != len(NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(shapes)} shapes")
         of = AttentionShapes(*shapes)
@@ -165,7 +165,7 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
         self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
         return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, of, dtype, mesh)
 
-    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+    def _dtype(self, arrays: Sequence[Array]) -> DType:
         """The dtype of the computation: integers become float64."""
         found = common_dtype(*(array.dtype for array in arrays))
         if found.kind not in "biuf" and not is_floating(found):

@@ -13,7 +13,7 @@ from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention.policies import AttentionSharding, AttentionShardingPolicy
 from tensor_parallelism.attention.shares import Heads, Runs, heads_of, pieces, runs_of
-from tensor_parallelism.products import Axes, Move, Plan, Shape, moves_of
+from tensor_parallelism.products import Axes, ByRank, DType, Move, Moves, Plan, Shape, moves_of
 
 NAMES = ("x", "wq", "wk", "wv", "wo")
 
@@ -85,7 +85,7 @@ class AttentionPlan(Plan):
     mask: Mask
     zigzag: bool
     shapes: AttentionShapes
-    dtype: np.dtype[Any]
+    dtype: DType
     mesh: Mesh
 
     def __post_init__(self) -> None:
@@ -171,11 +171,11 @@ class AttentionPlan(Plan):
         return {name: plan_resharding(*change, self.dtype, self.mesh) for name, change in changes.items()}
 
     @cached_property
-    def forward_moves(self) -> tuple[Move, ...]:
+    def forward_moves(self) -> Moves:
         return *self._named("x"), *self._inside(), *self._named("y", "out")
 
     @cached_property
-    def backward_moves(self) -> tuple[Move, ...]:
+    def backward_moves(self) -> Moves:
         of = "gradient of {}".format
         return (
             *self._named(of("y"), "grad"), *self._named(of("wo"), "wo_grad"), *self._inside(backward=True),
@@ -189,15 +189,15 @@ class AttentionPlan(Plan):
     # -- computation ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def flops(self) -> tuple[int, ...]:
+    def flops(self) -> ByRank:
         """The flops of attention in the forward, by rank, without the products with the weights."""
         return self._flops(attend_flops)
 
     @cached_property
-    def backward_flops(self) -> tuple[int, ...]:
+    def backward_flops(self) -> ByRank:
         return self._flops(attend_backward_flops)
 
-    def _flops(self, flops: Any) -> tuple[int, ...]:
+    def _flops(self, flops: Any) -> ByRank:
         by_rank = []
         for rank in range(self.mesh.size):
             position = self._position(rank, self.sharding.split.rows)

@@ -5,8 +5,6 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
-import numpy as np
-
 from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
@@ -17,7 +15,9 @@ from tensor_parallelism.feed_forward.policies import FeedForwardSharding, FeedFo
 from tensor_parallelism.products import (
     Axes,
     Contraction,
+    DType,
     Move,
+    Moves,
     Plan,
     PlannedOperation,
     ProductPlan,
@@ -71,14 +71,14 @@ class FeedForwardPlan(Plan):
     """
 
     @cached_property
-    def forward_moves(self) -> tuple[Move, ...]:
+    def forward_moves(self) -> Moves:
         return self._moves(FORWARD)
 
     @cached_property
-    def backward_moves(self) -> tuple[Move, ...]:
+    def backward_moves(self) -> Moves:
         return self._moves(BACKWARD)
 
-    def _moves(self, parts: dict[str, tuple[str, ...]]) -> tuple[Move, ...]:
+    def _moves(self, parts: dict[str, tuple[str, ...]]) -> Moves:
         moves: list[Move] = []
         for part, names in parts.items():
             plans = self.products[part].moves if part in self.products else [self.resharded[part]]
@@ -172,7 +172,7 @@ class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
         device.hold("activations", -x.nbytes - before.nbytes - hidden.nbytes)
         return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> FeedForwardPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> FeedForwardPlan:
         """For the shapes of x, W1 and W2, or of all inputs."""
         x, w1, *b1, w2 = shapes if len(shapes) == 3 else shapes[:4]
         if len(x) < 2 or len(w1) != 2 or len(w2) != 2:
@@ -191,7 +191,7 @@ class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
 
 def _plan(
     sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, shapes: dict[str, Shape],
-    dtype: np.dtype[Any], mesh: Mesh,
+    dtype: DType, mesh: Mesh,
 ) -> FeedForwardPlan:
     """The plan of ``policy`` for tensors of these shapes, which fit each other."""
     lead = "abcdeghijkl"[: len(shapes["x"]) - 1]

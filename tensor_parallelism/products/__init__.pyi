@@ -1,6 +1,6 @@
 from .choice import Seconds as Seconds, cheapest_product as cheapest_product
 from .contraction import Contraction as Contraction
-from .layer_plan import LayerPlan as LayerPlan, Move as Move, Plan as Plan, moves_of as moves_of
+from .layer_plan import LayerPlan as LayerPlan, Move as Move, Moves as Moves, Plan as Plan, moves_of as moves_of
 from .matmul import MatMul as MatMul
 from .planned_operation import (
     Changes as Changes,
@@ -14,6 +14,8 @@ from .policies import MatMulSharding as MatMulSharding, MatMulShardingPolicy as 
 from .product import (
     Axes as Axes,
     AxisOrAxes as AxisOrAxes,
+    ByRank as ByRank,
+    DType as DType,
     ProductPlan as ProductPlan,
     Shape as Shape,
     Task as Task,

@@ -3,15 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from parallelism.display import in_columns
 from parallelism.display.markup import figure, preformatted
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
-from tensor_parallelism.products.product import Axes, Shape, bytes_by_rank
+from tensor_parallelism.products.product import Axes, ByRank, DType, Shape, bytes_by_rank
 
 
 class Move(NamedTuple):
@@ -23,8 +21,11 @@ class Move(NamedTuple):
     times: int
     """The number of these communications."""
     axes: Axes
-    bytes_received: tuple[int, ...]
+    bytes_received: ByRank
     """The bytes that each rank receives in all of these communications."""
+
+
+Moves = tuple[Move, ...]
 
 
 class Plan:
@@ -33,22 +34,22 @@ class Plan:
     mesh: Mesh
 
     @property
-    def forward_moves(self) -> tuple[Move, ...]:
+    def forward_moves(self) -> Moves:
         """The communications of the forward, in order."""
         raise NotImplementedError
 
     @property
-    def backward_moves(self) -> tuple[Move, ...]:
+    def backward_moves(self) -> Moves:
         """The communications of the backward, in order."""
         raise NotImplementedError
 
     @property
-    def bytes_received(self) -> tuple[int, ...]:
+    def bytes_received(self) -> ByRank:
         """The bytes that each rank receives in the forward."""
         return bytes_by_rank((move.bytes_received for move in self.forward_moves), self.mesh)
 
     @property
-    def backward_bytes_received(self) -> tuple[int, ...]:
+    def backward_bytes_received(self) -> ByRank:
         """The bytes that each rank receives in the backward."""
         return bytes_by_rank((move.bytes_received for move in self.backward_moves), self.mesh)
 
@@ -98,7 +99,7 @@ class LayerPlan(Plan):
     title: str
     shapes: tuple[Shape, ...]
     """The shapes of the whole inputs."""
-    dtype: np.dtype[Any]
+    dtype: DType
     mesh: Mesh
     forward: dict[str, ReshardingPlan]
     backward: dict[str, ReshardingPlan]
@@ -107,11 +108,11 @@ class LayerPlan(Plan):
         return self.forward[name] if name in self.forward else self.backward[name]
 
     @cached_property
-    def forward_moves(self) -> tuple[Move, ...]:
+    def forward_moves(self) -> Moves:
         return tuple(moves_of(self.forward.items()))
 
     @cached_property
-    def backward_moves(self) -> tuple[Move, ...]:
+    def backward_moves(self) -> Moves:
         return tuple(moves_of(self.backward.items()))
 
     def __str__(self) -> str:

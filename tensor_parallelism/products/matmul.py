@@ -13,7 +13,7 @@ from tensor_parallelism.products.choice import Cost, bytes_then_flops, cheapest_
 from tensor_parallelism.products.contraction import Contraction
 from tensor_parallelism.products.planned_operation import PlannedOperation, check_shard
 from tensor_parallelism.products.policies import MatMulSharding, MatMulShardingPolicy
-from tensor_parallelism.products.product import ProductPlan, Shape, Task, product_plan, run_product
+from tensor_parallelism.products.product import DType, ProductPlan, Shape, Task, product_plan, run_product
 
 Saved = tuple[Array, Array, ProductPlan]
 """What the backward needs of the forward: the shards of the operands, and the plan."""
@@ -94,7 +94,7 @@ class MatMul(PlannedOperation[MatMulSharding, ProductPlan]):
     def _gradient_plans(self, task: Task) -> tuple[ProductPlan, ProductPlan]:
         return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> ProductPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> ProductPlan:
         a, b = shapes
         for name, shape in (("A", a), ("B", b)):
             if len(shape) < 2:

@@ -21,7 +21,7 @@ from parallelism.operation import Device, ShardedOperation
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.layer_plan import LayerPlan
-from tensor_parallelism.products.product import Shape
+from tensor_parallelism.products.product import DType, Shape
 
 Layouts = TypeVar("Layouts", bound=Any)
 Planned = TypeVar("Planned")
@@ -120,10 +120,10 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
             self._plans[key] = self._planned(*key)
         return self._plans[key]
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> Planned:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> Planned:
         raise NotImplementedError
 
-    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+    def _dtype(self, arrays: Sequence[Array]) -> DType:
         """The dtype of the computation."""
         return common_dtype(*(array.dtype for array in arrays))
 
@@ -189,14 +189,14 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
     and backward in `_moves`.
     """
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> LayerPlan:
         named = dict(zip(self.NAMES, shapes, strict=True))
         self._check_shapes(self._shapes(named), mesh)
         title, *moves = self._moves(named, mesh)
         forward, backward = (_plans(changes, dtype, mesh) for changes in moves)
         return LayerPlan(title, shapes, dtype, mesh, forward, backward)
 
-    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+    def _dtype(self, arrays: Sequence[Array]) -> DType:
         return common_dtype(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
@@ -207,7 +207,7 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         raise NotImplementedError
 
 
-def _plans(changes: Changes, dtype: np.dtype[Any], mesh: Mesh) -> dict[str, ReshardingPlan]:
+def _plans(changes: Changes, dtype: DType, mesh: Mesh) -> dict[str, ReshardingPlan]:
     plans = {}
     for name, (source, target, shape, *own) in changes.items():
         plans[name] = plan_resharding(source, target, shape, own[0] if own else dtype, mesh)

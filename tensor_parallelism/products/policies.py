@@ -69,18 +69,18 @@ class MatMulSharding(Sharding, ndims=(2, 2, 2)):
     @property
     def policy(self) -> MatMulShardingPolicy:
         """The named policy of the operands' layouts; GENERAL if they have none."""
-        lhs, rhs = _sides(self.lhs), _sides(self.rhs)
+        of, lhs, rhs = MatMulShardingPolicy, _sides(self.lhs), _sides(self.rhs)
         if lhs is None or rhs is None:
-            return MatMulShardingPolicy.GENERAL
+            return of.GENERAL
         (m, k), (k_of_b, n) = lhs, rhs
         split = bool(m), bool(k), bool(k_of_b), bool(n)
         fits = {
-            MatMulShardingPolicy.UNSHARDED: not any(split),
-            MatMulShardingPolicy.MATCHED_INNER: split == (False, True, True, False) and k == k_of_b,
-            MatMulShardingPolicy.UNMATCHED_INNER: split == (False, True, True, False) and not {*k} & {*k_of_b},
-            MatMulShardingPolicy.OUTER: split == (True, True, True, False) and m == k_of_b,
-            MatMulShardingPolicy.FULL: all(split) and m == k_of_b and n == k,
-            MatMulShardingPolicy.GENERAL: True,
+            of.UNSHARDED: not any(split),
+            of.MATCHED_INNER: split == (False, True, True, False) and k == k_of_b,
+            of.UNMATCHED_INNER: split == (False, True, True, False) and not {*k} & {*k_of_b},
+            of.OUTER: split == (True, True, True, False) and m == k_of_b,
+            of.FULL: all(split) and m == k_of_b and n == k,
+            of.GENERAL: True,
         }
         return next(policy for policy, fit in fits.items() if fit)
 

@@ -22,7 +22,10 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.contraction import Contraction
 
 Axes = tuple[str, ...]
+DType = np.dtype[Any]
 AxisOrAxes = str | Axes
+ByRank = tuple[int, ...]
+"""A number for each rank."""
 Shape = tuple[int, ...]
 Split = Mapping[str, Axes]
 """The axes of each letter, outermost first; a letter that is not a key is whole."""
@@ -40,7 +43,7 @@ class Task:
     out: TensorSharding
     lhs_shape: Shape
     rhs_shape: Shape
-    dtype: np.dtype[Any]
+    dtype: DType
     mesh: Mesh
 
     @cached_property
@@ -95,12 +98,12 @@ class ProductPlan:
         return self.lhs, self.rhs, self.out
 
     @cached_property
-    def bytes_received(self) -> tuple[int, ...]:
+    def bytes_received(self) -> ByRank:
         """The bytes that each rank receives in the three reshardings together."""
         return bytes_by_rank((move.bytes_received for move in self.moves), self.mesh)
 
     @cached_property
-    def flops(self) -> tuple[int, ...]:
+    def flops(self) -> ByRank:
         """The flops of the local product of each rank."""
         task = self.task
         shapes = (
@@ -209,7 +212,7 @@ def moved(device: Device, plan: ReshardingPlan, x: Array, *, spent: bool = False
     return run_plan(device, plan, x, spent=spent) if plan.steps else x
 
 
-def bytes_by_rank(received: Iterable[tuple[int, ...]], mesh: Mesh) -> tuple[int, ...]:
+def bytes_by_rank(received: Iterable[ByRank], mesh: Mesh) -> ByRank:
     """The bytes that each rank receives in all of some communications, of which each has them by rank."""
     return tuple(map(sum, zip(*received, strict=True))) or (0,) * mesh.size
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from parallelism.arrays import Array, plain_array
 from parallelism.kernels import splitmix64
 from parallelism.mesh import Mesh
@@ -17,7 +15,7 @@ from parallelism.operation import Device
 from tensor_parallelism.attention import Attention, AttentionPlan, AttentionShardingPolicy
 from tensor_parallelism.feed_forward import FeedForward, FeedForwardPlan
 from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm, counted
-from tensor_parallelism.products import LayerPlan, Move, Plan, PlannedOperation, Shape, check_shard
+from tensor_parallelism.products import DType, LayerPlan, Moves, Plan, PlannedOperation, Shape, check_shard
 from tensor_parallelism.transformer_block.policies import TransformerBlockPolicy, TransformerBlockSharding
 
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
@@ -54,12 +52,12 @@ class TransformerBlockPlan(Plan):
                 "feed-forward": self.feed_forward}
 
     @cached_property
-    def forward_moves(self) -> tuple[Move, ...]:
+    def forward_moves(self) -> Moves:
         return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in self._parts.items()
                      for move in plan.forward_moves)
 
     @cached_property
-    def backward_moves(self) -> tuple[Move, ...]:
+    def backward_moves(self) -> Moves:
         return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in reversed(self._parts.items())
                      for move in plan.backward_moves)
 
@@ -211,14 +209,14 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         """The whole y, with its rows in the original order."""
         return self.attention.result(mesh, outputs)
 
-    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+    def _dtype(self, arrays: Sequence[Array]) -> DType:
         return self.attention._dtype(arrays)
 
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
         x, *weights = arrays
         return super()._shards(mesh, [self.attention.ordered(x, mesh), *weights])
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> TransformerBlockPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> TransformerBlockPlan:
         if len(shapes) != len(self.NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(self.NAMES)}, got {len(shapes)} shapes")
         x, *weights = shapes

@@ -112,9 +112,7 @@ class Endpoint:
         for peer in range(self.layout.endpoints):
             self.mailbox(peer).close(drop=True)
         self.mailboxes.clear()
-        self.signals.before_sleep = self.signals.after_sleep = None
-        self.signals.note_awaited = self.signals.publish_awaited = None
-        self.threads.leave_recorder()
+        self._leave_signals()
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing
@@ -122,6 +120,11 @@ class Endpoint:
                     way.close()
                     way.join_thread()
         self.queues = None
+
+    def _leave_signals(self) -> None:
+        self.signals.before_sleep = self.signals.after_sleep = None
+        self.signals.note_awaited = self.signals.publish_awaited = None
+        self.threads.leave_recorder()
 
     def forget_traffic(self, gone: Collection[int] = ()) -> None:
         """Start from empty channels, after the control area was cleared. ``gone`` are endpoints that died."""

@@ -128,9 +128,7 @@ class Mailbox:
         endpoint = self._endpoint
         offset, header, loan = self._lend(encoded, lane, tag)
         if self._queues:
-            block = bytearray(header[BLOCK_NBYTES])
-            encoded.write(memoryview(block))
-            self._queues[0].put((self._epoch[0], offset, header.tolist(), block))
+            self._queues[0].put((self._epoch[0], offset, header.tolist(), encoded.alone()))
             self._out[_HEAD] += 1
             endpoint.signals.wake(self._peers)
         else:

@@ -244,9 +244,7 @@ class MpiEndpoint(Endpoint):
         self._near.clear()
         self.communicators.forget()
         self.shown.clear()
-        self.signals.before_sleep = self.signals.after_sleep = None
-        self.signals.note_awaited = self.signals.publish_awaited = None
-        self.threads.leave_recorder()
+        self._leave_signals()
 
     def _take(self, source: int, message: Message) -> None:
         self.hears += 1

@@ -109,34 +109,22 @@ class Transport:
         then: Callable[[], object] | None = None,
     ) -> None:
         """Start to send a value. ``lend``: its arrays do not change before ``then`` is called."""
-        nbytes = encoded.block_nbytes
-        if nbytes <= SMALL_BYTES:
-            block = bytearray(nbytes)
-            encoded.write(memoryview(block))
-            size = HEADER_BYTES + aligned(len(encoded.description))
-            _HEAD.pack_into(block, 0, kind, *address, lane, tag, encoded.nbytes, size, 0)
-            self.send_block(target, block)
-            if then is not None:
-                then()
-            return
         size = HEADER_BYTES + aligned(len(encoded.description))
-        head = bytearray(size)
-        body: Any
-        if lend and len(encoded.buffers) == 1:
-            body = _flat(encoded.buffers[0])
+        body: Any = b""
+        if encoded.block_nbytes <= SMALL_BYTES:
+            head = encoded.alone()
         else:
-            block = bytearray(nbytes)
-            encoded.write(memoryview(block))
-            body = memoryview(block)[size:]
+            head = bytearray(size)
+            head[HEADER_BYTES : HEADER_BYTES + len(encoded.description)] = encoded.description
+            is_lent = lend and len(encoded.buffers) == 1
+            body = _flat(encoded.buffers[0]) if is_lent else memoryview(encoded.alone())[size:]
         _HEAD.pack_into(head, 0, kind, *address, lane, tag, encoded.nbytes, size, len(body))
-        head[HEADER_BYTES : HEADER_BYTES + len(encoded.description)] = encoded.description
         self.send_block(target, head)
-        if not len(body):  # what is large is the description: the receiver expects nothing more
-            if then is not None:
-                then()
-            return
-        request = self._comm.Isend([body, len(body), self.mpi.BYTE], target, _BODIES)
-        self._sending.append((request, (body, encoded), then))
+        if len(body):  # otherwise the receiver expects nothing more
+            request = self._comm.Isend([body, len(body), self.mpi.BYTE], target, _BODIES)
+            self._sending.append((request, (body, encoded), then))
+        elif then is not None:
+            then()
 
     def send_block(self, target: int, block: bytearray) -> None:
         """Send a whole block, which begins with its head."""

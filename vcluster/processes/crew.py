@@ -142,11 +142,11 @@ class ProcessCrew:
             if what == "connection":
                 wire = self._wires[rank]
                 try:
-                    received = [*wire.read(), wire.look() or b""]
+                    received = [*wire.read(), wire.look()]
                 except (EOFError, OSError):
                     self._bury(rank, messages)
-                    continue
-                messages += [(rank, pickle.loads(data)) for data in received if data]
+                else:
+                    messages += _unpickled(rank, received)
             else:
                 self._bury(rank, messages)
         return messages
@@ -206,8 +206,7 @@ class ProcessCrew:
         with suppress(EOFError, OSError):
             while is_readable(wire.fd, 0):
                 received += wire.read()
-        received.append(wire.look() or b"")
-        messages += [(rank, pickle.loads(data)) for data in received if data]
+        messages += _unpickled(rank, [*received, wire.look()])
         process.join(GRACE_SECONDS)
         if process.exitcode is None and is_ending(process.pid or 0):
             process.join(STOP_SECONDS)
@@ -221,6 +220,10 @@ class ProcessCrew:
         messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed, lost)))
         self._killed.discard(rank)
         process.close()
+
+
+def _unpickled(rank: int, received: Iterable[bytes | None]) -> Messages:
+    return [(rank, pickle.loads(data)) for data in received if data is not None]
 
 
 class ThreadCrew:

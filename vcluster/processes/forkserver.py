@@ -27,7 +27,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from parallelism.operation import PACKAGES
 from vcluster.memory.interrupts import DeferredInterrupt
@@ -262,13 +262,12 @@ def read_number(fd: int) -> int | None:
 # -- in the server -----------------------------------------------------------------------------------------------------
 
 
-class _Child:
+class _Child(NamedTuple):
     """The server's side of a process that it forked."""
 
-    def __init__(self, status: int, life: int) -> None:
-        self.status = status
-        self.life = life
-        """The write end of a pipe to which nothing is written. It closes when the server ends."""
+    status: int
+    life: int
+    """The write end of a pipe to which nothing is written. It closes when the server ends."""
 
     def tell(self, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):  # the host is gone or has stopped listening
@@ -377,8 +376,8 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in self._children.values():
             child.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        for fd in (self._wake_r, self._wake_w):
+            os.close(fd)
 
 
 def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:

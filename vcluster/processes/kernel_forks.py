@@ -65,11 +65,8 @@ def explain_pickling(error: BaseException) -> None:
 
     It comes to that where the devices are threads, or ranks of MPI.
     """
-    frame = error.__traceback__
-    while frame is not None and isinstance(error, pickle.PicklingError | AttributeError):
-        if frame.tb_frame.f_globals.get("__name__") == "multiprocessing.reduction":
-            error.add_note(
-                "multiprocessing looks up functions by their names, and the functions of a kernel are copies; "
-                "define what the pool calls in a module that can be imported, or use threads (ThreadPoolExecutor)")
-            return
-        frame = frame.tb_next
+    called = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if "multiprocessing.reduction" in called and isinstance(error, pickle.PicklingError | AttributeError):
+        error.add_note(
+            "multiprocessing looks up functions by their names, and the functions of a kernel are copies; "
+            "define what the pool calls in a module that can be imported, or use threads (ThreadPoolExecutor)")

@@ -14,6 +14,8 @@ LONGEST_NAME = 80
 _NUMBERS = re.compile(r"\d+")
 _PARTS = {"communication": "exposed communication", "other": "other compute"}
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Data = dict[str, Any]
 """The content of a view, as plain data."""
 
@@ -28,13 +30,13 @@ def without_numbers(name: object) -> str:
     return _NUMBERS.sub("#", str(name))
 
 
-def groups(events: Columns, *fields: str) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def groups(events: Columns, *fields: str) -> tuple[list[tuple[Any, ...]], Ints, Ints]:
     """The events with equal fields: the fields of each group, its first event, and the group of each event."""
     _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
     return list(zip(*(events.take(first).values(field) for field in fields), strict=True)), first, place.ravel()
 
 
-def numbered(names: Sequence[str]) -> tuple[list[str], npt.NDArray[np.int64]]:
+def numbered(names: Sequence[str]) -> tuple[list[str], Ints]:
     """The different names, shortened to one line, and for each given name the index of its short name."""
     short = [fit(name, LONGEST_NAME) for name in names]
     place = {name: i for i, name in enumerate(dict.fromkeys(short))}

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.display.quantities import fit, given, nbytes, rate, seconds
@@ -20,7 +19,7 @@ from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
 from parallelism.trace.transfers import asynchronous, moving, rounded
 from vcluster.report.measured import measured
-from vcluster.report.naming import Data
+from vcluster.report.naming import Data, Floats, Ints
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 
@@ -150,7 +149,7 @@ def _timeline(
     }
 
 
-def _lanes(columns: Columns, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _lanes(columns: Columns, start: Floats, end: Floats) -> Ints:
     """The lane of each event: 0 for compute, 1 for events that block the device, higher for asynchronous events."""
     lanes = np.where(columns.isin("kind", {"compute"}), 0, 1)
     at = np.flatnonzero(asynchronous(columns))
@@ -167,7 +166,7 @@ def _lanes(columns: Columns, start: npt.NDArray[np.float64], end: npt.NDArray[np
     return lanes
 
 
-def _detail(columns: Columns, name: str, at: npt.NDArray[np.int64]) -> Data:
+def _detail(columns: Columns, name: str, at: Ints) -> Data:
     column = columns[name]
     if not isinstance(column, Table):
         numbers = column[at]
@@ -203,7 +202,7 @@ def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
             for label, matrix in by_axes.items() if matrix.any()]
 
 
-def _cells(matrix: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+def _cells(matrix: Ints) -> list[tuple[int, int, int]]:
     return [(source, target, int(matrix[source, target])) for source, target in np.argwhere(matrix).tolist()]
 
 

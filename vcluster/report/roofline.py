@@ -8,21 +8,19 @@ virtual. Computes with equal names and nearly equal numbers share a point.
 from itertools import starmap
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.display.quantities import fit
 from parallelism.events import Columns
 from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware, rate_name
 from parallelism.timeline import priced_scale
 from parallelism.trace import PARTS, Trace, part_of
-from vcluster.report.naming import LONGEST_NAME, Data, groups, numbered, without_numbers
+from vcluster.report.naming import LONGEST_NAME, Data, Floats, groups, numbered, without_numbers
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4
 _BINS = 12
 """Number of bins per factor of ten in which computes share a point."""
 _LARGEST = 1e100
-Floats = npt.NDArray[np.float64]
 
 
 def roofline(trace: Trace, hardware: Hardware | None) -> Data:

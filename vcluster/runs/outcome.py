@@ -70,8 +70,9 @@ def error_of(
     ``last_seen(rank)`` is the last call of a device that died. ``killed_for_memory()`` tells whether the system killed
     a process for lack of memory during the run; it is None where that is not known.
     """
-    died = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Died) and not reply.by_host}
-    failed = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Failed)}
+    by_rank = sorted(replies.items())
+    died = {rank: reply for rank, reply in by_rank if isinstance(reply, Died) and not reply.by_host}
+    failed = {rank: reply for rank, reply in by_rank if isinstance(reply, Failed)}
     first = next((reply for reply in replies.values() if reply in (*died.values(), *failed.values())), None)
     if isinstance(first, Died):
         return _death(died, {rank: last_seen(rank) for rank in died}, killed_for_memory())
