@@ -18,7 +18,7 @@ from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
 from pipeline_parallelism.resident import ModelStep, common_step
-from pipeline_parallelism.trained_stage import Layer
+from pipeline_parallelism.trained_stage import Layers
 
 _RETURNS = ("loss", "parameters", "gradients")
 
@@ -46,11 +46,11 @@ class Training:
     """
 
     loss: float
-    parameters: list[Layer] | None
-    gradients: list[Layer] | None
+    parameters: Layers | None
+    gradients: Layers | None
     optimizer_state: Any = None
     step: int = 0
-    delayed: list[Layer] | None = None
+    delayed: Layers | None = None
     """The parameters before a step in one process whose schedule double-buffers; the next step uses them."""
 
 
@@ -170,7 +170,7 @@ class TrainStep(ModelStep):
         step = common_step([output["step"] for output in outputs])
         by_position = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
         loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
-        joined: dict[str, list[Layer] | None] = {}
+        joined: dict[str, Layers | None] = {}
         for name in ("parameters", "gradients"):    # the devices return no stages of what was not asked for
             by_stage = {}
             for parts in by_position:

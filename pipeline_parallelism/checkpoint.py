@@ -31,7 +31,7 @@ from parallelism.arrays import Array
 from parallelism.dtypes import NARROW_FLOATS, code_of, of_code
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
 from parallelism.whole_files import written_whole
-from pipeline_parallelism.trained_stage import Layer
+from pipeline_parallelism.trained_stage import Layers
 
 FORMAT = b"vcluster checkpoint, version "
 VERSION = b"1"
@@ -78,7 +78,7 @@ class Checkpoint:
     """
 
     step: int
-    parameters: list[Layer]
+    parameters: Layers
     optimizer: Optimizer | None = None
     optimizer_state: Any = None
 

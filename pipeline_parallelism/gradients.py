@@ -9,7 +9,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.operation import Device, Work
-from pipeline_parallelism.trained_stage import Layer, TrainedStage, add_layers
+from pipeline_parallelism.trained_stage import Layer, Layers, TrainedStage, add_layers
 
 BUCKET_BYTES = 25 * 2**20
 """The largest number of bytes of gradients in one all_reduce, unless a single array is larger."""
@@ -37,7 +37,7 @@ class Flushed:
                 for bucket in buckets(flat(self.stages[stage].gradients))
             ]
 
-    def gradients(self) -> dict[int, list[Layer]]:
+    def gradients(self) -> dict[int, Layers]:
         """The gradients of each stage, summed over all microbatches and replicas."""
         if self.axis is None:
             return {number: stage.gradients for number, stage in self.stages.items()}
@@ -62,7 +62,7 @@ class Stashed:
     ) -> None:
         self.device, self.axis, self.stages, self.rows = device, axis, stages, rows
         self.optimizer, self.states = optimizer, {number: states.get(number) for number in stages}
-        self.sums: dict[int, list[Layer]] = {}
+        self.sums: dict[int, Layers] = {}
         self.stashed = dict.fromkeys(stages, 0)
 
     def done(self, number: int, microbatch: int) -> None:
@@ -85,7 +85,7 @@ class Stashed:
 
 def update_layers(
     optimizer: Optimizer, layers: Sequence[Layer], gradients: Sequence[Layer], state: Any
-) -> tuple[list[Layer], Any]:
+) -> tuple[Layers, Any]:
     """The layers after one update, and the optimizer's next state."""
     arrays, state = optimizer.update(flat(layers), flat(gradients), state)
     return grouped(arrays, layers), state
@@ -108,7 +108,7 @@ def flat(layers: Sequence[Layer]) -> list[Array]:
     return list(chain.from_iterable(layers))
 
 
-def grouped(arrays: Iterable[Array], like: Sequence[Layer]) -> list[Layer]:
+def grouped(arrays: Iterable[Array], like: Sequence[Layer]) -> Layers:
     """The inverse of `flat`: each layer gets as many arrays as that of ``like`` has."""
     left = iter(arrays)
     return [tuple(islice(left, len(layer))) for layer in like]

@@ -26,7 +26,7 @@ from pipeline_parallelism.model import Model
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
 from pipeline_parallelism.state_steps import CheckpointStep, ResetStep, RestoreStep
-from pipeline_parallelism.trained_stage import Layer
+from pipeline_parallelism.trained_stage import Layer, Layers
 
 _PLAIN_SGD = SGD(0.1)
 
@@ -83,13 +83,13 @@ class MLP(Model):
         activations = [ACTIVATIONS[self.activation]] * (self.layer_count - 1) + [IDENTITY]
         return [activations[i] for i in layers]
 
-    def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
+    def initial_layers(self, layers: Iterable[int]) -> Layers:
         """Weights and bias of these layers before the first step.
 
         Normal, of variance 2 / inputs for relu and gelu (He et al. 2015, arXiv:1502.01852), else 1 / inputs.
         """
         gain = 2 if self.activation in ("relu", "gelu") else 1
-        drawn: list[Layer] = []
+        drawn: Layers = []
         for i in layers:
             inputs, outputs = self.layer_sizes[i : i + 2]
             normal = np.random.default_rng((self.seed, i)).standard_normal((inputs, outputs))
@@ -148,11 +148,11 @@ class MLP(Model):
 
     # ------------------------------------------------------------------------------ the Model protocol
 
-    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
+    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> Layers:
         """`initial_layers`, because a stage is on one rank."""
         return self.initial_layers(layers)
 
-    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
+    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[Layers]) -> Layers:
         """The layers of the one rank."""
         return shards[0]
 
@@ -160,7 +160,7 @@ class MLP(Model):
         """The outputs of the one rank."""
         return shards[0]
 
-    def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> DenseStage:
+    def stage(self, device: Device, number: int, layers: Layers, work: Microbatches) -> DenseStage:
         """A stage for one step."""
         numbers, last = self.layers_of(number), number == self.pipeline.stages - 1
         local = work.training and self.pipeline.schedule.local

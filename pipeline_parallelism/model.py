@@ -10,7 +10,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layers, TrainedStage
 
 
 class Model(Protocol):
@@ -33,17 +33,17 @@ class Model(Protocol):
         first = stage * each + min(stage, more)
         return range(first, first + each + (stage < more))
 
-    def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
+    def initial_layers(self, layers: Iterable[int]) -> Layers:
         """The whole parameters of these layers before the first step."""
 
-    def initial_parameters(self) -> list[Layer]:
+    def initial_parameters(self) -> Layers:
         """The whole parameters of every layer before the first step."""
         return self.initial_layers(range(self.layer_count))
 
-    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
+    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> Layers:
         """The rank's shards of the parameters of these layers before the first step."""
 
-    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
+    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[Layers]) -> Layers:
         """The whole layers, from the shards of the ranks inside a stage, in the order of the ranks."""
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
@@ -59,7 +59,7 @@ class Model(Protocol):
         """``ValueError`` if the model cannot be split over the axes inside a stage for these inputs."""
         return      # a model without axes inside a stage always can be
 
-    def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TrainedStage:
+    def stage(self, device: Device, number: int, layers: Layers, work: Microbatches) -> TrainedStage:
         """A stage on a device for one step."""
 
 

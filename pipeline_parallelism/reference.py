@@ -15,7 +15,7 @@ from pipeline_parallelism.batch_steps import Training
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.gradients import update_layers
 from pipeline_parallelism.stage import layers_backward, layers_forward
-from pipeline_parallelism.trained_stage import Layer, add_layers
+from pipeline_parallelism.trained_stage import Layer, Layers, add_layers
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
@@ -45,7 +45,7 @@ def reference_step(
 
 
 def _stashed(
-    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, parameters: list[Layer], state: object, step: int,
+    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, parameters: Layers, state: object, step: int,
     replicas: int,
 ) -> Training:
     """A step with an update after every microbatch; each stage uses the version that the schedule gives it."""
@@ -71,16 +71,16 @@ def _stashed(
 
 def _backpropagated(
     mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int
-) -> tuple[float, list[Layer]]:
+) -> tuple[float, Layers]:
     layers = parameters, mlp.activations_of(range(len(parameters)))
     y, saved = layers_forward(*layers, x)
     loss, grad = mlp.loss_function(y, targets, rows)
     return loss, layers_backward(*layers, saved, grad, first=True)[1]
 
 
-def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, list[Layer]]:
+def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, Layers]:
     """The gradients of every stage from its own loss.  The returned loss is the last stage's."""
-    gradients: list[Layer] = []
+    gradients: Layers = []
     for stage in range(mlp.pipeline.stages):
         numbers = mlp.layers_of(stage)
         layers = [parameters[i] for i in numbers], mlp.activations_of(numbers)
@@ -98,7 +98,7 @@ def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, A
     return zip(np.array_split(x, parts), np.array_split(targets, parts), strict=True)
 
 
-def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
+def _total(parts: Iterable[tuple[float, Layers]]) -> tuple[float, Layers]:
     """The sums of losses and gradients, in this order."""
     losses, gradients = zip(*parts, strict=True)
     return sum(losses), reduce(add_layers, gradients)

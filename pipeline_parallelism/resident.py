@@ -14,7 +14,7 @@ from parallelism.operation.errors import keys_by_value
 from parallelism.pipelining import PipelinedOperation
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
-from pipeline_parallelism.trained_stage import Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layers, TrainedStage
 
 
 class MixedStepsError(RuntimeError):
@@ -45,11 +45,11 @@ class MixedStepsError(RuntimeError):
 class Resident:
     """The state that a device keeps between steps, by stage."""
 
-    layers: dict[int, list[Layer]]
+    layers: dict[int, Layers]
     step: int = 0
     optimizer: Optimizer | None = None
     optimizer_states: dict[int, Any] = field(default_factory=dict)
-    delayed: dict[int, list[Layer]] = field(default_factory=dict)
+    delayed: dict[int, Layers] = field(default_factory=dict)
     """The layers before the last update, if the schedule's weights are double-buffered."""
 
 
@@ -70,7 +70,7 @@ class ModelStep(PipelinedOperation):
         resident: Resident = device.state[self._key]
         return resident
 
-    def _stages(self, device: Device, layers: dict[int, list[Layer]], work: Microbatches) -> dict[int, TrainedStage]:
+    def _stages(self, device: Device, layers: dict[int, Layers], work: Microbatches) -> dict[int, TrainedStage]:
         """This device's stages for one step, by number."""
         return {number: self.model.stage(device, number, held, work) for number, held in layers.items()}
 

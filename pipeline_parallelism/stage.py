@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from parallelism.arrays import Array
 from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
-from pipeline_parallelism.trained_stage import Kept, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Kept, Layer, Layers, TrainedStage
 
 Saved = tuple[Array | None, Array | None]
 """The input of a layer, and its sum before the activation, which the backward needs; None if it was dropped."""
@@ -12,9 +12,9 @@ Finish = Callable[[int, Array], Array | None]
 """``finish(microbatch, output)`` of the last stage returns the gradient of the output, or None."""
 
 
-def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x: Array) -> tuple[Array, list[Layer]]:
+def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x: Array) -> tuple[Array, Layers]:
     """The output, and for each layer its input and its sum before the activation, which the backward needs."""
-    saved: list[Layer] = []
+    saved: Layers = []
     for (weights, bias), activation in zip(layers, activations, strict=True):
         z = dense(x, weights, bias)
         saved.append((x, z))
@@ -37,7 +37,7 @@ def layers_backward_input(
 
 def layers_backward(
     layers: Sequence[Layer], activations: Sequence[Activation], saved: Sequence[Layer], grad: Array, *, first: bool
-) -> tuple[Array | None, list[Layer]]:
+) -> tuple[Array | None, Layers]:
     """The gradients of the input and of the layers.  That of the input is None if the layers come ``first``."""
     inputs, sums = zip(*saved, strict=True)
     grad_input, gradients = layers_backward_input(layers, activations, sums, grad, first=first)
@@ -57,7 +57,7 @@ class DenseStage(TrainedStage):
 
     def __init__(
         self,
-        layers: list[Layer],
+        layers: Layers,
         activations: Sequence[Activation],
         rows: Sequence[int],
         *,

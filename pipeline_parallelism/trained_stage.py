@@ -13,13 +13,14 @@ from parallelism.pipelining import Stage
 Layer = tuple[Array, ...]
 """The parameters of a layer, or their gradients; a dense layer has weights ``(inputs, outputs)`` and bias
 ``(outputs,)``."""
+Layers = list[Layer]
 
 
 @dataclass
 class Kept:
     """The values that a stage keeps for a microbatch between its forward and its last backward."""
 
-    layers: list[Layer]
+    layers: Layers
     """The parameters of the forward, which the backward uses, too."""
     saved: list[Any]
     """What the backward of each layer needs."""
@@ -31,19 +32,19 @@ class Kept:
 class TrainedStage(Stage):
     """A stage during one step of training.  Subclasses compute, and call `add` with the gradients of a backward."""
 
-    def __init__(self, layers: list[Layer], *, accumulate: bool = True) -> None:
+    def __init__(self, layers: Layers, *, accumulate: bool = True) -> None:
         self.layers, self.accumulate = layers, accumulate
-        self.gradients: list[Layer] = []
+        self.gradients: Layers = []
         """The sums over the microbatches whose backward is done; without ``accumulate``, those of the last one."""
         self._kept: dict[int, Kept] = {}
-        self._early: dict[int, list[Layer]] = {}
+        self._early: dict[int, Layers] = {}
         self._summed = 0
 
     @property
     def dtype(self) -> npt.DTypeLike | None:
         return next((array.dtype for layer in self.layers for array in layer), None)
 
-    def add(self, microbatch: int, gradients: list[Layer]) -> None:
+    def add(self, microbatch: int, gradients: Layers) -> None:
         """Add the gradients of a microbatch to ``gradients``."""
         if not self.accumulate:
             self.gradients = gradients
@@ -66,6 +67,6 @@ class TrainedStage(Stage):
         return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
 
 
-def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
+def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> Layers:
     """The sum of two lists of layers, array by array."""
     return [tuple(map(add, one, other)) for one, other in zip(a, b, strict=True)]

@@ -17,7 +17,7 @@ from pipeline_parallelism.batch_steps import PredictStep, TrainStep
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model, inner_mesh
 from pipeline_parallelism.state_steps import ResetStep
-from pipeline_parallelism.trained_stage import Layer
+from pipeline_parallelism.trained_stage import Layers
 from pipeline_parallelism.transformer_stage import (
     AnyLayer,
     Axes,
@@ -111,7 +111,7 @@ class Transformer(Model):
         """The layouts of the parameters of a layer inside a stage, by name."""
         return dict(self._part(layer, self._axes(mesh)).layouts)
 
-    def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
+    def initial_layers(self, layers: Iterable[int]) -> Layers:
         """The whole parameters of these layers before the first step."""
         drawn = []
         for number in layers:
@@ -144,7 +144,7 @@ class Transformer(Model):
 
     # ------------------------------------------------------------------------------ the Model protocol
 
-    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
+    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> Layers:
         """The rank's shards of `initial_layers`.  Layers are drawn whole and then split, so every mesh has the same."""
         shards = []
         for number in layers:
@@ -154,7 +154,7 @@ class Transformer(Model):
                 x[layout.slices(x.shape, mesh, rank)].copy() for x, layout in zip(whole, layouts, strict=True)))
         return shards
 
-    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
+    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[Layers]) -> Layers:
         """The whole layers, from the shards of the ranks of a stage."""
         inner = inner_mesh(mesh, self.inside)
         whole = []
@@ -173,7 +173,7 @@ class Transformer(Model):
         """``ValueError`` if the heads cannot be split over the ranks of ``tp``."""
         _check_shapes(self, mesh, x.shape)
 
-    def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TransformerStage:
+    def stage(self, device: Device, number: int, layers: Layers, work: Microbatches) -> TransformerStage:
         """A stage for one step.  Its operations and their plans are kept in the device."""
         key = "pipeline_parallelism.Transformer operations", self, number
         if key not in device.state:

@@ -16,7 +16,7 @@ from parallelism.arrays import Array
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Kept, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Kept, Layer, Layers, TrainedStage
 from tensor_parallelism.layers import Embedding, EmbeddingSharding, LayerNorm, VocabularyLoss, VocabularyLossSharding
 from tensor_parallelism.transformer_block import TransformerBlock, TransformerBlockSharding
 
@@ -138,7 +138,7 @@ class TransformerStage(TrainedStage):
     """
 
     def __init__(
-        self, device: Device, parts: Sequence[AnyLayer], layers: list[Layer], work: Microbatches
+        self, device: Device, parts: Sequence[AnyLayer], layers: Layers, work: Microbatches
     ) -> None:
         super().__init__(layers, accumulate=work.accumulate)
         self.device, self.parts, self.work = device, parts, work

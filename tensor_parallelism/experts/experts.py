@@ -19,7 +19,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.experts.dispatch import Dispatch, Runs, plan_dispatch
-from tensor_parallelism.products import Axes, AxisOrAxes, Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
+from tensor_parallelism.products import Axes, AxisOrAxes, Layer, LayerPlan, Moving, Shape, Sharding, check_shard, moved
 from tensor_parallelism.products.product import without
 
 
@@ -241,7 +241,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
             raise ValueError(f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}")
         return {**shapes, "out": x}
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         """All but those of tokens to experts and back."""
         x, router, layouts = shapes["x"], shapes["router"], self.sharding
         experts, lead = layouts.experts, layouts.tokens(len(x))

@@ -12,9 +12,9 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import (
     AxisOrAxes,
-    Changes,
     Layer,
     LayerPlan,
+    Moving,
     Shape,
     Sharding,
     check_shard,
@@ -111,7 +111,7 @@ class Embedding(Layer[EmbeddingSharding]):
         tokens, table = arrays
         check_tokens("tokens", tokens, table.shape[0])
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         tokens, table = shapes["tokens"], shapes["table"]
         layout, out, out_shape = self.sharding.table.over(2), self.sharding.out, (*tokens, table[1])
         vocabulary, model = (dim.axes for dim in layout.dims)

@@ -21,6 +21,7 @@ from tensor_parallelism.products import (
     Changes,
     Layer,
     LayerPlan,
+    Moving,
     Shape,
     Sharding,
     check_tokens,
@@ -160,7 +161,7 @@ class CrossEntropy(_Loss[CrossEntropySharding]):
         logits, targets = arrays
         check_tokens("targets", targets, logits.shape[-1])
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         logits = shapes["logits"]
         *lead, vocabulary = (dim.axes for dim in self.sharding.logits.over(len(logits)).dims)
         title = f"loss = mean(-log softmax(logits)[target]), logits {logits}"
@@ -263,7 +264,7 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
         _, table, targets = arrays
         check_tokens("targets", targets, table.shape[0])
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         x, table, layouts = shapes["x"], shapes["table"], self.sharding
         lead, vocabulary, model = layouts.split(len(x))
         logits = *x[:-1], table[0]

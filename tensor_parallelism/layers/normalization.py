@@ -18,7 +18,7 @@ from parallelism.kernels import (
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
+from tensor_parallelism.products import Layer, LayerPlan, Moving, Shape, Sharding, check_shard, moved
 
 WHOLE = TensorSharding(None)
 
@@ -116,7 +116,7 @@ class _Normalization(Layer[NormalizationSharding]):
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
         return {**shapes, "out": x}
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         x, model, weight = shapes["x"], shapes["weight"], self.sharding.weight.over(1)
         *lead, last = self.sharding.x.over(len(x)).dims
         statistics, both = (*x[:-1], 1), (1 + self.CENTRED, *x[:-1], 1)

@@ -5,6 +5,7 @@ from .matmul import MatMul as MatMul
 from .planned_operation import (
     Changes as Changes,
     Layer as Layer,
+    Moving as Moving,
     PlannedOperation as PlannedOperation,
     Sharding as Sharding,
     check_shard as check_shard,

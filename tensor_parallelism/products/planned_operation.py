@@ -31,6 +31,8 @@ Changes = Mapping[str, tuple[Any, ...]]
 
 If its dtype is not that of the layer, it follows.
 """
+Moving = tuple[str, Changes, Changes]
+"""What a layer is, and the moves of its forward and of its backward."""
 
 
 def with_article(kind: type) -> str:
@@ -203,7 +205,7 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         """The shapes of the inputs and of ``out``; ``ValueError`` if the inputs do not fit each other."""
         raise NotImplementedError
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         raise NotImplementedError
 
 

@@ -34,6 +34,10 @@ _DETAIL = 1.02
 _TIMES = (FORWARD, BACKWARD, STEP, ALL_REDUCE)
 
 
+Flags = tuple[tuple[str, Any], ...]
+"""Flags of Megatron-LM, with their values."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """One measured number of a published table."""
@@ -44,7 +48,7 @@ class Measured:
     devices: int
     measured: float
     """Seconds, or bytes of memory."""
-    flags: tuple[tuple[str, Any], ...] = ()
+    flags: Flags = ()
     """The flags of Megatron-LM of the run."""
     nbytes: float = 0.0
     """Of a collective."""
@@ -310,11 +314,11 @@ def _memory(stages: Sequence[Mapping[str, int]]) -> float:
 
 
 @lru_cache(maxsize=32)
-def _run(flags: tuple[tuple[str, Any], ...], devices: int) -> TrainingRun:
+def _run(flags: Flags, devices: int) -> TrainingRun:
     return MegatronFlags(**dict(flags)).run(devices)
 
 
-def layer_seconds(flags: tuple[tuple[str, Any], ...], devices: int, hardware: Hardware) -> tuple[float, float]:
+def layer_seconds(flags: Flags, devices: int, hardware: Hardware) -> tuple[float, float]:
     """The seconds of the forward and of the backward of a layer: what a model of two takes beyond a model of one."""
     one, two = (_phases(tuple(sorted({**dict(flags), "num_layers": layers}.items())), devices, hardware)
                 for layers in (1, 2))
@@ -322,7 +326,7 @@ def layer_seconds(flags: tuple[tuple[str, Any], ...], devices: int, hardware: Ha
 
 
 @lru_cache(maxsize=64)
-def _phases(flags: tuple[tuple[str, Any], ...], devices: int, hardware: Hardware) -> tuple[float, float]:
+def _phases(flags: Flags, devices: int, hardware: Hardware) -> tuple[float, float]:
     """The seconds of the forward and of the backward of a step on one stage."""
     run = _run(flags, devices)
     trace = simulate(run.step, hardware, mesh=run.mesh, batch=run.batch, fold=True, op_by_op=True)

@@ -4,7 +4,7 @@
 Here the messages really go from process to process, and each is recorded under its collective.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, sources_held, start
 from parallelism.collectives.results import joined
 from vcluster.collectives.general import Way, deliver, write
-from vcluster.collectives.group import Call
+from vcluster.collectives.group import Calls
 from vcluster.messages import Steps, Wait, encode_message
 
 
@@ -35,14 +35,14 @@ class ByMessages(Way):
         """Keep ``x`` for the messages."""
         self.x = x if x is None or x.flags.c_contiguous else np.ascontiguousarray(x)
 
-    def run(self) -> Generator[Wait, None, Sequence[Call]]:
+    def run(self) -> Generator[Wait, None, Calls]:
         """Meet the other members and exchange the messages.  Every member's call, in group order."""
         sequence = yield from self.group.post(self.call, None, 0, 0)
         calls = self.group.calls(sequence, self.call)
         yield from self.exchange(sequence, calls)
         return calls
 
-    def exchange(self, sequence: int, calls: Sequence[Call]) -> Steps:
+    def exchange(self, sequence: int, calls: Calls) -> Steps:
         """Exchange the messages of the operation, which every member has posted."""
         call, group, x = self.call, self.group, self.x
         giver = next((other for other in calls if other.gives), call)

@@ -47,7 +47,7 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group, Ranks, may_be_prepared
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Calls, CheckedCall, Group, Ranks, may_be_prepared
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
@@ -65,7 +65,7 @@ Outcome = tuple[Any, Callable[[], Traffic]]
 Counted = Generator[Wait, None, Outcome]
 
 
-def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
+def choose_prepared(calls: Calls) -> type[Prepared] | None:
     """The way of a direct call that is repeated, by the calls of all members; None: the general one again."""
     members = len(calls)
     calls = list({id(call): call for call in calls}.values())   # most often all call the same
@@ -396,7 +396,7 @@ def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
     return pack(x) if kind_of(kind).copies and is_tree(x) else checked_array(kind, x)
 
 
-def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:
+def _as_given(call: Call, calls: Calls, x: Any, result: Any) -> Any:
     """A result in the form in which its value was given."""
     if call.of_kind.copies:
         sources = call.of_kind.sources_of(call.position, call.size, call.root, call.pairs)

@@ -18,7 +18,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.collectives import SCALAR, Reduction, check_shape, copy_of, result_of
-from vcluster.collectives.group import Call, Group
+from vcluster.collectives.group import Call, Calls, Group
 from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
 from vcluster.messages import Endpoint, Steps, Wait
@@ -62,20 +62,20 @@ def deliver(array: Any, out: Array | None) -> Any:
     return out
 
 
-def own_result(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
+def own_result(calls: Calls, position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
     """The `Result` of the member at ``position`` from every member's array: a list for a kind that lists, or None."""
     is_list = calls[position].of_kind.lists
     return [copy_of(view) for view in views] if is_list else result_of(calls, position, views, reduction)
 
 
-def gets_scalar(calls: Sequence[Call], position: int) -> bool:
+def gets_scalar(calls: Calls, position: int) -> bool:
     """Whether the result of a member, if it is 0-d, is a scalar: its value was, or of a copy the one that it gets."""
     call = calls[position]
     sources = call.of_kind.sources_of(position, call.size, call.root, call.pairs) if call.of_kind.copies else ()
     return (calls[sources[0]] if sources else call).form == SCALAR
 
 
-def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:
+def empty_result(calls: Calls, position: int, reduction: Reduction | None) -> Any:
     """The `Result` of a member by shape and dtype alone; its ``fill`` must not be used."""
     return own_result(calls, position, list(map(_without_data, calls)), reduction)
 
@@ -119,7 +119,7 @@ class General(Way):
     """The place of a large one."""
     sequence: int = -1
     """The number of the operation, once it is posted."""
-    calls: Sequence[Call] = ()
+    calls: Calls = ()
 
     def prepare(self, x: Array | None, out: Array | None) -> None:
         """Show ``x``; ``out`` has the right shape and dtype."""
@@ -132,7 +132,7 @@ class General(Way):
         """Go on with what this member has posted for a call that another member did not make."""
         self.sequence, self.shown = posted.sequence, posted.shown
 
-    def run(self) -> Generator[Wait, None, Sequence[Call]]:
+    def run(self) -> Generator[Wait, None, Calls]:
         """Meet the other members.  Every member's call, in group order."""
         if self.sequence < 0:
             shown = self.shown

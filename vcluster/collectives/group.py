@@ -100,6 +100,10 @@ class Call(MemberCall):
         return text_of(self)
 
 
+Calls = Sequence[Call]
+"""The calls of all members, in group order."""
+
+
 class CheckedCall:
     """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
 
@@ -120,7 +124,7 @@ class CheckedCall:
         """Whether a caller that drops the result is warned: it has most likely forgotten it."""
         self.lane: Lane = ("group", group_key(call.ranks))
         self.name = name
-        self.calls: Sequence[Call] = ()
+        self.calls: Calls = ()
         """The members' calls when it was last run by the general way: they are prepared for when it is repeated."""
         self.surprised = False
         """Whether another member called something else than was prepared: it may do so every second time."""
@@ -140,7 +144,7 @@ class CheckedCall:
         return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
 
 
-def may_be_prepared(calls: Sequence[Call]) -> bool:
+def may_be_prepared(calls: Calls) -> bool:
     """Whether the result of a direct call can be made from arrays that always lie in one place."""
     kind = calls[0].of_kind
     return not kind.lists and kind.function is None and all(call.form in (ARRAY, SCALAR) for call in calls)
@@ -328,11 +332,11 @@ class Group:
                 return calls
         return [call] * self.size
 
-    def inline_views(self, parity: int, calls: Sequence[Call]) -> list[Array | None]:
+    def inline_views(self, parity: int, calls: Calls) -> list[Array | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
         return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
 
-    def views(self, sequence: int, calls: Sequence[Call]) -> list[Array | None]:
+    def views(self, sequence: int, calls: Calls) -> list[Array | None]:
         """The members' payloads, wherever they lie in the arena."""
         both = zip(self.buffers(sequence), calls, strict=True)
         return [buffer.array(buffer.words[PAYLOAD], call) for buffer, call in both]

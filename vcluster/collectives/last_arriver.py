@@ -12,7 +12,6 @@ arriver may be slow or may have taken the general way.  The word is made of all 
 takes it for that of another one.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from parallelism.algorithms import CollectiveKind
 from parallelism.arrays import Array
 from parallelism.collectives import Reduction, copy_of
 from parallelism.collectives.results import reduced
-from vcluster.collectives.group import Call
+from vcluster.collectives.group import Calls
 from vcluster.collectives.prepared import Prepared
 from vcluster.collectives.thresholds import INLINE_BYTES, SCATTERED_BYTES
 from vcluster.memory import STORES_IN_ORDER
@@ -40,7 +39,7 @@ class LastArriver(Prepared):
 
     __slots__ = ("_fill", "_released", "_shared", "_word")
 
-    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         super()._prepare_results(calls, reduction)
         group, call = self._group, self._call
         self._word = abs(hash(tuple(other.signature for other in calls))) >> 1

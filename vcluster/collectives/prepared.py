@@ -8,7 +8,6 @@ If a member shows another token, it calls another collective, or one with anothe
 the general path continues the operation, which every member has posted.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,7 +18,7 @@ from parallelism.arrays import Array
 from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
 from vcluster.collectives.general import deliver, empty_result, gets_scalar, new_array, own_result, write
-from vcluster.collectives.group import Call, Group
+from vcluster.collectives.group import Calls, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import LINE, STORES_IN_ORDER
 from vcluster.messages import Endpoint
@@ -33,7 +32,7 @@ class PreparedCall:
     )
 
     def __init__(
-        self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane,
+        self, endpoint: Endpoint, group: Group, calls: Calls, reduction: Reduction | None, lane: Lane,
         text: object,
     ) -> None:
         """``calls`` are the members' calls the last time, in group order; ``str(text)`` describes the call."""
@@ -52,7 +51,7 @@ class PreparedCall:
         result = self._results[0]
         self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)
 
-    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         raise NotImplementedError
 
     def prepare(self, x: Array | None, out: Any) -> bool:
@@ -93,7 +92,7 @@ class Prepared(PreparedCall):
     __slots__ = ("_buffers", "_others", "_payloads", "_signature", "_tokens")
 
     def __init__(
-        self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane,
+        self, endpoint: Endpoint, group: Group, calls: Calls, reduction: Reduction | None, lane: Lane,
         text: object,
     ) -> None:
         self._buffers = group.own.buffers
@@ -106,7 +105,7 @@ class Prepared(PreparedCall):
         for parity, place in product((0, 1), self._others):
             self._tokens[parity].append((group.slots[place].tokens[parity], calls[place].signature))
 
-    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         for parity in (0, 1):
             views = self._group.inline_views(parity, calls)
             self._payloads[parity] = views[self._group.position]
@@ -160,7 +159,7 @@ class PreparedZeroCopy(Prepared):
 
     __slots__ = ("_memory", "_others_done")
 
-    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         self._memory = ZeroCopy(self._endpoint, self._group, calls, reduction)
         self._others_done = [self._group.slots[place].done for place in self._others]
         self._results = [empty_result(calls, self._group.position, reduction)] * 2

@@ -1,18 +1,18 @@
 """The ways to run calls, by backend: how the members of a group meet, and what runs a call, or one that is repeated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from parallelism.algorithms import MPI
 from parallelism.collectives import Reduction
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
-from vcluster.collectives.group import Call, Group, Ranks
+from vcluster.collectives.group import Call, Calls, Group, Ranks
 from vcluster.collectives.prepared import PreparedCall
 from vcluster.messages import Endpoint
 
 
-def never(calls: Sequence[Call]) -> None:
+def never(calls: Calls) -> None:
     """A repeated call is run as the first one was."""
 
 
@@ -28,7 +28,7 @@ class Ways(NamedTuple):
 
     group: Callable[[Endpoint, Ranks], Group] = Group
     direct: type[General | ByMessages] = General
-    prepared: Callable[[Sequence[Call]], type[PreparedCall] | None] | None = None
+    prepared: Callable[[Calls], type[PreparedCall] | None] | None = None
     """By the calls of all members, the way of a direct call that is repeated; None: in shared memory."""
     library: type[ByMessages] = ByMessages
     """The way of a call with ``algorithm="mpi"``."""

@@ -17,7 +17,7 @@ from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 from vcluster.collectives import thresholds
-from vcluster.collectives.group import OUT, PAYLOAD, Buffer, Call, Group
+from vcluster.collectives.group import OUT, PAYLOAD, Buffer, Call, Calls, Group
 from vcluster.memory import address_of
 from vcluster.messages import Endpoint
 
@@ -40,7 +40,7 @@ def is_contiguous(call: Call) -> bool:
     return kind.cuts != kind.joins and kind.gives == kind.gets and prod((call.shape or ())[: call.dim]) == 1
 
 
-def _parts(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:
+def _parts(calls: Calls, position: int) -> list[tuple[int, int, int]]:
     """The parts that make the result of a member, end to end: (position of the giver, first element, elements)."""
     call = calls[position]
     places = call.of_kind.sources_of(position, len(calls), call.root, call.pairs)
@@ -179,7 +179,7 @@ class ZeroCopy:
 
     __slots__ = ("_call", "_calls", "_endpoint", "_group", "_owners_store", "_reduction", "_stretches")
 
-    def __init__(self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def __init__(self, endpoint: Endpoint, group: Group, calls: Calls, reduction: Reduction | None) -> None:
         """``calls`` are the members' calls, in group order."""
         self._endpoint = endpoint
         self._group = group

@@ -34,7 +34,10 @@ from vcluster.messages.tasks import Steps
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
-"""Maximal number of message signatures (tag, dtype, shape) that one end remembers."""
+"""Maximal number of message signatures that one end remembers."""
+
+Signature = tuple[int, np.dtype[Any], tuple[int, ...]]
+"""Tag, dtype and shape of a message."""
 
 
 class ChannelStatistics(NamedTuple):
@@ -87,9 +90,9 @@ class VirtualChannel:
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
         self._repeats = (
             self.repeats and bool(self._capacity) and owner.endpoint.maps((peer,)) and owner.endpoint.queues is None)
-        self._signatures: set[tuple[int, np.dtype[Any], tuple[int, ...]]] = set()
-        self._outgoing: dict[tuple[int, np.dtype[Any], tuple[int, ...]], tuple[Template, ReusedBlocks]] = {}
-        """The template and the reusable blocks of each signature (tag, dtype, shape) that was sent more than once."""
+        self._signatures: set[Signature] = set()
+        self._outgoing: dict[Signature, tuple[Template, ReusedBlocks]] = {}
+        """The template and the reusable blocks of each signature that was sent more than once."""
 
     def __repr__(self) -> str:
         return f"<VirtualChannel between {name_of(self._rank)} and {name_of(self._peer)}>"

@@ -10,7 +10,7 @@ memory. A small call that is repeated is sent and computed with what the first o
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from parallelism.arrays import Array
 from parallelism.collectives import Reduction, check_agreement
 from vcluster.collectives import ByMessages, Call, Group, Ways, group_key
 from vcluster.collectives.general import Posted, deliver, new_array, own_result, write
-from vcluster.collectives.group import Ranks, Slot, may_be_prepared
+from vcluster.collectives.group import Calls, Ranks, Slot, may_be_prepared
 from vcluster.collectives.prepared import PreparedCall
 from vcluster.memory import LINE, Need
 from vcluster.messages import Endpoint, Steps, Wait, encode_message
@@ -104,7 +104,7 @@ class MpiGroup(Group):
         check_agreement(call.ranks, call.kind, calls)
         return calls
 
-    def payloads(self, sequence: int, calls: Sequence[Call], mine: Array | None) -> list[Array | None]:
+    def payloads(self, sequence: int, calls: Calls, mine: Array | None) -> list[Array | None]:
         """The arrays of the members, in group order, that came with their calls; None where a call gives none."""
         views: list[Array | None] = []
         for call, rank in zip(calls, self.ranks, strict=True):
@@ -168,7 +168,7 @@ class Exchanged(ByMessages):
     """The number of the operation, once it is posted."""
     views: list[Array | None] | None = None
     """The arrays of all members, if they came with their calls."""
-    calls: Sequence[Call] = ()
+    calls: Calls = ()
     out: Array | None = None
     """Where a large sum is made, if it is given and contiguous."""
 
@@ -184,7 +184,7 @@ class Exchanged(ByMessages):
         self.prepare(x, out)
         self.sequence = posted.sequence
 
-    def run(self) -> Generator[Wait, None, Sequence[Call]]:
+    def run(self) -> Generator[Wait, None, Calls]:
         """Meet the other members, and exchange large arrays.  Every member's call, in group order."""
         group, call = self.group, self.call
         assert isinstance(group, MpiGroup)
@@ -207,7 +207,7 @@ class Exchanged(ByMessages):
             yield from (self._sum if call.of_kind.sums_all else self.exchange)(sequence, calls)
         return calls
 
-    def _sum(self, sequence: int, calls: Sequence[Call]) -> Steps:
+    def _sum(self, sequence: int, calls: Calls) -> Steps:
         """An all_reduce as in `exchange`, but each piece of the sum is made, or copied, where the result lies."""
         group, x, reduction = self.group, self.x, self.reduction
         assert x is not None and reduction is not None
@@ -262,7 +262,7 @@ class PreparedByPosts(PreparedCall):
     _group: MpiGroup
     _endpoint: MpiEndpoint
 
-    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+    def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         group, call = self._group, self._call
         self._post, room = self._endpoint.new_post(group.key, head_of_call(call), call.nbytes)
         self._others: list[tuple[int, int, int, NDArray[np.uint8] | None]] = []
@@ -314,7 +314,7 @@ class PreparedByPosts(PreparedCall):
         return True
 
 
-def prepared_by_posts(calls: Sequence[Call]) -> type[PreparedCall] | None:
+def prepared_by_posts(calls: Calls) -> type[PreparedCall] | None:
     """The way of a direct call that is repeated, by the calls of all members; None: as the first time."""
     small = all(call.nbytes <= POSTED_BYTES for call in calls)
     return PreparedByPosts if small and may_be_prepared(calls) else None

@@ -25,6 +25,7 @@ from parallelism.collectives import Reduction
 from parallelism.collectives.results import copy_of, joined
 from vcluster.collectives import ByMessages, Call
 from vcluster.collectives.general import deliver, write
+from vcluster.collectives.group import Calls
 from vcluster.messages import Steps, Wait
 from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.transport import SMALL_BYTES
@@ -76,7 +77,7 @@ class OfLibrary(ByMessages):
         ByMessages.prepare(self, x, out)
         self.out = out
 
-    def exchange(self, sequence: int, calls: Sequence[Call]) -> Steps:
+    def exchange(self, sequence: int, calls: Calls) -> Steps:
         """Start the collective of MPI, and wait until it is done."""
         if self.call.size == 1:
             yield from ByMessages.exchange(self, sequence, calls)
@@ -127,7 +128,7 @@ class _Start:
     """A collective that MPI is asked for: its request, its memory, and what makes the result of that."""
 
     def __init__(
-        self, communicator: Any, mpi: Any, call: Call, calls: Sequence[Call], x: Array | None,
+        self, communicator: Any, mpi: Any, call: Call, calls: Calls, x: Array | None,
         out: Array | None, reduction: Reduction | None,
     ) -> None:
         self.communicator = communicator

@@ -13,13 +13,16 @@ from typing import NamedTuple
 from vcluster.code import ClusterError
 from vcluster.mpi.job import Place, current
 
+ByNode = dict[tuple[str, int], list[int]]
+"""Of each node, by its name and a rank: some of its ranks, or devices."""
 
-def ranks_by_node(places: Sequence[Place]) -> dict[tuple[str, int], list[int]]:
+
+def ranks_by_node(places: Sequence[Place]) -> ByNode:
     """The ranks of a job by node, in the order of their first ranks.
 
     A node is its name and the first of the ranks that share its memory, since two containers may have one name.
     """
-    nodes: dict[tuple[str, int], list[int]] = {}
+    nodes: ByNode = {}
     for rank, place in enumerate(places):
         nodes.setdefault((place.node, place.shares_with), []).append(rank)
     return nodes
@@ -36,7 +39,7 @@ class NodeMemory(NamedTuple):
 
 def sharing(places: Sequence[Place], ranks: Sequence[int]) -> list[NodeMemory]:
     """The memories of the devices of a cluster that lie on these ranks."""
-    together: dict[tuple[str, int], list[int]] = {}
+    together: ByNode = {}
     for device, rank in enumerate(ranks):
         place = places[rank]
         together.setdefault((place.node, place.shares_with) if place.maps else ("", -1 - rank), []).append(device)

@@ -33,6 +33,10 @@ _ROUNDING = 1e-9
 """Upper bound of the relative error that summation leaves in a time."""
 
 
+Rows = tuple[list[str], list[list[str]], str]
+"""A table: its heads, its rows, and how many more rows there are."""
+
+
 @dataclass(frozen=True)
 class Change:
     """The seconds of one thing in both traces."""
@@ -186,8 +190,7 @@ def _least(comparison: Comparison) -> float:
     return NEGLIGIBLE * max(comparison.makespan.before, comparison.makespan.after)
 
 
-def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]], str]]:
-    """The tables: heads, rows, and how many more rows there are."""
+def _tables(comparison: Comparison) -> list[Rows]:
     if not isfinite(comparison.makespan.seconds):
         return []
     least, parts = _least(comparison), [part for part in comparison.parts if part.before or part.after]
@@ -199,7 +202,7 @@ def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]], st
 
 def _rows(
     title: str, changes: Sequence[Change], total: Sequence[Change] = (), least: float = -1.0
-) -> tuple[list[str], list[list[str]], str] | None:
+) -> Rows | None:
     changes = [change for change in changes if abs(change.seconds) > least]
     if not changes:
         return None

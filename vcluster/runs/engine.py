@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from vcluster.mpi import MpiCrew
 
 
+Queues = dict[int, tuple[Any, Any]] | None
+"""Of an endpoint, by peer: the queue to it and the queue from it. None if it has none."""
+
+
 class Body:
     """Owns the devices, the shared memory and the host's endpoint of one cluster, and runs programs on them."""
 
@@ -99,7 +103,7 @@ class Body:
 
     def _start_devices(self, ranks: Iterable[int], check: Callable[[], object] = tuple) -> None:
         """Start devices. ``check()`` is called now and then, and may raise to give up."""
-        queues: list[dict[int, tuple[Any, Any]] | None] = [None] * self.layout.endpoints
+        queues: list[Queues] = [None] * self.layout.endpoints
         if self._queued:
             queues = _queues(self.layout, self._processes)
         self.crew.start([
@@ -365,7 +369,7 @@ def _whole_if_same(column: tuple[Any, ...]) -> Any:
     return first if all(value is first for value in column) else PerDevice(column)
 
 
-def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] | None]:
+def _queues(layout: Layout, processes: bool) -> list[Queues]:
     """For each endpoint and each peer: the queue to the peer and the queue from it."""
     make: Callable[[], Any] = multiprocessing.get_context("spawn").Queue if processes else queue.SimpleQueue
     ends = range(layout.endpoints)
@@ -378,7 +382,7 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] 
             f"transport='queue' needs semaphores, which Linux keeps in /dev/shm, and there are none: {error.strerror}; "
             f"transport='shared_memory' needs none"
         ) from error
-    by_endpoint: list[dict[int, tuple[Any, Any]] | None] = []
+    by_endpoint: list[Queues] = []
     for here in ends:
         by_endpoint.append({peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends})
     return by_endpoint
