@@ -25,7 +25,7 @@ from parallelism.kernels import (
     spread_heads,
 )
 from parallelism.operation import Device
-from tensor_parallelism.attention.shares import Piece, Runs, pieces
+from tensor_parallelism.attention.shares import Runs, Tile, tiles
 
 ACTIVATIONS, KEYS, STATISTICS = "activations", "keys and values", "softmax statistics"
 SCORES, GATHERED, GRADIENTS = "scores", "gathered", "gradients of keys and values"
@@ -42,11 +42,11 @@ class _Blockwise:
     serves: Sequence[int]
     mask: Mask = field(kw_only=True)
 
-    def allowed(self, piece: Piece, columns: Runs) -> Array | None:
-        """Which rows of a piece attend to which of its columns; None: all to all."""
-        if not piece.masked:
+    def allowed(self, tile: Tile, columns: Runs) -> Array | None:
+        """Which rows of a tile attend to which of its columns; None: all to all."""
+        if not tile.masked:
             return None
-        return self.mask.allowed(_places(self.rows)[piece.rows], _places(columns)[piece.columns])
+        return self.mask.allowed(_places(self.rows)[tile.rows], _places(columns)[tile.columns])
 
 
 @dataclass
@@ -58,16 +58,16 @@ class BlockwiseAttention(_Blockwise):
 
     def add(self, k: Array, v: Array, columns: Runs) -> None:
         """Attend to a block.  ``columns`` are its positions in the sequence; add each block once."""
-        todo = pieces(self.rows, columns, self.mask)
+        todo = tiles(self.rows, columns, self.mask)
         if not todo:
             return
         k, v = spread_heads(k, self.serves), spread_heads(v, self.serves)
-        for piece in todo:
-            q = self.q[:, piece.rows]
-            with _computing(self.device, "attention", attend_flops, q, piece, scores=1):
-                part = attend(q, k[:, piece.columns], v[:, piece.columns], self.allowed(piece, columns))
-                before = self.parts.get(piece.run)
-                self.parts[piece.run] = part if before is None else merge(before, part)
+        for tile in todo:
+            q = self.q[:, tile.rows]
+            with _computing(self.device, "attention", attend_flops, q, tile, scores=1):
+                part = attend(q, k[:, tile.columns], v[:, tile.columns], self.allowed(tile, columns))
+                before = self.parts.get(tile.run)
+                self.parts[tile.run] = part if before is None else merge(before, part)
 
     def result(self) -> Attended:
         """The result in the shape of the queries, and the log-sum-exp of all scores of each row."""
@@ -105,7 +105,7 @@ class BlockwiseBackward(_Blockwise):
 
         ``last`` says that no other block follows for these queries.
         """
-        todo, lse = pieces(self.rows, columns, self.mask), self.attended.lse
+        todo, lse = tiles(self.rows, columns, self.mask), self.attended.lse
         k_all, v_all = spread_heads(k, self.serves), spread_heads(v, self.serves)
         if first and self.nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self.q, k):
             with _computing(self.device, "attention_backward", attend_backward_flops, self.q, todo[0], scores=2):
@@ -117,13 +117,13 @@ class BlockwiseBackward(_Blockwise):
             for one in grads if fresh else ():
                 one.fill(0)
         self.nothing_yet = self.nothing_yet and not todo
-        for piece in todo:
-            rows, here = piece.rows, piece.columns
+        for tile in todo:
+            rows, here = tile.rows, tile.columns
             q = self.q[:, rows]
-            with _computing(self.device, "attention_backward", attend_backward_flops, q, piece, scores=2):
+            with _computing(self.device, "attention_backward", attend_backward_flops, q, tile, scores=2):
                 by_q, by_k, by_v = attend_backward(
                     q, k_all[:, here], v_all[:, here], lse[:, :, rows], self.delta[:, :, rows], self.grad[:, rows],
-                    self.allowed(piece, columns),
+                    self.allowed(tile, columns),
                 )
                 self.q_grad[:, rows] += by_q
                 k_grad[:, here] += gather_heads(by_k, self.serves, k.shape[2])
@@ -131,10 +131,10 @@ class BlockwiseBackward(_Blockwise):
 
 
 @contextmanager
-def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *, scores: int) -> Iterator[None]:
-    """Record the flops of one piece, and hold the memory of this number of arrays of scores."""
+def _computing(device: Device, name: str, flops: Any, q: Array, tile: Tile, *, scores: int) -> Iterator[None]:
+    """Record the flops of one tile, and hold the memory of this number of arrays of scores."""
     batch, rows, heads, head_dim = q.shape
-    columns = piece.columns.stop - piece.columns.start
+    columns = tile.columns.stop - tile.columns.start
     nbytes = scores * batch * heads * rows * columns * q.itemsize
     device.hold(SCORES, nbytes)
     with device.compute(name, flops=flops(batch, heads, rows, columns, head_dim), dtype=q.dtype):
@@ -142,8 +142,8 @@ def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *,
     device.hold(SCORES, -nbytes)
 
 
-def _is_whole(piece: Piece, q: Array, k: Array) -> bool:
-    return piece.rows == slice(0, q.shape[1]) and piece.columns == slice(0, k.shape[1])
+def _is_whole(tile: Tile, q: Array, k: Array) -> bool:
+    return tile.rows == slice(0, q.shape[1]) and tile.columns == slice(0, k.shape[1])
 
 
 def _places(runs: Runs) -> Array:

@@ -12,7 +12,7 @@ from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention.policies import AttentionSharding, AttentionShardingPolicy
-from tensor_parallelism.attention.shares import Heads, Runs, heads_of, pieces, runs_of
+from tensor_parallelism.attention.shares import Heads, Runs, heads_of, runs_of, tiles
 from tensor_parallelism.products import Axes, ByRank, DType, Move, Moves, Plan, Shape, moves_of
 
 NAMES = ("x", "wq", "wk", "wv", "wo")
@@ -111,8 +111,8 @@ class AttentionPlan(Plan):
     @cached_property
     def held(self) -> tuple[range, ...]:
         """The key-value heads of each rank's shards of Wk and Wv."""
-        pieces = (self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1] for rank in range(self.mesh.size))
-        return tuple(range(piece.start, piece.stop) for piece in pieces)
+        heads = (self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1] for rank in range(self.mesh.size))
+        return tuple(range(cut.start, cut.stop) for cut in heads)
 
     def kv_slice(self, rank: int) -> slice:
         """The heads of a rank's shards of Wk and Wv with which the rank computes keys and values."""
@@ -207,8 +207,8 @@ class AttentionPlan(Plan):
                 blocks = (rows,)
             total = 0
             for block in blocks:
-                for piece in pieces(rows, block, self.mask):
-                    m, n = piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start
+                for tile in tiles(rows, block, self.mask):
+                    m, n = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start
                     total += flops(self._batch(rank), len(heads), m, n, self.shapes.head_dim)
             by_rank.append(total)
         return tuple(by_rank)

@@ -60,7 +60,7 @@ def zigzag_order(extent: int, parts: int | Sequence[int]) -> NDArray[np.intp]:
     return np.array([place for mine in runs for run in mine for place in run], np.intp)
 
 
-class Piece(NamedTuple):
+class Tile(NamedTuple):
     """Rows and columns that are computed together, as local slices."""
 
     run: int
@@ -72,13 +72,13 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def pieces(rows: Runs, columns: Runs, mask: Mask) -> tuple[Piece, ...]:
-    """The pieces of the scores of some rows and columns, without those that are masked completely."""
+def tiles(rows: Runs, columns: Runs, mask: Mask) -> tuple[Tile, ...]:
+    """The tiles of the scores of some rows and columns; those that are masked completely are left out."""
     found = []
     for number, run, row in _placed(rows):
         for _, other, column in _placed(columns):
             if not mask.hides_all(run, other):
-                found.append(Piece(number, row, column, mask.hides_some(run, other)))
+                found.append(Tile(number, row, column, mask.hides_some(run, other)))
     return tuple(found)
 
 

@@ -18,8 +18,8 @@ MOST_OPEN = 8
 def deadlocks_are_looked_for_often():
     """Hundreds of tests wait for it. A device that joins a deadlock late has half as long as usual."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_loop, "LOOK_EVERY_SECONDS", 0.01)
-        patch.setattr(run_loop, "LOOKS_WHILE_OTHERS_RUN", 10)
+        patch.setattr(run_loop, "CHECK_EVERY_SECONDS", 0.01)
+        patch.setattr(run_loop, "CHECKS_WHILE_OTHERS_RUN", 10)
         yield
 
 

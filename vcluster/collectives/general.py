@@ -155,10 +155,10 @@ class General(Way):
         if large is None or not is_contiguous(large):
             return own_result(calls, group.position, group.views(self.sequence, calls), self.reduction)
         memory = ZeroCopy(self.endpoint, group, calls, self.reduction)
-        look = empty_result(calls, group.position, self.reduction)
-        if isinstance(look, list):
+        empty = empty_result(calls, group.position, self.reduction)
+        if isinstance(empty, list):
             copy = memory.copy_payload
-            return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(look)]
-        if look is None:
+            return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(empty)]
+        if empty is None:
             return None
-        return look._replace(fill=partial(memory.fill, self.sequence), target=memory.target(self.sequence, self.shown))
+        return empty._replace(fill=partial(memory.fill, self.sequence), target=memory.target(self.sequence, self.shown))

@@ -218,7 +218,7 @@ class Group:
         self.position = ranks.index(endpoint.number)
         self.key = group_key(ranks)
         self._listed = endpoint.listed_as(self.key)
-        self.sequence = self._looked_at = 0
+        self.sequence = self._seen = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
         self._in_turn = [*range(self.position + 1, self.size), *range(self.position)]   # each begins elsewhere
@@ -293,7 +293,7 @@ class Group:
 
         The first ``seen`` of the others, in turn, are known to have posted it.
         """
-        self._looked_at = seen
+        self._seen = seen
 
         def is_ready() -> bool:
             return is_released() or self._all_have(sequence + 1, 0)
@@ -306,7 +306,7 @@ class Group:
         """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
         self.wake_if_last(sequence + 1, LINE)
-        self._looked_at = 0
+        self._seen = 0
         if together and not self._all_have(sequence + 1, LINE):
             yield Wait(lambda: self._all_have(sequence + 1, LINE), lambda: self._missing(sequence + 1, LINE))
 
@@ -361,11 +361,11 @@ class Group:
     def _all_have(self, count: int, word: int) -> bool:
         """Whether every other member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         slots, in_turn = self.slots, self._in_turn
-        for place in range(self._looked_at, len(in_turn)):
+        for place in range(self._seen, len(in_turn)):
             i = in_turn[place]
             slot = slots[i] or self._find(i)
             if slot is None or (slot.done if word else slot.posted)[0] < count:
-                self._looked_at = place  # look here first the next time
+                self._seen = place  # look here first the next time
                 return False
         return True
 

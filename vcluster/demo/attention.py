@@ -21,7 +21,7 @@ from tensor_parallelism.attention import (
     AttentionShardingPolicy,
     Runs,
 )
-from tensor_parallelism.attention.shares import pieces
+from tensor_parallelism.attention.shares import tiles
 from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
 from vcluster.demo.screen import Screen, fold
@@ -180,7 +180,7 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
 
 def _seen(rows: Runs, columns: Runs, name: str, mask: Mask) -> tuple[str, int]:
     """The name of some columns, in small letters if rows attend only to some, and the number of scores computed."""
-    blocks = list(pieces(rows, columns, mask))
+    blocks = list(tiles(rows, columns, mask))
     scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
     return (name if whole else name.lower()) if blocks else "-", scores

@@ -40,7 +40,7 @@ SPIN_NS = 50_000
 """Nanoseconds of spinning for each device that shares a core: about the cost of sleeping and being woken. It is a time
 and not a number of polls, because on crowded cores one poll may last a time slice of another process."""
 
-LOOKS = 100
+POLLS = 100
 """Polls between two calls of `give_way` if each device has a core of its own. A call costs as much as a poll, and the
 core is seldom wanted."""
 
@@ -79,7 +79,7 @@ class Signals:
         self._layout = layout
         self.spins = spins
         self.spin_ns = SPIN_NS * max(2, -(-layout.size // layout.cores))
-        self.looks = LOOKS if layout.size <= layout.cores else 1
+        self.polls = POLLS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(arena.cancel_place)
         self.threads = HostThreads() if endpoint == layout.host else Threads()
@@ -183,9 +183,9 @@ class Signals:
             self.home.stay()
             self.home.leave()
         give_up = time.perf_counter_ns() + self.spin_ns
-        looks = range(self.looks - 1)
+        polls = range(self.polls - 1)
         for _ in range(self.spins):
-            for _ in looks:
+            for _ in polls:
                 yield
             give_way()
             if cancelled[0]:

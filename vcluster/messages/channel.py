@@ -33,7 +33,7 @@ from vcluster.messages.receives import Receive
 from vcluster.messages.tasks import Steps
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
-MOST_LOOKS = 64
+MOST_SIGNATURES = 64
 """Maximal number of message signatures that one end remembers."""
 
 Signature = tuple[int, np.dtype[Any], tuple[int, ...]]
@@ -138,7 +138,8 @@ class VirtualChannel:
 
     def _note_signature(self, x: Any, encoded: Encoded, tag: int) -> None:
         """Note that a message was sent, and prepare reusable blocks if its signature was sent before."""
-        if type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES and len(self._signatures) < MOST_LOOKS:
+        may_repeat = type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES
+        if may_repeat and len(self._signatures) < MOST_SIGNATURES:
             key = tag, x.dtype, x.shape
             if key in self._signatures:
                 template = message_template("send", self._peer, tag, x.nbytes, dtype_name(x.dtype))

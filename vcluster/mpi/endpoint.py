@@ -54,7 +54,7 @@ from vcluster.mpi.transport import (
 
 SPIN_NS = 1_000_000
 """Nanoseconds for which a rank polls that has a core of its own, before it sleeps."""
-LOOKS = 32
+POLLS = 32
 """Polls of such a rank between two calls of `give_way`."""
 
 NOTHING = Encoded(b"", [], 0)
@@ -208,7 +208,7 @@ class MpiEndpoint(Endpoint):
         self._empty_rings(generation)  # the last step: messages of the new generation may come meanwhile
 
     def _empty_rings(self, generation: int) -> None:
-        """Empty the rings to the devices of this node, while none of them looks at one."""
+        """Empty the rings to the devices of this node, while none of them polls at one."""
         others = self.beside - {self.number}
         if not others:
             return
@@ -284,7 +284,7 @@ class _PollingSignals(Signals):
         naps = FIRST_NAP_SECONDS, LONGEST_NAP_SECONDS
         super().__init__(endpoint.arena, endpoint.layout, endpoint.number, spins=spins, naps_seconds=naps)
         if endpoint.layout.size <= endpoint.layout.cores:
-            self.spins, self.spin_ns, self.looks = SPIN_NS, SPIN_NS, LOOKS
+            self.spins, self.spin_ns, self.polls = SPIN_NS, SPIN_NS, POLLS
         self._endpoint = endpoint
         self._heard = 0
         self._since = 0.0

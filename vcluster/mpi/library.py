@@ -41,8 +41,8 @@ _KINDS = (
 )
 """The kinds that MPI has, each a method of `_Start`: an all_scatter is MPI's all_gather of arrays of any length."""
 
-LOOKS = 50
-"""Looks at a request in one poll, for a large array: with each of them MPI moves a part."""
+TESTS = 50
+"""Tests of a request in one poll, for a large array: with each of them MPI moves a part."""
 
 _REDUCED = "?bhilqBHILQfdgFDG"
 """The dtypes that every MPI reduces, by the characters of NumPy; bools as bytes."""
@@ -88,10 +88,10 @@ class OfLibrary(ByMessages):
         start = _Start(communicator, end.transport.mpi, self.call, calls, self.x, self.out, self.reduction)
         getattr(start, self.call.kind)()
 
-        looks = LOOKS if max(call.nbytes for call in calls) > SMALL_BYTES else 1
+        tests = TESTS if max(call.nbytes for call in calls) > SMALL_BYTES else 1
 
         def is_done() -> bool:
-            for _ in range(looks):
+            for _ in range(tests):
                 if start.request.Test():
                     return True
             end.take_in()

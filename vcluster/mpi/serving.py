@@ -23,7 +23,7 @@ from vcluster.processes.commands import INTERRUPT
 from vcluster.processes.line_coverage import measure
 from vcluster.processes.worker import Worker, keep_freed_memory
 
-LOOK_EVERY_SECONDS = 0.05
+CHECK_EVERY_SECONDS = 0.05
 """Interval, in seconds, between two looks of the thread that receives interrupts. It also lets MPI move what the kernel
 has sent while it computes."""
 
@@ -82,7 +82,7 @@ def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], memory: NodeMemo
 
 def _listen(job: Job, endpoint: MpiEndpoint, ended: threading.Event) -> None:
     """Pass interrupts on to the kernel, as a signal to this process."""
-    while not ended.wait(LOOK_EVERY_SECONDS):
+    while not ended.wait(CHECK_EVERY_SECONDS):
         generation = job.transport.interrupted()
         if generation == endpoint.address.generation and INTERRUPT is not None:
             endpoint.arena.words(endpoint.arena.cancel_place)[0] = 1  # its message may come later than this

@@ -15,7 +15,7 @@ from vcluster.code import OperationCancelled
 from vcluster.memory import LINE, WIRE_BYTES, Arena, give_way
 from vcluster.processes.output import print_in_fork
 
-LOOKS = 240
+POLLS = 240
 """Number of polls of all devices together before they sleep. With four devices, each polls for about 60 microseconds.
 """
 
@@ -29,10 +29,10 @@ the pipe before it. Then the number of the note that this side took last, and wh
 class Wire:
     """One end of the connection. The pipe is closed with it."""
 
-    def __init__(self, arena: Arena, place: int, fd: int, *, host: bool, looks: int = 1) -> None:
+    def __init__(self, arena: Arena, place: int, fd: int, *, host: bool, polls: int = 1) -> None:
         """``place`` is the offset of both sides' notes. It must be zero at first. ``fd`` is this end of the pipe."""
         self.fd = fd
-        self._looks = looks
+        self._polls = polls
         mine, theirs = (place, place + WIRE_BYTES // 2) if host else (place + WIRE_BYTES // 2, place)
         self._mine, self._theirs = arena.words(mine, 5), arena.words(theirs, 5)
         self._note = arena.view[mine + LINE : mine + LINE + NOTE_BYTES]
@@ -68,7 +68,7 @@ class Wire:
         if theirs[_SLEEPS]:  # it fell asleep just now
             self._write(b"")
 
-    def look(self) -> bytes | None:
+    def take_note(self) -> bytes | None:
         """The next message if it is a note. None if there is none."""
         number = self._theirs[_NUMBER]
         if number == self._mine[_TAKEN]:
@@ -94,7 +94,7 @@ class Wire:
         messages: list[bytes] = []
         while len(self._read) >= 4 and len(self._read) >= (end := 4 + int.from_bytes(self._read[:4], "little")):
             if end > 4:
-                note = self.look()  # a note that is there was left before
+                note = self.take_note()  # a note that is there was left before
                 messages += [bytes(self._read[4:end])] if note is None else [note, bytes(self._read[4:end])]
                 self._received += 1
             del self._read[:end]
@@ -104,15 +104,15 @@ class Wire:
         """Block until there is a message, and return it."""
         if self._left:
             return self._left.popleft()
-        for _ in range(self._looks):
-            data = self.look()
+        for _ in range(self._polls):
+            data = self.take_note()
             if data is not None:
                 return data
             give_way()
         self.fall_asleep()
         try:
             while True:
-                data = self.look()
+                data = self.take_note()
                 if data is not None:
                     return data
                 self._left.extend(self.read())

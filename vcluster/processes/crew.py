@@ -22,7 +22,7 @@ from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import own
-from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.command_link import POLLS, Wire
 from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
 from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
@@ -110,8 +110,8 @@ class ProcessCrew:
 
     def receive(self, timeout_seconds: float | None) -> Messages:
         """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
-        for _ in range(1 + LOOKS // (1 + len(self._wires))):
-            messages = self._look()
+        for _ in range(1 + POLLS // (1 + len(self._wires))):
+            messages = self._take_notes()
             if messages or timeout_seconds == 0:
                 break
             give_way()
@@ -119,15 +119,15 @@ class ProcessCrew:
             for wire in self._wires.values():
                 wire.fall_asleep()
             try:
-                messages = self._look() or self._listen(timeout_seconds)
+                messages = self._take_notes() or self._listen(timeout_seconds)
             finally:
                 for wire in self._wires.values():
                     wire.awake()
         return messages or self._listen(0.0) if timeout_seconds == 0 else messages
 
-    def _look(self) -> Messages:
+    def _take_notes(self) -> Messages:
         """The messages that are there as notes."""
-        notes = [(rank, wire.look()) for rank, wire in self._wires.items()]
+        notes = [(rank, wire.take_note()) for rank, wire in self._wires.items()]
         return [(rank, pickle.loads(data)) for rank, data in notes if data is not None]
 
     def _listen(self, timeout_seconds: float | None) -> Messages:
@@ -142,7 +142,7 @@ class ProcessCrew:
             if what == "connection":
                 wire = self._wires[rank]
                 try:
-                    received = [*wire.read(), wire.look()]
+                    received = [*wire.read(), wire.take_note()]
                 except (EOFError, OSError):
                     self._bury(rank, messages)
                 else:
@@ -206,7 +206,7 @@ class ProcessCrew:
         with suppress(EOFError, OSError):
             while is_readable(wire.fd, 0):
                 received += wire.read()
-        messages += _unpickled(rank, [*received, wire.look()])
+        messages += _unpickled(rank, [*received, wire.take_note()])
         process.join(GRACE_SECONDS)
         if process.exitcode is None and is_ending(process.pid or 0):
             process.join(STOP_SECONDS)

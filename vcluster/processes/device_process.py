@@ -36,7 +36,7 @@ from vcluster.processes.exit_watch import unclaimed_exit_code, watch
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 from vcluster.processes.kernel_forks import keep_from_programs, refuse_children
 
-LOOK_SECONDS = 0.2
+CHECK_SECONDS = 0.2
 """Seconds between two looks whether a process has ended of which the fork server tells nothing."""
 
 START_METHODS = ("forkserver", "spawn", "fork")
@@ -242,7 +242,7 @@ class _Forked(_Popen):
 
     def wait(self, timeout: float | None = None) -> int | None:
         end = inf if timeout is None else time.monotonic() + timeout
-        while super().wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic()))) is None:
+        while super().wait(max(0.0, min(CHECK_SECONDS, end - time.monotonic()))) is None:
             with self._lock:
                 if self.returncode is None:
                     self.returncode = unclaimed_exit_code(self.pid)

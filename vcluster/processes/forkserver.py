@@ -111,7 +111,7 @@ class ForkServer:
         """The servers that were found stopped. Their children end with their sockets."""
         self._named: frozenset[str] = frozenset()
         """The modules that the server knows of."""
-        self._looked_at = 0
+        self._modules_seen = 0
         """The number of modules that the host had loaded when it named them last."""
 
     def start(self, *, preload: Sequence[str] = ()) -> None:
@@ -185,9 +185,9 @@ class ForkServer:
 
     def _name_modules(self, server: socket.socket) -> None:
         """Tell the server of the modules that the host has loaded since the last time."""
-        if len(sys.modules) == self._looked_at:
+        if len(sys.modules) == self._modules_seen:
             return
-        self._looked_at = len(sys.modules)
+        self._modules_seen = len(sys.modules)
         new = [name for name in modules_of_devices() if name not in self._named]
         self._named = self._named.union(new)
         text = "\n".join(new).encode()
@@ -212,7 +212,7 @@ class ForkServer:
                 f"from vcluster.processes.forkserver import serve; serve({number}, {self._preload!r})", [number]
             )
         self._socket = ours
-        self._named, self._looked_at = frozenset(), 0
+        self._named, self._modules_seen = frozenset(), 0
         return ours
 
     def _discard(self) -> None:

@@ -33,7 +33,7 @@ from vcluster.memory.interrupts import defer
 from vcluster.memory.threads import is_in_library, is_starting_thread
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
-from vcluster.processes.command_link import LOOKS, Wire, WireLink
+from vcluster.processes.command_link import POLLS, Wire, WireLink
 from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, Failed, RunCommand
 from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork, explain_pickling
@@ -297,8 +297,8 @@ def serve_in_process(spec: DeviceSpec, memory: int, wire: int) -> None:
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, memory)
-    place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
-    link = WireLink(Wire(arena, place, wire, host=False, looks=looks), spec.rank)
+    place, polls = spec.layout.wire(spec.rank), POLLS // spec.layout.size
+    link = WireLink(Wire(arena, place, wire, host=False, polls=polls), spec.rank)
     forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)
     worker.take_over(link)

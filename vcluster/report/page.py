@@ -50,7 +50,7 @@ def _text_of(trace: Trace, most_bars: int, hardware: Hardware | str | PathLike[s
     return page(payload(trace, most_bars=most_bars, hardware=roof))
 
 
-class Shown:
+class TracePage:
     """The page of a trace, for a notebook: a cell that ends in it shows the page.  Elsewhere it is the summary."""
 
     def __init__(self, trace: Trace, text: str, height: int) -> None:
@@ -68,10 +68,10 @@ class Shown:
 def show(
     trace: Trace, *, height: int = 900, most_bars: int = MOST_BARS,
     hardware: Hardware | str | PathLike[str] | None = None,
-) -> Shown:
+) -> TracePage:
     """The page of ``trace`` (or of a run), in a cell of a notebook, ``height`` pixels high; see `html`."""
     trace = getattr(trace, "trace", trace)
-    return Shown(trace, _text_of(trace, most_bars, hardware), height)
+    return TracePage(trace, _text_of(trace, most_bars, hardware), height)
 
 
 def page(

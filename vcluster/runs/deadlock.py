@@ -64,7 +64,7 @@ def _was_served(state: State, has_changed: Callable[[Need], bool]) -> bool:
     return any(has_changed(need) for operation in state.operations for need in operation.needs or ())
 
 
-def look(
+def find_deadlock(
     status: Status, size: int, *, host_may_act: bool = True, wake: Callable[[list[int]], object] | None = None
 ) -> list[Stuck]:
     """The devices that can never continue, from what they publish.

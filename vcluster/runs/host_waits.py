@@ -8,7 +8,7 @@ from parallelism.events import HOST
 from parallelism.operation import ranks_in_words
 from vcluster.code import HostWaitWarning
 from vcluster.memory import Status
-from vcluster.runs.deadlock import look
+from vcluster.runs.deadlock import find_deadlock
 
 PATIENCE_SECONDS = 1.0
 """Seconds of waiting before the warning."""
@@ -22,11 +22,12 @@ class HostWaits:
         """By rank, the time at which it was first seen to wait."""
         self._warned = False
 
-    def look(self, status: Status, size: int, now: float) -> None:
-        """Look at all devices. ``now`` is the time in seconds."""
+    def check(self, status: Status, size: int, now: float) -> None:
+        """Check all devices. ``now`` is the time in seconds."""
         if self._warned:
             return
-        stuck = {stick.rank: stick for stick in look(status, size, host_may_act=False) if HOST in stick.waits_for}
+        found = find_deadlock(status, size, host_may_act=False)
+        stuck = {stick.rank: stick for stick in found if HOST in stick.waits_for}
         self._since = {rank: self._since.get(rank, now) for rank in stuck}
         late = [stuck[rank] for rank, since in sorted(self._since.items()) if now - since >= PATIENCE_SECONDS]
         if late:

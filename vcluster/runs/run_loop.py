@@ -21,7 +21,7 @@ from vcluster.memory import State
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
-from vcluster.runs.deadlock import look
+from vcluster.runs.deadlock import find_deadlock
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from vcluster.processes.crew import Messages
     from vcluster.runs.engine import Body
 
-LOOK_EVERY_SECONDS = 0.05
+CHECK_EVERY_SECONDS = 0.05
 """Interval, in seconds, between two checks for a deadlock while no reply arrives."""
 
-LOOKS_WHILE_OTHERS_RUN = 4
+CHECKS_WHILE_OTHERS_RUN = 4
 """Consecutive positive checks before a deadlock is reported while other devices still run."""
 INTERRUPT_AFTER_SECONDS = 0.03
 KILL_AFTER_SECONDS = 5.0
@@ -58,8 +58,8 @@ class Conduct:
         self._pending: set[int] = set()
         self._started = time.monotonic()
         self._failed_at: float | None = None
-        self._looked = self._started
-        self._looks = 0
+        self._checked_at = self._started
+        self._positive_checks = 0
         self._stuck: list[Stuck] = []
         self._finished: set[int] = set()
         self._late: dict[int, State] = {}
@@ -128,7 +128,7 @@ class Conduct:
     def _listen(self) -> None:
         """Receive messages of the devices, and now and then check for a deadlock."""
         self._take(self._crew.receive(self._timeout()))
-        if self._failed_at is None and self._look():
+        if self._failed_at is None and self._is_deadlocked():
             self._take(self._crew.receive(0.0))
             if self._failed_at is None:  # a failure whose message was still in transit takes precedence
                 self._finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
@@ -161,25 +161,25 @@ class Conduct:
         if self._failed_at is not None:
             return INTERRUPT_AFTER_SECONDS
         deadline = inf if self._body.deadline_seconds is None else self._started + self._body.deadline_seconds
-        return min(LOOK_EVERY_SECONDS, max(0.0, deadline - time.monotonic()) + 1e-3)
+        return min(CHECK_EVERY_SECONDS, max(0.0, deadline - time.monotonic()) + 1e-3)
 
-    def _look(self) -> bool:
+    def _is_deadlocked(self) -> bool:
         """Whether there is a deadlock. While other devices still run, it is reported only after several checks, so that
         devices that join the deadlock late are reported, too.
         """
         now = time.monotonic()
-        if now - self._looked < 0.9 * LOOK_EVERY_SECONDS:
+        if now - self._checked_at < 0.9 * CHECK_EVERY_SECONDS:
             return False
-        self._looked = now
+        self._checked_at = now
         with self._body.endpoint.threads:
             self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
         host_may_act = others_run()
-        self._stuck = look(
+        self._stuck = find_deadlock(
             self._status, self._body.size, host_may_act=host_may_act, wake=self._body.endpoint.signals.wake)
         if host_may_act and not self._stuck:
-            self._host_waits.look(self._status, self._body.size, now)
-        self._looks = self._looks + 1 if self._stuck else 0
-        return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
+            self._host_waits.check(self._status, self._body.size, now)
+        self._positive_checks = self._positive_checks + 1 if self._stuck else 0
+        return self._positive_checks >= (2 if len(self._stuck) == len(self._pending) else CHECKS_WHILE_OTHERS_RUN)
 
     def _deadlock(self) -> DeadlockError:
         return deadlock_error(self._stuck, self._finished, self._stacks())

@@ -286,7 +286,7 @@ def test_once_a_process_has_ended_the_next_has_loaded_what_the_host_has(tmp_path
 def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
     monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(crew, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "CHECK_SECONDS", 0.05)
     with VirtualCluster(2) as cluster:
         cluster.run(lambda device: device.state.update(mark=device.rank))
         server = processes.SERVER.pid

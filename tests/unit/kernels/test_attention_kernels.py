@@ -21,7 +21,7 @@ from parallelism.kernels import (
     spread_heads,
 )
 from tensor_parallelism.attention import zigzag_order
-from tensor_parallelism.attention.shares import heads_of, pieces, runs_of
+from tensor_parallelism.attention.shares import heads_of, runs_of, tiles
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -211,7 +211,7 @@ def test_pieces_are_every_score_that_counts_once_and_none_that_is_wholly_masked(
     for rows in runs:
         for columns in runs:
             row_places, column_places = ([place for run in mine for place in run] for mine in (rows, columns))
-            for piece in pieces(rows, columns, mask):
+            for piece in tiles(rows, columns, mask):
                 block = np.ix_(row_places[piece.rows], column_places[piece.columns])
                 allowed = mask.allowed(row_places[piece.rows], column_places[piece.columns])
                 allowed = True if allowed is None else allowed
@@ -228,7 +228,7 @@ def causal_work(extent, devices, zigzag):
     runs = runs_of(extent, (devices,), zigzag=zigzag)
     return [
         sum((piece.rows.stop - piece.rows.start) * (piece.columns.stop - piece.columns.start)
-            for other in runs for piece in pieces(mine, other, Mask(causal=True))) for mine in runs
+            for other in runs for piece in tiles(mine, other, Mask(causal=True))) for mine in runs
     ]
 
 

@@ -12,7 +12,7 @@ from vcluster.mpi import requirement
 from vcluster.mpi.guard import _how, _name
 from vcluster.mpi.statuses import RECEIVED, SENT, SHUT, TAKEN_IN, HostStatus, place_of_act, place_of_word
 from vcluster.mpi.transport import nap_seconds
-from vcluster.runs.deadlock import look
+from vcluster.runs.deadlock import find_deadlock
 
 
 def waiting(rank, peer, received):
@@ -31,15 +31,15 @@ def statuses(states, sent, shown=()):
 def test_two_devices_that_wait_for_each_other_are_stuck_unless_a_message_is_under_way():
     states = [waiting(0, 1, received=2), waiting(1, 0, received=5)]
     both = statuses(states, [[0, 5, 0], [2, 0, 0]])
-    assert [stuck.rank for stuck in look(both, 2, host_may_act=False)] == [0, 1]
+    assert [stuck.rank for stuck in find_deadlock(both, 2, host_may_act=False)] == [0, 1]
     under_way = statuses(states, [[0, 6, 0], [2, 0, 0]])        # rank 0 has sent one more than rank 1 has received
-    assert look(under_way, 2, host_may_act=False) == []
+    assert find_deadlock(under_way, 2, host_may_act=False) == []
 
 
 def test_a_device_that_spoke_before_its_last_message_counts_as_running():
     # Rank 1 has received more than rank 0 had sent when it spoke: what rank 0 said is old, and says nothing of rank 1.
     old = statuses([waiting(0, 1, 1), waiting(1, 2, 0), State(1, 0)], [[0, 3, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-    assert look(old, 3, host_may_act=False) == []
+    assert find_deadlock(old, 3, host_may_act=False) == []
 
 
 def meeting(peer, key, word, seen):
@@ -54,9 +54,9 @@ def test_two_devices_in_different_groups_on_a_node_are_stuck_unless_a_word_has_c
     states, sent = [meeting(1, one, word, seen=4), meeting(0, other, word, seen=0)], [[0] * 3] * 2
     shown = [{place_of_word(one, word): 5}, {place_of_word(one, word): 4, place_of_word(one, LINE - word): 9,
                                              place_of_word(other, word): 1}]
-    assert [stuck.rank for stuck in look(statuses(states, sent, shown), 2, host_may_act=False)] == [0, 1]
+    assert [stuck.rank for stuck in find_deadlock(statuses(states, sent, shown), 2, host_may_act=False)] == [0, 1]
     shown[1][place_of_word(one, word)] = 5          # rank 1 had posted before it spoke, and rank 0 has not seen it
-    assert look(statuses(states, sent, shown), 2, host_may_act=False) == []
+    assert find_deadlock(statuses(states, sent, shown), 2, host_may_act=False) == []
 
 
 def test_places_of_words_are_no_endpoints_and_differ():
@@ -68,9 +68,9 @@ def test_places_of_words_are_no_endpoints_and_differ():
 
 def test_a_message_of_the_host_that_is_under_way_wakes_a_device():
     status = statuses([waiting(0, -1, received=0)], [[0, 0]])
-    assert [stuck.rank for stuck in look(status, 1, host_may_act=False)] == [0]
+    assert [stuck.rank for stuck in find_deadlock(status, 1, host_may_act=False)] == [0]
     status._endpoint.sent[0] = 1
-    assert look(status, 1, host_may_act=False) == []
+    assert find_deadlock(status, 1, host_may_act=False) == []
 
 
 @pytest.mark.parametrize(("said", "expected"), [

@@ -19,7 +19,7 @@ from vcluster.processes.descriptors import is_readable
 def both_ends():
     arena = Arena(WIRE_BYTES)
     ours, theirs = (end.detach() for end in socket.socketpair())
-    host, device = Wire(arena, 0, ours, host=True), Wire(arena, 0, theirs, host=False, looks=3)
+    host, device = Wire(arena, 0, ours, host=True), Wire(arena, 0, theirs, host=False, polls=3)
     try:
         yield host, device
     finally:
@@ -40,13 +40,13 @@ def has_rung(wire):
 
 def test_a_note_is_found_by_looking_and_needs_no_pipe(ends):
     host, device = ends
-    assert device.look() is None
+    assert device.take_note() is None
     host.send(b"run")
-    assert device.look() == b"run"
-    assert device.look() is None
+    assert device.take_note() == b"run"
+    assert device.take_note() is None
     assert not has_rung(device)
     device.send(b"done")
-    assert host.look() == b"done"
+    assert host.take_note() == b"done"
     assert not has_rung(host)
 
 
@@ -54,11 +54,11 @@ def test_who_sleeps_gets_it_through_the_pipe(ends):
     host, device = ends
     device.fall_asleep()
     host.send(b"run")
-    assert device.look() is None
+    assert device.take_note() is None
     assert device.read() == [b"run"]
     device.awake()
     host.send(b"again")
-    assert device.look() == b"again"
+    assert device.take_note() == b"again"
 
 
 def test_who_falls_asleep_as_a_note_is_left_is_rung_for(ends):
@@ -75,7 +75,7 @@ def test_who_falls_asleep_as_a_note_is_left_is_rung_for(ends):
     host._fence = falls_asleep_between
     host.send(b"run")
     assert device.read() == []  # the bell
-    assert device.look() == b"run"
+    assert device.take_note() == b"run"
 
 
 def test_what_is_too_long_and_what_comes_too_soon_goes_through_the_pipe_in_order(ends):
@@ -83,11 +83,11 @@ def test_what_is_too_long_and_what_comes_too_soon_goes_through_the_pipe_in_order
     device.send(b"first")
     device.send(b"second")  # the first was not taken
     device.send(b"x" * (NOTE_BYTES + 1))
-    assert host.look() == b"first"
+    assert host.take_note() == b"first"
     device.send(b"last")  # a note, which tells that two come before it
-    assert host.look() is None
+    assert host.take_note() is None
     assert host.read() == [b"second", b"x" * (NOTE_BYTES + 1)]
-    assert host.look() == b"last"
+    assert host.take_note() == b"last"
 
 
 @given(st.lists(st.tuples(st.integers(1, 2 * NOTE_BYTES), st.booleans(), st.booleans()), max_size=12))
@@ -97,7 +97,7 @@ def test_any_messages_arrive_once_and_in_order(sent):
 
         def take():
             while True:
-                data = host.look()
+                data = host.take_note()
                 if data is not None:
                     found.append(data)
                 elif has_rung(host):

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from parallelism.operation.deadlock import describe
 from vcluster.code import Frame
 from vcluster.memory import BLOCKED, FINISHED, PAGE, RUNNING, Arena, LastSeen, Layout, Need, Operation, State, Status
-from vcluster.runs.deadlock import find_stuck, look
+from vcluster.runs.deadlock import find_deadlock, find_stuck
 
 HERE = "kernel.py:7"
 
@@ -177,21 +177,21 @@ def test_what_is_written_is_read_and_a_change_while_reading_counts_as_running():
     layout = Layout(2, PAGE)
     arena = Arena(layout.nbytes)
     status = Status(arena, layout)
-    assert look(status, 2) == []
+    assert find_deadlock(status, 2) == []
     operation = receives(1, 0, place=layout.status(1))
     status.set_blocked(0, [operation], HERE)
     assert status.read(0) == State(status.version(0), BLOCKED, (operation,), HERE)
-    assert look(status, 2) == []  # rank 1 runs
+    assert find_deadlock(status, 2) == []  # rank 1 runs
     status.set(1, FINISHED)
-    assert look(status, 2) == []  # the word it needs has changed: it may only not have noticed
+    assert find_deadlock(status, 2) == []  # the word it needs has changed: it may only not have noticed
     operation = receives(1, 0, place=layout.status(0) + 4096)
     status.set_blocked(0, [operation], HERE)
-    assert [stick.rank for stick in look(status, 2)] == [0]
+    assert [stick.rank for stick in find_deadlock(status, 2)] == [0]
     version = status.version(0)
     status.set_blocked(0, [operation], HERE)
     assert status.version(0) == version  # saying the same again is no move
     woken = []
-    assert look(status, 2, wake=woken.extend) and woken == []
+    assert find_deadlock(status, 2, wake=woken.extend) and woken == []
     missing = [Need(1, ("group", 5), layout.status(0) + 4096, 0), Need(1, ("group", 5), layout.status(1), 0)]
     status.set_blocked(0, [Operation(("group", 5), "barrier()", missing)], HERE)
-    assert look(status, 2, wake=woken.extend) == [] and woken == [0]  # one has come: it may publish less now
+    assert find_deadlock(status, 2, wake=woken.extend) == [] and woken == [0]  # one has come: it may publish less now
