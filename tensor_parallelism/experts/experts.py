@@ -78,12 +78,12 @@ class Saved(NamedTuple):
     dispatch: Dispatch
     """Which choices were kept, and who went where."""
     arrived: list[Array]
-    """Of each expert here its rows, and in ``before`` what its activation function is given."""
+    """The rows of each expert on this device; ``before`` has what its activation function is given."""
     before: list[Array]
     made: Array
     """What came back from the experts, a row for each kept choice, in the order of ``dispatch``."""
     balance_loss: float
-    """Of all tokens of all devices; not multiplied by anything."""
+    """The loss over all tokens of all devices, not multiplied by anything."""
     probabilities_grad: Array
     """Its gradient with respect to the probabilities of a token."""
     plan: LayerPlan

@@ -72,7 +72,7 @@ class _Loss(Layer[Layouts]):
         return found
 
     def _loss_moves(self, lead: Sequence[Axes], vocabulary: Axes, logits: Shape) -> Changes:
-        """With the dims of the tokens and the vocabulary over these axes."""
+        """The moves of a loss; the dims of tokens lie over the axes ``lead``, the vocabulary over ``vocabulary``."""
         if not prod(logits):
             raise ValueError(f"the mean over no tokens, or of no vocabulary, is not defined: logits of shape {logits}")
         tokens, whole = logits[:-1], TensorSharding(*lead)

@@ -27,9 +27,9 @@ Layouts = TypeVar("Layouts", bound=Any)
 Planned = TypeVar("Planned")
 Policy = TypeVar("Policy", bound=Enum)
 Changes = Mapping[str, tuple[Any, ...]]
-"""By name the layout before and after, and the shape, of a tensor that is resharded.
+"""For each tensor that is resharded, by name: its layout before, its layout after, and its shape.
 
-If its dtype is not that of the layer, it follows.
+A fourth entry is its dtype, if that is not the dtype of the layer.
 """
 Moving = tuple[str, Changes, Changes]
 """What a layer is, and the moves of its forward and of its backward."""

@@ -51,10 +51,10 @@ class Measured:
     flags: Flags = ()
     """The flags of Megatron-LM of the run."""
     nbytes: float = 0.0
-    """Of a collective."""
+    """The bytes of a collective."""
 
     def predicted(self, hardware: Hardware) -> float:
-        """The same by the model."""
+        """The number that the model predicts."""
         if self.part == ALL_REDUCE:
             return Costs(hardware).collective("all_reduce", self.nbytes, range(self.devices)).seconds
         if self.part in (FORWARD, BACKWARD):
@@ -305,7 +305,8 @@ def _shown(row: Measured, number: float) -> str:
 
 
 def _memory(stages: Sequence[Mapping[str, int]]) -> float:
-    """As papers tell it: weights, gradients and state of a device in the mean, and the most activations of any."""
+    """The bytes as papers count them: weights, gradients and state of the mean device, and the most activations of any.
+    """
     states, activations = [], []
     for held in stages:
         states.append(sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer")))

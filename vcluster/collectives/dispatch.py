@@ -79,8 +79,8 @@ def choose_prepared(calls: Calls) -> type[Prepared] | None:
 
 
 class KeptCalls(dict[Any, CheckedCall]):
-    """At most `MOST_CALLS` calls by their keys.  Any one is dropped for a new one: if it were the oldest, a loop over
-    a few more calls than are kept would find none of them."""
+    """Keeps at most `MOST_CALLS` calls by their keys.  Any one is dropped for a new one: if it were the oldest, a loop
+    over a few more calls than are kept would find none of them."""
 
     def __init__(self) -> None:
         self._keys: list[Any] = []

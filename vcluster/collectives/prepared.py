@@ -46,7 +46,7 @@ class PreparedCall:
         self.shown = NOTHING
         """What it showed of this member's memory."""
         self._results: list[Result | None] = [None, None]
-        """Of an even and of an odd operation."""
+        """The result of an operation with an even number, and that of one with an odd number."""
         self._prepare_results(calls, reduction)
         result = self._results[0]
         self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)

@@ -29,7 +29,7 @@ class Ways(NamedTuple):
     group: Callable[[Endpoint, Ranks], Group] = Group
     direct: type[General | ByMessages] = General
     prepared: Callable[[Calls], type[PreparedCall] | None] | None = None
-    """By the calls of all members, the way of a direct call that is repeated; None: in shared memory."""
+    """Chooses the way of a direct call that is repeated, from the calls of all members.  None: in shared memory."""
     library: type[ByMessages] = ByMessages
     """The way of a call with ``algorithm="mpi"``."""
     check_library: Callable[[Call, Reduction | None], None] = no_library
@@ -53,4 +53,4 @@ class Ways(NamedTuple):
 
 IN_SHARED_MEMORY = Ways()
 AS_MESSAGES = Ways(direct=ByMessages, prepared=never)
-"""Of the ``queue`` transport."""
+"""The ways of the ``queue`` transport: every call is run by messages."""

@@ -119,7 +119,7 @@ class _Plan:
                 self._device.recorder.leave()
 
     def release_soon(self) -> None:
-        """The same, from inside a call of the library."""
+        """Issue all messages that are held back, from inside a call of the library."""
         self._send_held(self._device.endpoint.tasks.issue)
 
     def _send_held(self, send: Callable[[tuple[str, int, int], Steps, str], object]) -> None:

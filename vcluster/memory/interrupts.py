@@ -83,7 +83,7 @@ class DeferredInterrupt:
         """The signals that came, and where."""
         self._is_open = False
         self._note: Any = self._take_signal
-        """One object, to be known again among the handlers."""
+        """The handler that this block sets: one object, by which it is known among the handlers."""
         self._error: BaseException | None = None
         self._outer: DeferredInterrupt | None = None
 

@@ -37,7 +37,7 @@ KEPT_GROUPS = 1024
 STATUS_BYTES = 8 * PAGE
 SMALLEST_REGION_BYTES = 1 << 20
 MOST_ADDRESSES = 1 << 46
-"""Of the 2**47 bytes that a process can address."""
+"""The most bytes that the regions of a cluster take, of the 2**47 bytes that a process can address."""
 WIRE_BYTES = 4 * PAGE
 
 

@@ -48,14 +48,15 @@ SPINS = 200
 """The number of calls of `give_way`, at most, before a process sleeps."""
 
 SPINS_OF_A_THREAD = 20
-"""The same for a device in a thread: the other devices cannot run while it spins."""
+"""As many calls at most where devices are threads: the other devices cannot run while one spins."""
 
 NAPS_SECONDS = 1.0, 1.0
 """The first and the longest sleep. A sleeper that is not woken polls after the first, then backs off up to the
 longest."""
 
 NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
-"""The same for queues. A message arrives after the word that announces it, and its arrival wakes no endpoint."""
+"""The first and the longest sleep under the queue transport. A message arrives after the word that announces it, and
+its arrival wakes no endpoint."""
 
 NAP_BESIDE_OTHERS_NS = 50_000_000
 """Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does."""
@@ -85,7 +86,7 @@ class Signals:
         self.threads = HostThreads() if endpoint == layout.host else Threads()
         """The threads that make calls of this endpoint."""
         self._asleep: set[int] = set()
-        """Those of them that sleep."""
+        """The threads of this endpoint that sleep, by their identifiers."""
         self._number = endpoint
         self._sleeping = [arena.words(layout.word(e, SLEEPING)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]

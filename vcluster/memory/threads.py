@@ -175,7 +175,7 @@ class Threads:
 
 
 class HostThreads(Threads):
-    """Those of the host. Any of them may use its channels, so the lock is taken from the start.
+    """The threads of the host. Any of them may use its channels, so the lock is taken from the start.
 
     The handlers of signals run before a call, after it, or while it sleeps, and not in the midst of it.
     """

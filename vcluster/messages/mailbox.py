@@ -89,7 +89,7 @@ class Mailbox:
                 yield Wait(lambda: self._has_room(key, 1) or self.closed_there, lambda: self._needs_room(key))
 
     def send_at_once(self, encoded: Encoded, tag: int, capacity: int) -> bool:
-        """As `sending`, if that need not wait. Otherwise False, and nothing is sent."""
+        """Send a message as `sending` does, if that need not wait. False, and nothing is sent, if it would."""
         out, untaken = self._out, self._untaken.setdefault((0, tag), deque())
         if out[_HEAD] - out[_TAIL] >= SLOTS or self._is_closed(0) or self._queues or (
             len(untaken) >= capacity and not self._has_room((0, tag), capacity)

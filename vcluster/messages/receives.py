@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Receive:
-    """As `vcluster.messages.tasks.Task`, for one message of a tag; ``open`` makes the result of what has arrived."""
+    """A task that takes one message of a tag; ``open`` makes the result of what has arrived.
+
+    It has what a `vcluster.messages.tasks.Task` has, without a generator.
+    """
 
     __slots__ = ("_key", "_mailbox", "_open", "error", "finished", "lane", "location", "result", "what")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Communicators:
-    """Those of the groups that a device is in."""
+    """The communicators of the groups that a device is in."""
 
     def __init__(self, endpoint: MpiEndpoint, ranks: Sequence[int]) -> None:
         """``ranks`` are the ranks of the job by endpoint."""
@@ -63,7 +63,7 @@ class Communicators:
 
 
 class Askers:
-    """On the host: which members have asked for a communicator."""
+    """Counts, on the host, which members have asked for a communicator."""
 
     def __init__(self, endpoint: MpiEndpoint) -> None:
         self._endpoint = endpoint

@@ -24,7 +24,10 @@ INTERRUPT_EVERY_SECONDS = 0.05
 
 
 class MpiCrew:
-    """As `vcluster.processes.ProcessCrew`, with a rank for each device."""
+    """The devices of one cluster, each on a rank of the job.
+
+    It has the methods of `vcluster.processes.ProcessCrew`.
+    """
 
     def __init__(self, arena: Arena, layout: Layout, capacity: int) -> None:
         self._arena = arena
@@ -33,7 +36,7 @@ class MpiCrew:
         self.endpoint = MpiEndpoint(
             arena, layout, layout.host, capacity=capacity, transport=self._job.transport, cluster=self._cluster,
             ranks=[*self._ranks, 0])
-        """That of the host."""
+        """The endpoint of the host."""
         self.status = HostStatus(self.endpoint)
         self._askers = Askers(self.endpoint)
         self._woken = False

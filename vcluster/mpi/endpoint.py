@@ -292,7 +292,7 @@ class _PollingSignals(Signals):
         self._sleep_until_roused, self._sleep = self._sleep, self._nap
 
     def turns(self) -> Iterator[None]:
-        """As those of `Signals`. Large arrays that this rank sends go on meanwhile."""
+        """Iterate over polls as `Signals` does, and let large arrays that this rank sends go on meanwhile."""
         transport = self._endpoint.transport
         for turn in super().turns():
             if transport.is_sending:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class NodeMailbox(Mailbox):
-    """As `Mailbox`. The host, which may lie on another node, learns from each device what it has written there."""
+    """The messages to and from a device of the same node, in shared memory.
+
+    The host, which may lie on another node, learns from each device what it has written there.
+    """
 
     _endpoint: MpiEndpoint
 
@@ -53,7 +56,7 @@ class NodeMailbox(Mailbox):
 
 
 class MpiMailbox(Mailbox):
-    """As `Mailbox`; the words of its rings are this rank's own."""
+    """The messages to and from an endpoint of another node, by MPI. The words of the rings are this rank's own."""
 
     _endpoint: MpiEndpoint
 
@@ -107,7 +110,7 @@ class MpiMailbox(Mailbox):
         return not self._arrived
 
     def needs_message(self, key: tuple[int, int]) -> list[Need]:
-        """That the peer sends such a message."""
+        """The need that the peer sends such a message."""
         lane, tag = key
         layout = self._endpoint.layout
         sends: Lane = ("send", layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)

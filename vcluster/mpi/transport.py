@@ -88,10 +88,10 @@ class Transport:
         self.world = mpi.COMM_WORLD
         self._comm = self.world.Dup()
         self._interrupts = self.world.Dup()
-        """Of interrupts alone, which a thread of a device receives while its kernel computes."""
+        """A communicator for interrupts alone: a thread of a device receives them while its kernel computes."""
         self.rank, self.size = int(self._comm.rank), int(self._comm.size)
         self.takers: dict[int, Callable[[int, Message], None]] = {}
-        """By cluster: what is called with the source and each of its messages."""
+        """What is called with the source and each message of a cluster, by the number of the cluster."""
         self._sending: deque[tuple[Any, Any, Callable[[], object] | None]] = deque()
         """Requests that are not finished, the memory that they use, and what is called after them."""
         self._incoming: dict[int, deque[_Incoming]] = {}

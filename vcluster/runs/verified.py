@@ -38,12 +38,12 @@ class Verified:
     differences: tuple[str, ...]
     """What is not equal."""
     seconds: float
-    """Of the step, by the virtual clock of the run."""
+    """The virtual seconds of the step in the run."""
     received_bytes: int
-    """Of all devices."""
+    """The bytes that all devices received together."""
 
     def json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The fields as values that JSON knows."""
         return {"mesh": dict(self.run.mesh.shape), "strategy": str(self.run.strategy), "apart": self.apart,
                 "limit": self.limit, "differences": list(self.differences), "seconds": self.seconds,
                 "received_bytes": self.received_bytes}

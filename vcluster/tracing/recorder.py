@@ -87,7 +87,7 @@ class Recorder:
         self._clear()
         self._labels: dict[Any, Labels] = {}
         self._uncounted_templates: list[tuple[Template, Callable[[], Traffic]]] = []
-        """The same of templates, which outlive a record."""
+        """The templates of collectives whose traffic is not counted yet; they outlive a record."""
         self.stopped = True
         self.note: Callable[[str, str], object] | None = None
         """Called with each call's name and line, so that they are known if the process dies."""
