@@ -29,8 +29,7 @@ from vcluster.messages.blocks import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
 from vcluster.messages.endpoint import DONE, Owner, Pending, issue, pending
 from vcluster.messages.envelopes import Described, Envelope, name_of
-from vcluster.messages.receives import Receive
-from vcluster.messages.tasks import Steps
+from vcluster.messages.tasks import Receive, Steps
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_SIGNATURES = 64

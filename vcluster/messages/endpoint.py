@@ -27,8 +27,7 @@ from vcluster.memory import (
 )
 from vcluster.messages.blocks import HOLDER, TAKEN
 from vcluster.messages.mailbox import Mailbox
-from vcluster.messages.receives import Receive
-from vcluster.messages.tasks import DONE as DONE, Awaited, Steps, Task, Tasks
+from vcluster.messages.tasks import DONE as DONE, Awaited, Receive, Steps, Task, Tasks
 from vcluster.tracing import Recorder
 
 

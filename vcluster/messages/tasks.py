@@ -8,6 +8,8 @@ Operations that must take effect in the order they were issued share a *lane*, f
 or the receives from one source under one tag. Only the first operation of a lane advances.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Generator
 from threading import get_ident
@@ -19,7 +21,8 @@ from vcluster.code.call_sites import here
 from vcluster.memory import Need, Operation, Signals
 
 if TYPE_CHECKING:
-    from vcluster.messages.receives import Receive
+    from vcluster.messages.envelopes import Envelope
+    from vcluster.messages.mailbox import Mailbox
 
 Ready = Callable[[], bool]
 
@@ -63,13 +66,60 @@ class Task:
                 self.result = stop.value
                 self.finished = True
                 return True
-            except BaseException as error:  # raised again by wait()
-                if isinstance(error, ClusterError):
-                    error.called_at = self.location
-                self.error = error
-                self.finished = True
-                return True
+            except BaseException as error:
+                return _end_with(self, error)
         return False
+
+
+class Receive:
+    """A task that takes one message of a tag, without a generator; ``open`` makes the result of what has arrived.
+
+    A device that has posted a receive polls for its message in every poll of every later call, so that must be cheap.
+    """
+
+    __slots__ = ("_key", "_mailbox", "_open", "error", "finished", "lane", "location", "result", "what")
+
+    def __init__(
+        self, mailbox: Mailbox, lane: Lane, tag: int, open: Callable[[Envelope], Any], what: object, location: str
+    ) -> None:
+        self._mailbox, self._key, self._open = mailbox, (0, tag), open
+        self.lane, self.what, self.location = lane, what, location
+        self.finished = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def waits_for(self) -> Wait:
+        """What it waits for."""
+        return Wait(lambda: self._mailbox.may_take(self._key), lambda: self._mailbox.needs_message(self._key))
+
+    def advance(self) -> bool:
+        """Take the message if it is there. True if the operation is finished.
+
+        What a handler of a signal raises while this only polls leaves the operation as it is.
+        """
+        if self.finished:
+            return True
+        try:
+            if not self._mailbox.may_take(self._key):
+                return False
+        except ClusterError as error:
+            return _end_with(self, error)
+        try:
+            self.result = self._open(self._mailbox.take(self._key))
+        except BaseException as error:
+            return _end_with(self, error)
+        self.finished = True
+        return True
+
+
+def _end_with(task: Task | Receive, error: BaseException) -> bool:
+    """End a task with an error, which `Tasks.wait` raises again. It is finished: True."""
+    if isinstance(error, ClusterError):
+        error.called_at = task.location
+    task.error = error
+    task.finished = True
+    return True
 
 
 def _nothing() -> Steps:
@@ -95,7 +145,7 @@ class Blocked:
 
     __slots__ = ("lane", "location", "task", "text", "wait", "what")
 
-    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: "Task | Receive | None") -> None:
+    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: Task | Receive | None) -> None:
         self.lane = lane
         self.what = what
         self.wait = wait
@@ -159,7 +209,7 @@ class Tasks:
         self.start(task)
         return task
 
-    def start(self, task: "Task | Receive") -> None:
+    def start(self, task: Task | Receive) -> None:
         """Start an operation. It advances inside later calls."""
         queue = self.lanes.get(task.lane)
         if queue is None:
@@ -177,7 +227,7 @@ class Tasks:
         for lane, queue in list(self.lanes.items()):
             self._advance_lane(lane, queue)
 
-    def wait(self, task: "Task | Receive") -> Any:
+    def wait(self, task: Task | Receive) -> Any:
         """Block until the task is finished and return its result."""
         if not task.finished:
             mine = get_ident()
@@ -246,7 +296,7 @@ class Tasks:
 
         self._signals.wait(ready_after_advancing)
 
-    def _advance_lane(self, lane: Lane, queue: "deque[Task | Receive]") -> None:
+    def _advance_lane(self, lane: Lane, queue: deque[Task | Receive]) -> None:
         if self._blocked and self._is_driven(lane):  # by a thread, whose operation comes first
             return
         while queue and queue[0].advance():
