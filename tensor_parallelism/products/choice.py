@@ -2,7 +2,7 @@
 
 The search tries axes for every letter of the product; a sum that is pending in an operand may stay pending.  On meshes
 of up to three axes it tries all possibilities, on larger ones those that some layout names, and their outer parts.  A
-lower bound of the bytes to receive excludes ways that need not be planned.
+lower bound of the bytes to receive excludes candidates that need not be planned.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ from tensor_parallelism.products.product import (
 )
 
 MOST_TRIED = 300
-"""Up to this number all ways are tried; beyond it only those that the layouts name."""
+"""Up to this number all candidates are tried; beyond it only those that the layouts name."""
 
-Way = tuple[Split, Axes, Axes]
+Candidate = tuple[Split, Axes, Axes]
 """The axes of each letter, and of the sums that stay pending in either operand."""
 
 Cost = Callable[[int, int], Any]
@@ -68,16 +68,18 @@ class Seconds:
 @lru_cache(1024)
 def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
     """The plan with the smallest cost; among equal ones, that with the fewest communications."""
-    ways = [(way, _least_received(task, way), flops_of(task, way[0])) for way in _ways(task)]
+    candidates = []
+    for candidate in _candidates(task):
+        candidates.append((candidate, _least_received(task, candidate), flops_of(task, candidate[0])))
     best: ProductPlan | None = None
     spent: tuple[Any, int] = (None, 0)
-    for bound, number in sorted((cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(ways)):
-        way, least, flops = ways[number]
+    for bound, number in sorted((cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(candidates)):
+        candidate, least, flops = candidates[number]
         if best is not None and (bound, 0) >= spent:
             break
-        if best is not None and _exceeds(spent[0], task, way, least, flops, cost):
+        if best is not None and _exceeds(spent[0], task, candidate, least, flops, cost):
             continue
-        plan = product_plan(task, *way, why=f"the cheapest of {len(ways)} ways")
+        plan = product_plan(task, *candidate, why=f"the cheapest of {len(candidates)} ways")
         nbytes, _, communications = plan.cost
         price = cost(nbytes, flops), communications
         if best is None or price < spent:
@@ -86,17 +88,17 @@ def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
     return best
 
 
-def _exceeds(limit: Any, task: Task, way: Way, least: list[int], flops: int, cost: Cost) -> bool:
-    """Whether a way costs more than ``limit``.  The moves of its operands are planned to find out."""
+def _exceeds(limit: Any, task: Task, candidate: Candidate, least: list[int], flops: int, cost: Cost) -> bool:
+    """Whether a candidate costs more than ``limit``.  The moves of its operands are planned to find out."""
     total = sum(least)
-    for bound, move in zip(least[:2], moves_around(task, *way), strict=False):
+    for bound, move in zip(least[:2], moves_around(task, *candidate), strict=False):
         total += sum(plan_resharding(*move, task.dtype, task.mesh).bytes_received) - bound
         if cost(total, flops) > limit:
             return True
     return False
 
 
-def _ways(task: Task) -> Iterator[Way]:
+def _candidates(task: Task) -> Iterator[Candidate]:
     free = [axis for axis, extent in task.mesh.shape.items() if extent > 1]
     letters = task.contraction.letters
     splits = _all_splits(free, len(letters)) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
@@ -138,9 +140,9 @@ def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
     return (axes for axes in product(*options) if all_different(chain(*axes)))
 
 
-def _least_received(task: Task, way: Way) -> list[int]:
+def _least_received(task: Task, candidate: Candidate) -> list[int]:
     """The bytes that all ranks together receive at least: to move the operands, and to move the product."""
-    return [_least_elements(task, *move) * task.dtype.itemsize for move in moves_around(task, *way)]
+    return [_least_elements(task, *move) * task.dtype.itemsize for move in moves_around(task, *candidate)]
 
 
 def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:

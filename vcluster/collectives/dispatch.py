@@ -164,16 +164,17 @@ class Collectives:
         """Run one collective; see `vcluster.device` for what each argument means."""
         key: Any = None
         checked: CheckedCall | None = None
-        form = type(x)
+        x_type = type(x)
         if groups is None and split_sizes is None and not callable(op) and (
-            form is np.ndarray or x is None or (form in SCALARS and (form is not int or -(1 << 63) <= x < 1 << 63))
+            x_type is np.ndarray or x is None
+            or (x_type in SCALARS and (x_type is not int or -(1 << 63) <= x < 1 << 63))
         ):
-            if form is np.ndarray:
+            if x_type is np.ndarray:
                 key = kind, axes, x.dtype, x.shape, algorithm, dim, concat_dim, root, op, pairs, name
             elif x is None and type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
                 key = kind, axes, (out.dtype, out.shape), None, algorithm, dim, concat_dim, root, op, pairs, name
             else:
-                key = kind, axes, form, None, algorithm, dim, concat_dim, root, op, pairs, name
+                key = kind, axes, x_type, None, algorithm, dim, concat_dim, root, op, pairs, name
             try:
                 checked = self._checked.get(key)
             except TypeError:  # a list somewhere

@@ -61,7 +61,7 @@ def check_library(call: Call, reduction: Reduction | None) -> None:
         raise TypeError(f"not every MPI can reduce {reduction.dtype}; convert it, or leave out algorithm='mpi'")
 
 
-Form = tuple[tuple[int, ...], np.dtype[Any]]
+ShapeAndDtype = tuple[tuple[int, ...], np.dtype[Any]]
 """The shape and dtype of an array."""
 
 
@@ -240,11 +240,11 @@ class _Start:
         total = self._new(shape, self._dtype.newbyteorder("="))
         return self._terms(total), lambda: total.astype(self._dtype, copy=False)
 
-    def _sent(self) -> list[Form]:
-        """The forms of the arrays of all members."""
+    def _sent(self) -> list[ShapeAndDtype]:
+        """The shapes and dtypes of the arrays of all members."""
         return [(call.shape or (), call.dtype or self._dtype) for call in self._calls]
 
-    def _joined(self, arrays: Sequence[Form], dim: int) -> tuple[list[Any], Callable[[], Array]]:
+    def _joined(self, arrays: Sequence[ShapeAndDtype], dim: int) -> tuple[list[Any], Callable[[], Array]]:
         """A buffer for MPI in which arrays arrive one after the other, and what joins them."""
         shapes, dtypes = zip(*arrays, strict=True)
         if dim or not shapes[0] or len(set(dtypes)) > 1:
@@ -253,7 +253,7 @@ class _Start:
         result = self._new((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtypes[0])
         return self._bytes(result, [dtypes[0].itemsize * prod(shape) for shape in shapes]), lambda: result
 
-    def _received(self, arrays: Sequence[Form]) -> tuple[list[Any], list[Array]]:
+    def _received(self, arrays: Sequence[ShapeAndDtype]) -> tuple[list[Any], list[Array]]:
         """A buffer for MPI in which arrays arrive one after the other, and these arrays."""
         counts = [dtype.itemsize * prod(shape) for shape, dtype in arrays]
         places = list(accumulate(counts, initial=0))
