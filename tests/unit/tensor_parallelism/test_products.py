@@ -199,7 +199,7 @@ def test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out(seed):
     task = Task(Contraction.matmul(2, 2), *(some_layout(rng, mesh) for _ in range(3)), (m, k), (k, n), np.dtype("f8"),
                 mesh)
     costs = []
-    for way in choice._ways(task):
+    for way in choice._candidates(task):
         plan = product_plan(task, *way)
         for least, move in zip(choice._least_received(task, way), plan.moves, strict=True):
             assert 0 <= least <= sum(move.bytes_received), str(plan)
