@@ -254,6 +254,23 @@ def test_an_interrupt_is_not_lost_in_the_callback_of_a_block(cluster, capfd):
     assert "Exception ignored" not in out + err
 
 
+# -- attributes of the device ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mesh", "rank", "size", "index"])
+def test_the_place_of_a_device_cannot_be_set(cluster, name):
+    with pytest.raises(DeviceFailedError, match=rf"device\.{name} is fixed: a kernel reads it, and cannot set it to 5"):
+        cluster.run(lambda device: setattr(device, name, 5))
+    check_works(cluster)
+
+
+def test_the_state_of_a_device_may_be_another_dict_and_nothing_else(cluster):
+    with pytest.raises(DeviceFailedError, match=r"cannot be 'weights'; write device\.state\['name'\] = value"):
+        cluster.run(lambda device: setattr(device, "state", "weights"))
+    cluster.run(lambda device: setattr(device, "state", {"weights": device.rank}))
+    assert cluster.run(lambda device: device.state["weights"]).outputs == [0, 1]
+
+
 # -- handlers of signals that a kernel leaves behind -------------------------------------------------------------------
 
 
