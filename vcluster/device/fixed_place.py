@@ -5,7 +5,7 @@ The library goes by them: a kernel that set them would break every later run of 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from parallelism.display import shortened
 from parallelism.mesh import Mesh
@@ -21,6 +21,9 @@ class FixedPlace:
 
     def __repr__(self) -> str:
         return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a device stays in its process: send what a kernel needs of it, such as device.rank")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; raises for one that is fixed, and for a ``state`` that is no dict."""
