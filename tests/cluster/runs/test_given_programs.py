@@ -87,3 +87,55 @@ def test_a_function_without_python_code_fails_without_lines_of_the_library(clust
 def test_what_belongs_to_a_device_is_no_result(cluster, result, message):
     with pytest.raises(DeviceFailedError, match=message):
         cluster.run(result)
+
+
+@functools.lru_cache(maxsize=7)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+@functools.cache
+def kernel_with_a_cache(device, n):
+    return fibonacci(n), fibonacci.cache_parameters(), int(device.all_reduce(1))
+
+
+class Table:
+    """Made by all the decorators of `functools`."""
+
+    @functools.cached_property
+    def entries(self):
+        return np.arange(4)
+
+    @functools.lru_cache   # noqa: B019
+    def entry(self, n):
+        return int(self.entries[n])
+
+    @functools.singledispatchmethod
+    def name(self, of):
+        return "an object"
+
+    @name.register
+    def _(self, of: int):
+        return f"entry {of}"
+
+
+@functools.singledispatch
+def name(of):
+    return "an object"
+
+
+@name.register
+def _(of: int):
+    return f"number {of}"
+
+
+def test_functions_with_a_cache_travel_as_others_do(cluster):
+    parameters = {"maxsize": 7, "typed": False}
+    assert cluster.run(kernel_with_a_cache, 30).outputs == [(832040, parameters, 2)] * 2
+
+
+def test_what_functools_makes_of_functions_and_methods_travels_with_them(cluster):
+    table = Table()
+    assert cluster.run(lambda device: (table.entry(3), table.entry(3), table.entries.sum())).outputs == [(3, 3, 6)] * 2
+    names = "number 5", "an object", "entry 5", "an object"
+    assert cluster.run(lambda device: (name(5), name("x"), table.name(5), table.name(""))).outputs == [names] * 2
