@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from parallelism.operation import ROOT, is_installed, is_ours
 
-_WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
+WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _POP_TOP = bytes([opcode.opmap["POP_TOP"]])
 MOST_SITES = 4096
 _sites: "dict[tuple[int, int], tuple[CallSite, CodeType]]" = {}
@@ -54,7 +54,7 @@ def call_site(skip: int = 0) -> CallSite:
             if found is not None:
                 return found[0]
             filename = code.co_filename
-            if not is_ours(filename) or filename == _WORKER:
+            if not is_ours(filename) or filename == WORKER:
                 break
             _ours[id(code)] = code
         outer = frame.f_back

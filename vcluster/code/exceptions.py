@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from parallelism.display.quantities import cut
 from parallelism.operation import is_installed, is_ours
+from vcluster.code.call_sites import WORKER
 from vcluster.code.called import called_or_not
 from vcluster.code.errors import OperationCancelled
 from vcluster.code.line_values import values_on_lines
@@ -171,6 +172,8 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
     if program is not None and all(is_ours(frame.filename) for frame in frames) and not is_ours(program.co_filename):
         first = program.co_firstlineno
         frames = [Frame(program.co_filename, first, None, None, None, program.co_name, first)]
+    if program is None and all(frame.filename == WORKER for frame in frames):
+        frames = []     # to call the program failed: it is built in, or the class of something
     omitted = max(0, len(frames) - LONGEST_TRACEBACK)
     if omitted:
         del frames[LONGEST_TRACEBACK // 2 : -(LONGEST_TRACEBACK // 2)]

@@ -22,7 +22,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -30,6 +30,7 @@ from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler pi
 
 from parallelism.operation import is_installed
 from vcluster.code.call_sites import code_of
+from vcluster.code.decorated import reduce_decorated
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
 """Names of files that pytest collects. They should not be imported twice, and often cannot be imported by name."""
@@ -76,6 +77,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             outcomes = sys.modules.get("_pytest.outcomes")  # pytest.skip and pytest.fail claim to be built in
             if outcomes is not None and vars(outcomes).get(name) is obj:
                 return getattr, (outcomes, name)
+        decorated = reduce_decorated(obj)
+        if decorated is not None and (kind is functools.cached_property or travels_by_value(obj.__module__)):
+            return decorated
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
             if isinstance(obj, TypeVar):
                 return _reducers._make_typevar, _reducers._decompose_typevar(obj)
@@ -116,7 +120,25 @@ def _reduce_class(kind: type) -> tuple[Any, ...]:
     """As cloudpickle reduces a class, except that a class that comes back to its own process stays as it is."""
     if kind not in _arrived:
         _own_classes[kind] = os.getpid()
-    return *_reducers._dynamic_class_reduce(kind)[:5], _fill_class
+    make, arguments, state, *others = _reducers._dynamic_class_reduce(kind)[:5]
+    is_made_of_slots = "__slots__" in vars(kind) and NamedTuple not in getattr(kind, "__orig_bases__", ())
+    if is_made_of_slots and make is _reducers._make_skeleton_class:
+        arguments, state = _with_slots(kind, arguments, state)
+    return make, arguments, state, *others, _fill_class
+
+
+def _with_slots(
+    kind: type, arguments: tuple[Any, ...], state: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What makes a class, with its slots, which cloudpickle 3.1.3 leaves out: its objects would have a ``__dict__``,
+    which those of this process do not have, and could not come back.
+    """
+    mine, place = vars(kind), 3     # of what the new class begins with
+    slots = {name for name, value in mine.items() if isinstance(value, types.MemberDescriptorType)}
+    kept = {name: value for name, value in state[0].items() if name not in slots}
+    slots |= {"__dict__", "__weakref__"} & {*mine}
+    begins = {**arguments[place], "__slots__": tuple(sorted(slots))}
+    return (*arguments[:place], begins, *arguments[place + 1 :]), (kept, *state[1:])
 
 
 def _fill_class(kind: type, state: Any) -> type:

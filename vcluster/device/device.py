@@ -22,6 +22,7 @@ from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
 from vcluster.collectives import Collectives, Ways
+from vcluster.device.fixed_place import FixedPlace
 from vcluster.device.other_libraries import NAMES_ELSEWHERE
 from vcluster.messages import Endpoint, Pending, VirtualChannel
 from vcluster.tracing import Recorder, dtype_name
@@ -29,7 +30,7 @@ from vcluster.tracing import Recorder, dtype_name
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
 
-class VirtualDevice:
+class VirtualDevice(FixedPlace):
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
 
     >>> from vcluster import VirtualCluster
@@ -81,9 +82,6 @@ class VirtualDevice:
         self.recorder = Recorder(endpoint.threads)
         self.collectives = Collectives(endpoint, mesh, rank, self.recorder, ways)
         self._channels: dict[int, VirtualChannel] = {}
-
-    def __repr__(self) -> str:
-        return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
 
     if not TYPE_CHECKING:   # a type checker reports an unknown name itself
 

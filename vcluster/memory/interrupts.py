@@ -20,7 +20,10 @@ from typing import Any, Self
 _signal: Any = importlib.import_module("_signal")
 """What `signal` wraps: it makes no enumerations of handlers, which takes ten times as long."""
 
-_NUMBERS = tuple(sorted(
+handler_of: Callable[[int], Any] = _signal.getsignal
+set_handler: Callable[[int, Any], Any] = _signal.signal
+
+SIGNALS = tuple(sorted(
     int(number) for number in signal.valid_signals() if number not in (getattr(signal, "SIGKILL", 0),
                                                                        getattr(signal, "SIGSTOP", 0))))
 """The signals that can have a handler."""
@@ -133,9 +136,9 @@ class DeferredInterrupt:
         """Note the signals from now on that have a handler in Python. The default, and to ignore it, are none."""
         global _known
         self._is_open = True
-        handlers = tuple(map(_signal.getsignal, _NUMBERS))
+        handlers = tuple(map(_signal.getsignal, SIGNALS))
         if handlers != _known[0]:  # they seldom change
-            _known = handlers, {number: each for number, each in zip(_NUMBERS, handlers, strict=True) if callable(each)}
+            _known = handlers, {number: each for number, each in zip(SIGNALS, handlers, strict=True) if callable(each)}
         for number, handler in _known[1].items():
             self._before[number] = handler
             _signal.signal(number, self._note)

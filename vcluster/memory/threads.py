@@ -207,7 +207,21 @@ def is_passive(frame: FrameType) -> bool:
     if code.co_name not in _PASSIVE.get(os.path.basename(code.co_filename), ()):  # noqa: PTH119
         return False
     timeout = frame.f_locals.get("timeout")
-    return timeout is None or timeout == -1
+    return (timeout is None or timeout == -1) and not _is_released(frame)
+
+
+def _is_released(frame: FrameType) -> bool:
+    """Whether a thread goes on as soon as it gets to run, because what it waits for has come already.
+
+    On a crowded machine it may stand there for long: the thread that released it has the interpreter's lock.
+    """
+    name, values = frame.f_code.co_name, frame.f_locals
+    if name == "_worker":
+        idle = getattr(values["executor_reference"](), "_idle_semaphore", None)
+        return values["work_queue"].qsize() > 0 or (idle is not None and idle._value == 0)
+    if "join" in name or "tstate" in name:
+        return values["self"].ident not in frames_by_thread()
+    return values.get("waiter") not in getattr(values["self"], "_waiters", ())     # `notify` has taken it from them
 
 
 def is_in_library(frame: FrameType | None) -> bool:

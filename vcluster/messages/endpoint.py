@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from parallelism.operation import Lane, Unfinished
 from parallelism.spelling import no_attribute
@@ -189,6 +189,9 @@ class Pending(Unfinished):
 
     def __repr__(self) -> str:
         return f"<{self._name}, {'done' if self._task.finished else 'pending'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"it is an asynchronous {self._name} and not its result: write .wait(), which returns that")
 
     def done(self) -> bool:
         """Whether the result is available. Calling this lets pending operations advance."""

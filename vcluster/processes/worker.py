@@ -38,6 +38,7 @@ from vcluster.processes.commands import INTERRUPT, Cancelled, DeviceSpec, Done, 
 from vcluster.processes.kept_programs import KeptPrograms
 from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
+from vcluster.processes.left_handlers import LeftHandlers
 from vcluster.processes.line_coverage import measure
 from vcluster.processes.output import RankedOutput, refuse_debugger
 from vcluster.tracing import LONG, Packed, Record
@@ -87,6 +88,8 @@ class Worker:
         self._kept = KeptPrograms()
         self._code: CodeType | None = None
         """The code of the program that runs."""
+        self._handlers: LeftHandlers | None = None
+        """Those of this process. A thread has none of its own."""
 
     def take_over(self, link: WireLink) -> None:
         """Make what is printed and raised in this process that of the device, whose run an `INTERRUPT` may end."""
@@ -95,6 +98,7 @@ class Worker:
         if INTERRUPT is not None:
             signal.signal(INTERRUPT, lambda _, frame: self.interrupt(link.interrupt, frame))
         threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
+        self._handlers = LeftHandlers()
 
     def serve(self) -> None:
         """Say that the device is ready, and execute the host's commands until it sends None."""
@@ -110,6 +114,12 @@ class Worker:
             except OperationCancelled:  # an interrupt came just after the kernel's end
                 self._leave_kernel()
                 reply = Cancelled(self._record())
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # of a handler of the kernel's, while the kernel's own failure was described
+                self._leave_kernel()
+                self.endpoint.signals.cancel()
+                reply = Failed(describe_exception(error, self._code), self._record())
             for stream in self.output.values():
                 stream.finish_line()
             if os.getpid() != self._pid:
@@ -141,9 +151,11 @@ class Worker:
                 self._gate.release()
 
     def _leave_kernel(self) -> None:
-        """Leave the kernel. Afterwards no interrupt arrives, and none is pending."""
+        """Leave the kernel. Afterwards no interrupt arrives, none is pending, and no handler of the kernel's raises."""
         while True:
             try:
+                if self._handlers is not None:
+                    self._handlers.set_aside()
                 with self._gate:
                     self._in_kernel = False
                 self.link.settle()
@@ -228,7 +240,7 @@ class Worker:
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
         self.device.recorder.add_untimed("h2d", "arguments", {"peer": HOST, "bytes_received": nbytes})
         self.device.recorder.leave()
-        self._in_kernel = True
+        self._enter_kernel()
         try:
             output = program(self.device, *args, **kwargs)
         finally:
@@ -237,6 +249,13 @@ class Worker:
         self._leave_kernel()
         self.device.collectives.wait_for_all()
         return output
+
+    def _enter_kernel(self) -> None:
+        if self._handlers is not None:
+            for line in self._handlers.take_lost():
+                print(line, file=sys.stderr)
+            self._handlers.put_back()
+        self._in_kernel = True
 
     def _copy_in(self, offset: int, nbytes: int) -> Any:
         """The common part of a command, as this device's own copy."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
+from vcluster.code import ClusterError, Environment, UnusedResultWarning, code_of
 from vcluster.code.environment import environment
 from vcluster.memory import Arena, Layout, Status
 from vcluster.memory.interrupts import DeferredInterrupt
@@ -25,6 +25,7 @@ from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
 from vcluster.processes.kept_programs import SentProgram
+from vcluster.runs.checked_program import by_rank, check_program
 from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
@@ -135,10 +136,9 @@ class Body:
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run[Any]:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
         __tracebackhide__ = True  # for pytest and IPython
+        check_program(program)
         if isinstance(program, Operation):
-            args = _by_rank(program.inputs(self._mesh, *args), self.size, program)
-        elif not callable(program):
-            raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
+            args = by_rank(program.inputs(self._mesh, *args), self.size, program)
         shipment = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             if not self.finalizer.alive:  # the handler of a signal has closed the cluster just now
@@ -350,23 +350,6 @@ def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, .
         where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         name = getattr(program, "__qualname__", type(program).__name__)
         error.add_note(f"run() calls {name}{where} with the device first, then with its own arguments: {wrong}")
-
-
-def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tuple[Any, ...]:
-    """The inputs of an operation as arguments. An argument that is the same object on every rank is passed whole."""
-    if len(inputs) != size:
-        raise ValueError(f"{type(program).__name__}.inputs must return one tuple for each of the {size} devices, "
-                         f"got {len(inputs)} tuples")
-    lengths = [len(mine) for mine in inputs]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"{type(program).__name__}.inputs must return tuples of one length, got lengths {lengths}")
-    return tuple(map(_whole_if_same, zip(*inputs, strict=True)))
-
-
-def _whole_if_same(column: tuple[Any, ...]) -> Any:
-    """An argument, of the values of all ranks."""
-    first = column[0]
-    return first if all(value is first for value in column) else PerDevice(column)
 
 
 def _queues(layout: Layout, processes: bool) -> list[Queues]:

@@ -1,7 +1,9 @@
 """Classes of scripts and test modules travel by value, and stay as they are in the process that made them."""
 
 import sys
+import weakref
 from enum import Enum
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +26,39 @@ class Color(Enum):
 
     def scale(self):
         return SCALE
+
+
+class Slotted:
+    """Has no ``__dict__``; one slot is private, and weak references are allowed."""
+
+    __slots__ = ("__hidden", "__weakref__", "shown")
+
+    def __init__(self, shown):
+        self.shown, self.__hidden = shown, -shown
+
+    def both(self):
+        return self.shown, self.__hidden
+
+
+class Below(Slotted):
+    __slots__ = ()
+
+
+class Freed(Slotted):
+    """Has a ``__dict__`` again."""
+
+    __slots__ = ("__dict__",)
+
+
+class OneSlot:
+    __slots__ = "only"
+
+    def __init__(self, only):
+        self.only = only
+
+
+class Named(NamedTuple):
+    shown: int
 
 
 BACKENDS = [("thread", {}), ("process", {}), ("process", {"start_method": "fork"})]
@@ -51,3 +86,26 @@ def test_devices_get_the_changed_attributes_of_a_class(cluster_of, monkeypatch, 
     for scale in (5, 6):
         monkeypatch.setattr(Scaled, "scale", lambda _, scale=scale: scale)
         assert cluster.run(lambda device: Scaled().scale()).outputs == [scale] * 2
+
+
+@pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
+def test_objects_with_slots_come_back(cluster_of, backend, options):
+    cluster = cluster_of(Mesh(devices=2), backend, **options)
+    for kind in (Slotted, Below, Freed):
+        made = cluster.run(lambda device, given, kind=kind: (given.both(), kind(3), given), kind(2)).outputs
+        for there, new, same in made:
+            assert (there, new.both(), same.both()) == ((2, -2), (3, -3), (2, -2))
+            assert type(new) is type(same) is kind
+    assert [made.only for made in cluster.run(lambda device: OneSlot(device.rank))] == [0, 1]
+    assert cluster.run(lambda device: Named(4)).outputs == [Named(4)] * 2
+
+
+@pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
+def test_objects_with_slots_have_no_other_attributes_in_a_device(cluster_of, backend, options):
+    cluster = cluster_of(Mesh(devices=2), backend, **options)
+
+    def attributes(device):
+        made = Slotted(1), Freed(1)
+        return [hasattr(one, "__dict__") for one in made], [weakref.ref(one)() is one for one in made]
+
+    assert cluster.run(attributes).outputs == [([False, True], [True, True])] * 2

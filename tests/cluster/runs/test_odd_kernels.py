@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -12,7 +14,7 @@ import pytest
 from runtimes import KINDS
 
 from parallelism.mesh import Mesh
-from vcluster import ClusterError, DeviceFailedError
+from vcluster import ClusterError, DeviceFailedError, PerDevice
 
 
 @pytest.fixture(params=KINDS)
@@ -250,3 +252,76 @@ def test_an_interrupt_is_not_lost_in_the_callback_of_a_block(cluster, capfd):
     assert used(cluster) == before
     out, err = capfd.readouterr()
     assert "Exception ignored" not in out + err
+
+
+# -- attributes of the device ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mesh", "rank", "size", "index"])
+def test_the_place_of_a_device_cannot_be_set(cluster, name):
+    with pytest.raises(DeviceFailedError, match=rf"device\.{name} is fixed: a kernel reads it, and cannot set it to 5"):
+        cluster.run(lambda device: setattr(device, name, 5))
+    check_works(cluster)
+
+
+def test_the_state_of_a_device_may_be_another_dict_and_nothing_else(cluster):
+    with pytest.raises(DeviceFailedError, match=r"cannot be 'weights'; write device\.state\['name'\] = value"):
+        cluster.run(lambda device: setattr(device, "state", "weights"))
+    cluster.run(lambda device: setattr(device, "state", {"weights": device.rank}))
+    assert cluster.run(lambda device: device.state["weights"]).outputs == [0, 1]
+
+
+# -- handlers of signals that a kernel leaves behind -------------------------------------------------------------------
+
+
+class Limit(BaseException):
+    """A time limit that no ``except Exception`` swallows."""
+
+
+def limit(device, error, seconds=0.0, fail=False):
+    """A kernel that sets a time limit, and does not take it back."""
+
+    def too_late(number, frame):
+        raise error("too late")
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if fail:
+        raise KeyError("failed")
+    return os.getpid()
+
+
+@pytest.mark.parametrize("error", [TimeoutError, RuntimeError, Limit], ids=lambda error: error.__name__)
+def test_a_time_limit_that_a_kernel_leaves_behind_is_told_and_harms_no_later_run(cluster_of, error, capfd):
+    cluster = cluster_of(Mesh(devices=2), "process")
+    left = cluster.run(limit, error).outputs
+    os.kill(left[0], signal.SIGALRM)
+    assert cluster.run(lambda device: (os.getpid(), int(device.all_reduce(1)))).outputs == [(pid, 2) for pid in left]
+    told = [line for line in capfd.readouterr().err.splitlines() if "SIGALRM" in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"[rank 0] the handler of SIGALRM, which an earlier kernel set, raised {error.__name__}")
+    assert "between two runs, at " in told[0]
+    assert "test_odd_kernels.py" in told[0]
+    assert "takes it back when it ends" in told[0]
+
+
+def test_a_handler_that_a_kernel_set_raises_in_its_next_kernel(cluster_of):
+    cluster = cluster_of(Mesh(devices=2), "process")
+    cluster.run(limit, Limit)
+    with pytest.raises(DeviceFailedError, match=r"rank 1 raised [\w.]*Limit"):
+        cluster.run(lambda device: signal.raise_signal(signal.SIGALRM) if device.rank == 1 else device.barrier())
+    check_works(cluster)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(1000, marks=pytest.mark.slow)])
+def test_time_limits_that_end_at_drawn_moments_leave_the_devices_alive(cluster_of, count):
+    cluster = cluster_of(Mesh(devices=3), "process")
+    rng = np.random.default_rng(5)
+    pids = cluster.run(lambda device: os.getpid()).outputs
+    for _ in range(count):
+        seconds, fail = rng.uniform(1e-5, 4e-3), bool(rng.integers(2))
+        with suppress(DeviceFailedError):
+            cluster.run(limit, TimeoutError, seconds, PerDevice([fail, False, False]))
+        with suppress(DeviceFailedError):       # the alarm may come in this kernel
+            cluster.run(lambda device: signal.setitimer(signal.ITIMER_REAL, 0))
+        assert cluster.run(lambda device: os.getpid() * int(device.all_reduce(1)) // 3).outputs == pids

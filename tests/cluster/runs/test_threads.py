@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import queue
 import threading
 import time
 import warnings
@@ -289,3 +290,68 @@ def test_devices_that_have_clusters_of_their_own_are_cancelled_in_any_state_of_t
     assert cluster.pids() == pids
     gc.collect()
     assert threading.active_count() == threads
+
+
+def released_by_an_event(act, receive):
+    go = threading.Event()
+    helper = threading.Thread(target=lambda: (go.wait(), act()))
+    helper.start()
+    time.sleep(0.01)    # until it waits
+    go.set()
+    return receive(), helper.join()
+
+
+def released_while_it_starts_a_thread(act, receive):
+    answer = []
+    helper = threading.Thread(target=lambda: answer.append(receive()))
+    helper.start()
+    act()
+    helper.join()
+    return answer
+
+
+def released_by_a_join(act, receive):
+    go = threading.Event()
+    first = threading.Thread(target=go.wait)
+    helper = threading.Thread(target=lambda: (first.join(), act()))
+    for thread in (first, helper):
+        thread.start()
+    time.sleep(0.01)
+    go.set()
+    return receive(), helper.join()
+
+
+def released_by_a_queue(act, receive):
+    orders = queue.Queue()
+    helper = threading.Thread(target=lambda: orders.get()())
+    helper.start()
+    time.sleep(0.01)
+    orders.put(act)
+    return receive(), helper.join()
+
+
+def released_in_a_pool(act, receive):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        time.sleep(0.01)
+        pool.submit(act)
+        return [receive()]
+
+
+RELEASED = [released_by_an_event, released_while_it_starts_a_thread, released_by_a_join, released_by_a_queue,
+            released_in_a_pool]
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.__name__)
+def test_a_thread_that_was_released_and_has_not_run_yet_is_no_deadlock(cluster_of, backend, released, count):
+    def kernel(device):
+        def act():
+            time.sleep(0.1)     # the host looks meanwhile
+            device.send(4, 1)
+
+        return device.send(device.recv(0) + 1, 0) if device.rank else released(act, lambda: device.recv(1))[0]
+
+    cluster = cluster_of(Mesh(devices=2), backend)
+    for _ in range(count):
+        assert cluster.run(kernel).outputs == [5, None]

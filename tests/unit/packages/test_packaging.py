@@ -131,7 +131,7 @@ def test_a_line_of_every_package_is_known_as_ours_and_the_workers_as_such():
     for package in PACKAGES:
         assert all(call_sites.is_ours(str(file)) for file in modules(package))
     assert not call_sites.is_ours(__file__)
-    assert Path(call_sites._WORKER).exists()
+    assert Path(call_sites.WORKER).exists()
 
 
 def test_a_program_that_cannot_be_recorded_is_refused_at_the_line_of_the_user():
