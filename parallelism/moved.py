@@ -19,6 +19,7 @@ MOVED = {
     "parallelism.links": "parallelism.hardware.links",
     "parallelism.phases": "parallelism.algorithms.phases",
     "parallelism.pipeline_execution": "parallelism.pipelining.execution",
+    "parallelism.resharding.usual_form": "parallelism.resharding.canonical_form",
     "parallelism.schedule": "parallelism.pipelining.schedule",
     "parallelism.schedules": "parallelism.pipelining.generators",
     "parallelism.simulator": "parallelism.simulation.simulator",

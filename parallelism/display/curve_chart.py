@@ -46,8 +46,10 @@ def curves(
         if len(values) != len(xs) or not all(value > 0 and isfinite(value) for value in values):
             raise ValueError(
                 f"curve {name!r} needs {len(xs)} values above 0, one for each place; got {shortened(values)}")
-    rows = [(across, *series), *((place_text(x), *(value_text(values[i]) for values in series.values()))
-                                 for i, x in enumerate(xs))]
+    columns = [[across, *map(place_text, xs)]]
+    for name, values in series.items():
+        columns.append([name, *map(value_text, values)])
+    rows = list(zip(*columns, strict=True))
     return Drawing("\n".join([title, *in_columns(rows, 0)]), figure(
         wide(_svg(title, xs, series, across, up, place_text, value_text, ratio)), title=title))
 

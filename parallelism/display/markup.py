@@ -115,9 +115,9 @@ def table(
 ) -> Markup:
     """A table that scrolls where it is wide.  The first ``left`` columns are flush left, others flush right."""
     def cells(tag: str, row: Sequence[Cell]) -> str:
-        return "".join(
-            f'<{tag} class="left">{text_of(cell)}</{tag}>' if place < left else f"<{tag}>{text_of(cell)}</{tag}>"
-            for place, cell in enumerate(row))
+        flush_left = [f'<{tag} class="left">{text_of(cell)}</{tag}>' for cell in row[:left]]
+        flush_right = [f"<{tag}>{text_of(cell)}</{tag}>" for cell in row[left:]]
+        return "".join(flush_left + flush_right)
 
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if heads else ""

@@ -6,6 +6,7 @@ which piece.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -36,8 +37,8 @@ class Blocks:
         self.size = prod(self.extents)
         self.elements = prod(self.shape)
         flat = [factor for axis in self.factors for factor in axis]
-        places = iter(np.indices(flat, np.int64).reshape(len(flat), self.size))
-        self._places = [tuple((factor, next(places)) for factor in axis) for axis in self.factors]
+        coordinates = zip(flat, np.indices(flat, np.int64).reshape(len(flat), self.size), strict=True)
+        self._coordinates = [tuple(islice(coordinates, len(axis))) for axis in self.factors]
         """For each axis, pairs of an extent and the coordinates of all ranks along it."""
         self._numbers: dict[Any, int] = {}
 
@@ -51,10 +52,10 @@ class Blocks:
             start = np.zeros(self.size, np.int64)
             return start, start + extent
         start, stop = self.interval(extent, axes[:-1])
-        for factor, here in self._places[axes[-1]]:
+        for factor, coordinate in self._coordinates[axes[-1]]:
             least, more = np.divmod(stop - start, factor)
-            start = start + here * least + np.minimum(here, more)
-            stop = start + least + (here < more)
+            start = start + coordinate * least + np.minimum(coordinate, more)
+            stop = start + least + (coordinate < more)
         return start, stop
 
     def sizes(self, dims: Dims) -> ByRank:
@@ -125,7 +126,7 @@ class Blocks:
         """The row-major index of each rank along ``axes``; the first varies slowest."""
         number = np.zeros(self.size, np.int64)
         for axis in axes:
-            for factor, here in self._places[axis]:
+            for factor, here in self._coordinates[axis]:
                 number = number * factor + here
         return number
 

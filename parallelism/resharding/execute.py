@@ -42,7 +42,7 @@ def calls_of_groups(
     """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
     blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
     """
-    starts, stops = (each[:, groups] for each in _places(step.before, step))
+    starts, stops = (each[:, groups] for each in _intervals(step.before, step))
     held = (stops - starts).prod(axis=0)
     if step.kind == "all_gather":
         moved = held
@@ -51,7 +51,7 @@ def calls_of_groups(
         position[groups] = np.arange(groups.shape[1])
         moved = position[np.array(step.donors)[groups]]
     else:
-        wanted_starts, wanted_stops = (each[:, groups] for each in _places(step.after, step))
+        wanted_starts, wanted_stops = (each[:, groups] for each in _intervals(step.after, step))
         moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
             np.minimum(stops[..., None], wanted_stops[..., None, :])
             - np.maximum(starts[..., None], wanted_starts[..., None, :])).clip(0).prod(axis=0)
@@ -180,18 +180,19 @@ def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
     return layout.slices(step.shape, step.mesh, rank)
 
 
-def _places(layout: TensorSharding, step: ReshardingStep) -> NDArray[np.int64]:
+def _intervals(layout: TensorSharding, step: ReshardingStep) -> NDArray[np.int64]:
     """Where the blocks of all ranks start and stop: an array of shape (2, dims, ranks)."""
-    return _places_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
+    return _intervals_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
 
 
 @lru_cache(maxsize=1024)
-def _places_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> NDArray[np.int64]:
+def _intervals_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> NDArray[np.int64]:
     numbers = {axis: number for number, axis in enumerate(mesh.axes)}
     blocks = Blocks(shape, [(extent,) for extent in mesh.shape.values()])
-    places = [blocks.interval(extent, tuple(numbers[axis] for axis in dim.axes))
-              for extent, dim in zip(shape, dims, strict=True)]
-    return np.array(places, np.int64).reshape(len(shape), 2, mesh.size).swapaxes(0, 1)
+    intervals = []
+    for extent, dim in zip(shape, dims, strict=True):
+        intervals.append(blocks.interval(extent, tuple(numbers[axis] for axis in dim.axes)))
+    return np.array(intervals, np.int64).reshape(len(shape), 2, mesh.size).swapaxes(0, 1)
 
 
 def _shape(block: Block) -> tuple[int, ...]:
