@@ -22,6 +22,11 @@ ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"
 
 
+def _signals(g: int, distance: int) -> Listed:
+    """Each position sends an empty message over a distance."""
+    return Listed(tuple((p, (p + distance) % g, ()) for p in range(g)))
+
+
 def _halving(g: int) -> list[Swap]:
     return [Swap(g, d, g // (2 * d), g) for d in distances(g)]
 
@@ -61,6 +66,6 @@ DOUBLINGS = (
         phases=lambda g, root, pairs: (Around(g, d, (_blocks_at(g, d),), g) for d in distances(g))),
     CollectiveAlgorithm(
         "dissemination", ("barrier",), "0 (lg g empty messages)", lambda g, root, pairs: alike(g, lg(g), 0, lg(g)),
-        lambda g, root, pairs: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in distances(g)],
+        lambda g, root, pairs: [_signals(g, d) for d in distances(g)],
         lambda g: 0, lambda g, root, pairs: (Around(g, d, (0,), 1) for d in distances(g))),
 )

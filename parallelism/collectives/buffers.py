@@ -141,7 +141,9 @@ def sources_held(algorithm: Algorithm, position: int, held: Mapping[int, Array])
     """The arrays, or blocks of them, that the result at ``position`` is made of, in group order."""
     kind, size = kind_of(algorithm.collective), algorithm.size
     sources = kind.sources_of(position, size, algorithm.root, algorithm.pairs)
-    return [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
+    if kind.unit == BLOCKS_OF_ALL:
+        sources = tuple(source * size + position for source in sources)
+    return [held[chunk] for chunk in sources]
 
 
 def chunk_nbytes(

@@ -19,7 +19,7 @@ from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.cost.port_costs import many_lines, terms_by_rule
+from parallelism.cost.port_costs import many_lines, messages_of, terms_by_rule
 from parallelism.hardware import Hardware, Ints
 
 MOST_PATTERNS = 2**15
@@ -121,7 +121,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLo
     by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
     slowed: dict[tuple[int, int], float] = {}
     for phase in made:
-        times = (1 if phase.piped else phase.times) / phase.whole
+        times = phase.sendings / phase.whole
         for used in _used(hardware, phase, ranks, places):
             if not hardware.links[used.level].shared:
                 continue
@@ -149,9 +149,10 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
     if not made:
         return found
     lengths = np.array([len(phase.sources) for phase in made]) * len(groups)
-    here, there = (np.concatenate([places[:, phase[i]].ravel() for phase in made]) for i in (1, 2))
+    here = np.concatenate([places[:, phase.sources].ravel() for phase in made])
+    there = np.concatenate([places[:, phase.targets].ravel() for phase in made])
     parts = np.concatenate([np.tile(phase.parts, len(groups)) for phase in made])
-    times = np.array([(1 if phase.piped else phase.times) / phase.whole for phase in made])
+    times = np.array([phase.sendings / phase.whole for phase in made])
     number = np.repeat(np.arange(len(made)), lengths)
     for level, link in enumerate(hardware.links):
         inside = hardware.inside(level)
@@ -300,8 +301,7 @@ def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
 
 def _at_once(made: Phases) -> Phase:
     """Several phases as one."""
-    sources, targets, parts = (np.concatenate([phase[i] for phase in made]) for i in (1, 2, 3))
-    return Phase(1, sources, targets, parts, made[0].whole)
+    return Phase(1, *messages_of(made), made[0].whole)
 
 
 def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -71,10 +71,11 @@ class Columns:
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The events of all parts, one part after the other."""
-        return cls(sum(part.length for part in parts), {
-            name: _joined(name, [part[name] for part in parts])
-            for name in NAMES if any(name in part.columns for part in parts)
-        })
+        columns: dict[str, Column] = {}
+        for name in NAMES:
+            if any(name in part.columns for part in parts):
+                columns[name] = _joined(name, [part[name] for part in parts])
+        return cls(sum(part.length for part in parts), columns)
 
     def __len__(self) -> int:
         return self.length
@@ -104,9 +105,13 @@ class Columns:
             length = len(range(*selected.indices(self.length)))
         else:
             length = int(np.count_nonzero(selected)) if selected.dtype == np.bool_ else len(selected)
-        return Columns(length, {
-            name: Table(column.values, column.index[selected]) if isinstance(column, Table) else column[selected]
-            for name, column in self.columns.items()})
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Table):
+                columns[name] = Table(column.values, column.index[selected])
+            else:
+                columns[name] = column[selected]
+        return Columns(length, columns)
 
     # As Python's values
 
@@ -146,8 +151,8 @@ class Columns:
         column = self[name]
         if isinstance(column, Table):
             return {column.values[i] for i in _occurring(column.index)}
-        values = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
-        return {None if value == ABSENT else value for value in values}
+        values: set[Any] = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
+        return {*values, None} - {ABSENT} if ABSENT in values else values
 
     def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """For each event, ``function`` of the value of a field; called once for each different value."""
@@ -164,7 +169,7 @@ class Columns:
             return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
         if isinstance(column, Table):
             return self.mapped(name, wanted.__contains__, np.bool_)
-        return np.isin(column, [ABSENT if value is None else value for value in self.distinct(name) if value in wanted])
+        return np.isin(column, _as_numbers([value for value in self.distinct(name) if value in wanted]))
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
         """For each event, whether its field has a value, rather than None."""
@@ -193,9 +198,12 @@ def as_values(column: Column) -> list[Any]:
     """The values of a column, by event."""
     if isinstance(column, Table):
         return list(map(column.values.__getitem__, column.index.tolist()))
+    if column.dtype == np.int64:
+        absent = column == ABSENT
+        if absent.any():
+            column = column.astype(object)
+            column[absent] = None
     values: list[Any] = column.tolist()
-    if column.dtype == np.int64 and np.any(column == ABSENT):
-        values = [None if value == ABSENT else value for value in values]
     return values
 
 
@@ -253,7 +261,7 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
     """The values as an array; as a table if an array could not give all of them back."""
     types = {*map(type, values)}
     if not types <= {int, float, type(None)}:
-        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+        values = list(map(_without_numpy, values))
         types = {*map(type, values)}
     if dtype.kind == "f":
         is_odd = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
@@ -261,8 +269,18 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
         is_odd = types - {int, type(None)} or ABSENT in values
     if not is_odd:
         with suppress(OverflowError):
-            return np.array([ABSENT if v is None else v for v in values] if type(None) in types else values, dtype)
+            return np.array(_as_numbers(values) if type(None) in types else values, dtype)
     return _odd(values)
+
+
+def _as_numbers(values: Sequence[Any]) -> list[Any]:
+    """The values, with `ABSENT` for None."""
+    # A function for each of a million values would take twice as long.
+    return [ABSENT if value is None else value for value in values]
+
+
+def _without_numpy(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _odd(values: Sequence[Any]) -> Table:
@@ -279,15 +297,21 @@ def _joined(name: str, parts: Sequence[Column]) -> Column:
     arrays = [part for part in parts if not isinstance(part, Table)]
     if len(arrays) == len(parts):
         return np.concatenate(arrays)
-    tables = [part if isinstance(part, Table) else _odd(as_values(part)) for part in parts]
-    place: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
+    indices = []
     try:
-        moved = [np.array([place.setdefault(v, len(place)) for v in table.values], np.int32) for table in tables]
-    except TypeError:
-        moved = []
-    if not moved or name in NUMBERS:   # among what should be numbers, True is no 1
-        return _odd([value for table in tables for value in as_values(table)])
-    return Table(tuple(place), np.concatenate([to[table.index] for to, table in zip(moved, tables, strict=True)]))
+        for table in map(_as_table, parts):
+            renumbered = [numbers.setdefault(value, len(numbers)) for value in table.values]
+            indices.append(np.array(renumbered, np.int32)[table.index])
+    except TypeError:       # a value that cannot be hashed
+        indices = []
+    if not indices or name in NUMBERS:      # among what should be numbers, True is no 1
+        return _odd([*chain.from_iterable(map(as_values, parts))])
+    return Table(tuple(numbers), np.concatenate(indices))
+
+
+def _as_table(column: Column) -> Table:
+    return column if isinstance(column, Table) else _odd(as_values(column))
 
 
 def _occurring(numbers: npt.NDArray[Any]) -> list[int]:

@@ -166,8 +166,8 @@ def _slices(costs: Sequence[BlockCosts]) -> Slices:
     """The costs of all slices of blocks."""
     seconds = Slices.of_blocks(
         np.stack([each.seconds for each in costs], axis=1), [each.mesh.size for each in costs])
-    held, kept = (np.stack(each, axis=2) for each in zip(*(each.memory() for each in costs), strict=True))
-    return replace(seconds, held_bytes=held, microbatch_bytes=kept)
+    held, kept = zip(*(each.memory() for each in costs), strict=True)
+    return replace(seconds, held_bytes=np.stack(held, axis=2), microbatch_bytes=np.stack(kept, axis=2))
 
 
 class _Timed:

@@ -137,8 +137,9 @@ class SlicedPlans(Sequence[SlicedPlan]):
         task = self.task
         rows = [["step", "chosen by", "memory"]]
         shown = self.found[:MOST_SHOWN]
-        rows += [[seconds(each.seconds), seconds(each.slicing.seconds),
-                  "-" if each.peak_bytes is None else decimal_bytes(each.peak_bytes)] for each in shown]
+        for each in shown:
+            memory = "-" if each.peak_bytes is None else decimal_bytes(each.peak_bytes)
+            rows.append([seconds(each.seconds), seconds(each.slicing.seconds), memory])
         stages = ["stages", *(" | ".join(map(_stage, each.slicing.slices, each.meshes)) for each in shown)]
         more = [f"and {len(self) - len(shown)} more"] * (len(self) > len(shown))
         return "\n".join([
@@ -148,5 +149,4 @@ class SlicedPlans(Sequence[SlicedPlan]):
 
 
 def _stage(each: Any, mesh: Mesh) -> str:
-    blocks = f"{each.first}-{each.last}" if each.last > each.first else f"{each.first}"
-    return f"{blocks}: {'.'.join(f'{axis}={n}' for axis, n in mesh.shape.items() if n > 1) or 'one'}"
+    return f"{each.blocks}: {'.'.join(f'{axis}={n}' for axis, n in mesh.shape.items() if n > 1) or 'one'}"

@@ -33,6 +33,11 @@ class Slice(NamedTuple):
     submesh: int
     """The number of its submesh among those of `Slices`."""
 
+    @property
+    def blocks(self) -> str:
+        """Its blocks in words: ``2-5``, or ``2``."""
+        return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
+
 
 @dataclass(frozen=True, eq=False)
 class Slices:
@@ -86,8 +91,8 @@ class Slices:
         >>> Slices.of_blocks([[1.0, 0.5], [3.0, 1.5]], (1, 2)).seconds[0, 2].tolist()
         [4.0, 2.0]
         """
-        return cls(_added(seconds), tuple(devices), *(
-            None if each is None else _added(each) for each in (held_bytes, microbatch_bytes)))
+        return cls(_added(seconds), tuple(devices), None if held_bytes is None else _added(held_bytes),
+                   None if microbatch_bytes is None else _added(microbatch_bytes))
 
     @property
     def blocks(self) -> int:
@@ -122,8 +127,7 @@ class Slicing:
         return sum(self.stage_seconds) + (self.microbatches - 1) * max(self.stage_seconds)
 
     def __str__(self) -> str:
-        stages = ", ".join(f"{first}-{last} on submesh {submesh}" if last > first else f"{first} on submesh {submesh}"
-                           for first, last, submesh in self.slices)
+        stages = ", ".join(f"{each.blocks} on submesh {each.submesh}" for each in self.slices)
         return f"{len(self.slices)} stage{'s' * (len(self.slices) > 1)}, {self.seconds:.4g} s: blocks {stages}"
 
 
