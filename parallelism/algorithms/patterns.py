@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from parallelism.arrays import Ints
 
 Move = tuple[int, int, tuple[int, ...]]
 """(source, target, chunks)."""
@@ -57,7 +58,6 @@ class Rotation(NamedTuple):
 
 Stage = Listed | Pairwise | Rotation
 Stages = list[Stage]
-Ints = NDArray[np.int64]
 
 
 class Phase(NamedTuple):

@@ -8,7 +8,6 @@ import numpy as np
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
     Around,
-    Ints,
     Listed,
     OneByOne,
     Phase,
@@ -18,6 +17,7 @@ from parallelism.algorithms.patterns import (
     ring_reduce_scatter,
 )
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
+from parallelism.arrays import Ints
 
 ORDER = "round the ring: piece j starts at the position after j and ends at j"
 CHAIN_ORDER = "along the chain, from the position before the root backwards round the ring to the root"

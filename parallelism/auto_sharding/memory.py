@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.auto_sharding.problem import Ints, Problem, ValueChoices
+from parallelism.arrays import Ints
+from parallelism.auto_sharding.problem import Problem, ValueChoices
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import donations
 from parallelism.ir.passes.donation import owners

@@ -15,8 +15,8 @@ from itertools import chain, islice, product
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.auto_sharding.op_sharding import OpSharding, op_shardings
 from parallelism.auto_sharding.prices import Prices
 from parallelism.auto_sharding.repeated_blocks import layout_classes
@@ -27,8 +27,6 @@ from parallelism.layouts.propagation import finite_constants
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 IMPOSSIBLE = np.inf
 """In place of the seconds of a change of layout that cannot be made: to a pending sum."""
 

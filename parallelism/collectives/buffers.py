@@ -25,13 +25,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, Algorithm, Transfer, kind_of
+from parallelism.arrays import Array
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
-Array = NDArray[Any]
 Held = dict[int, Array]
 
 

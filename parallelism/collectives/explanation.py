@@ -18,17 +18,16 @@ from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from parallelism.algorithms import Algorithm, ClosedForm, CollectiveKind, closed_form, kind_of
 from parallelism.algorithms.algorithms import algorithm as find_algorithm
+from parallelism.arrays import Array
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.explanation_text import text
 from parallelism.collectives.results import Reduction, reduction
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

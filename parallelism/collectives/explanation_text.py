@@ -11,9 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import BLOCKS_OF_ALL, PIECES, kind_of
+from parallelism.arrays import Array
 from parallelism.display import WIDTH
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _INDENT = " " * 9
 _MANY = 24
 """Messages of one step, and ranks, that are printed; the explanation has them all."""
 
-Array = NDArray[Any]
 Rows = Sequence[Mapping[int, Array]]
 
 

@@ -4,12 +4,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import distinct
-from parallelism.hardware import Channel, Ints
-
-Floats = npt.NDArray[np.float64]
+from parallelism.arrays import Floats, Ints, distinct
+from parallelism.hardware import Channel
 
 
 class ChannelLoads(Mapping[Channel, float]):

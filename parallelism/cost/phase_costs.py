@@ -11,16 +11,16 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
 from parallelism.algorithms.patterns import Rule, each_phase
+from parallelism.arrays import Array, Bools, Floats, Ints
 from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
 from parallelism.cost.port_costs import many_lines, messages_of, terms_by_rule
-from parallelism.hardware import Hardware, Ints
+from parallelism.hardware import Hardware
 
 MOST_PATTERNS = 2**15
 """The most patterns of messages that are kept for a hardware."""
@@ -37,7 +37,7 @@ Seen = dict[tuple[int, int], tuple[Phase, tuple[tuple[int, int, int, int], ...]]
 """The same by the identity of the two arrays, which a phase keeps alive: many phases share them."""
 
 
-ByLevel = dict[tuple[int, int], tuple[Ints, NDArray[np.float64]]]
+ByLevel = dict[tuple[int, int], tuple[Ints, Floats]]
 """That of `ChannelLoads`."""
 
 
@@ -118,7 +118,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLo
             link.shape in ("switch", "memory") for link in hardware.links):
         return _spread(hardware, _loads_of_switches(hardware, made, groups), groups)
     ranks, places = _ranks_and_places(hardware, groups)
-    by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
+    by_level: dict[int, list[tuple[Ints, Array]]] = {}
     slowed: dict[tuple[int, int], float] = {}
     for phase in made:
         times = phase.sendings / phase.whole
@@ -194,9 +194,9 @@ class _Used(NamedTuple):
     parts: Ints
     """Of each message."""
     channels: Ints
-    loads: NDArray[Any]
+    loads: Array
     """The parts that come together on each channel."""
-    slowed: list[NDArray[np.bool_]]
+    slowed: list[Bools]
     """By fault, the messages that it concerns."""
 
 
@@ -304,5 +304,5 @@ def _at_once(made: Phases) -> Phase:
     return Phase(1, *messages_of(made), made[0].whole)
 
 
-def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:
+def _among(ranks: Ints, end: int | None) -> Bools:
     return np.full(ranks.shape, True) if end is None else ranks == end

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase
 from parallelism.algorithms.patterns import Around, OneByOne, Rule, Swap, Turns, around
+from parallelism.arrays import Bools, Ints
 from parallelism.cost.group_shapes import Blocks, places_of, unit_of_member
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.hardware import Hardware, Ints
+from parallelism.hardware import Hardware
 
 MOST_IN_TURNS = 4096
 """Turns in larger groups that are not regular are looked at phase by phase: there are as many messages as pairs."""
@@ -217,7 +218,7 @@ def messages_of(made: Sequence[Phase]) -> tuple[Ints, Ints, Ints]:
 
 
 def _busiest(
-    of_member: Ints, number: Ints, sources: Ints, targets: Ints, parts: Ints, crossing: NDArray[np.bool_], count: int
+    of_member: Ints, number: Ints, sources: Ints, targets: Ints, parts: Ints, crossing: Bools, count: int
 ) -> tuple[Ints, Ints]:
     """By phase, the parts that cross the border of the busiest unit in one direction, and over how many ports."""
     ports = np.bincount(of_member.ravel())

@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 
 from parallelism.algorithms import Phase, Phases
-from parallelism.arrays import distinct
-from parallelism.hardware import Hardware, Ints
+from parallelism.arrays import Ints, distinct
+from parallelism.hardware import Hardware
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 

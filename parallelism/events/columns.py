@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Array, Bools, Floats, Ints, distinct
 from parallelism.events.event import Event
 
 ABSENT = int(np.iinfo(np.int64).min)
@@ -36,7 +36,7 @@ _EXACT = 2**53
 """Every integer up to this is a float."""
 _EVENTS_AT_ONCE = 4096
 
-Numbers = npt.NDArray[Any]
+Numbers = Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class Columns:
         """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
         return Columns(self.length, {name: column for name, column in self.columns.items() if name in names})
 
-    def take(self, selected: slice | npt.NDArray[Any]) -> Columns:
+    def take(self, selected: slice | Array) -> Columns:
         """The events of a slice, a mask or an array of places."""
         if isinstance(selected, slice):
             length = len(range(*selected.indices(self.length)))
@@ -154,7 +154,7 @@ class Columns:
         values: set[Any] = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
         return {*values, None} - {ABSENT} if ABSENT in values else values
 
-    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> Array:
         """For each event, ``function`` of the value of a field; called once for each different value."""
         column = self[name]
         if not isinstance(column, Table):
@@ -162,7 +162,7 @@ class Columns:
             column = Table(tuple(as_values(values)), index.astype(np.int32))
         return np.array([function(value) for value in column.values], dtype)[column.index]
 
-    def isin(self, name: str, wanted: Collection[Any]) -> npt.NDArray[np.bool_]:
+    def isin(self, name: str, wanted: Collection[Any]) -> Bools:
         """For each event, whether its field has one of these values."""
         column = self.columns.get(name)
         if column is None:
@@ -171,12 +171,12 @@ class Columns:
             return self.mapped(name, wanted.__contains__, np.bool_)
         return np.isin(column, _as_numbers([value for value in self.distinct(name) if value in wanted]))
 
-    def present(self, name: str) -> npt.NDArray[np.bool_]:
+    def present(self, name: str) -> Bools:
         """For each event, whether its field has a value, rather than None."""
         column = self.columns.get(name)
         return ~self.isin(name, (None,)) if column is None or isinstance(column, Table) else column != ABSENT
 
-    def key(self, *names: str) -> npt.NDArray[np.int64]:
+    def key(self, *names: str) -> Ints:
         """A number from 0 for each event, the same for two just if they agree in all these fields."""
         return combined(*(codes(self[name]) for name in names))
 
@@ -207,7 +207,7 @@ def as_values(column: Column) -> list[Any]:
     return values
 
 
-def codes(column: Column) -> npt.NDArray[np.int64]:
+def codes(column: Column) -> Ints:
     """A number from 0 for each event, the same for equal values."""
     if isinstance(column, Table):
         place: dict[Any, int] = {}
@@ -221,7 +221,7 @@ def codes(column: Column) -> npt.NDArray[np.int64]:
     return np.where(absent, 0, column - (low - 1))
 
 
-def combined(first: npt.NDArray[np.int64], *others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def combined(first: Ints, *others: Ints) -> Ints:
     """A number for each event, the same for two just if they agree in all of these, which are numbers from 0 on."""
     key = first
     for code in others:
@@ -239,7 +239,7 @@ def operations(events: Columns) -> int:
     return len(distinct(events.take(shared).key("group", "sequence"))) + int(np.count_nonzero(~shared))
 
 
-def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
+def sums(values: Numbers, places: Array, count: int) -> list[Any]:
     """For each of ``count`` places the sum of its values, added in their order; of integers, exact however large."""
     if values.dtype == np.int64 and len(values):
         largest = max(abs(int(values.min())), abs(int(values.max())))
@@ -249,7 +249,7 @@ def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
     return out.tolist()
 
 
-def whole_nanoseconds(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
+def whole_nanoseconds(seconds: Floats) -> Ints | None:
     """Times as integers, if each is the float that is nearest to a whole number of nanoseconds."""
     if not len(seconds) or not np.abs(seconds).max() < _EXACT / 1e9:
         return None
@@ -314,12 +314,12 @@ def _as_table(column: Column) -> Table:
     return column if isinstance(column, Table) else _odd(as_values(column))
 
 
-def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
+def _occurring(numbers: Array) -> list[int]:
     """The integers that occur; small ones are counted, which is much faster than to sort them."""
     if len(numbers) and numbers.min() >= 0 and numbers.max() < len(numbers) + 1024:
         return np.flatnonzero(np.bincount(numbers)).tolist()
     return list(distinct(numbers).tolist())
 
 
-def _ranked(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _ranked(numbers: Array) -> Ints:
     return np.unique(numbers, return_inverse=True)[1].astype(np.int64)

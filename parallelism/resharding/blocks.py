@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Ints
 from parallelism.memoized import memoized
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
@@ -21,7 +21,7 @@ Axes = tuple[int, ...]
 Dims = tuple[Axes, ...]
 NumberedLayout = tuple[Dims, Axes]
 """The axes of each dim, and the partial axes."""
-ByRank = NDArray[np.int64]
+ByRank = Ints
 
 
 class Blocks:
@@ -66,7 +66,7 @@ class Blocks:
             held *= stop - start
         return held
 
-    def overlap(self, dims: Dims, others: Sequence[Dims]) -> NDArray[np.int64]:
+    def overlap(self, dims: Dims, others: Sequence[Dims]) -> Ints:
         """The number of elements that each rank holds under ``dims`` and under each of ``others``: (others, ranks)."""
         common = np.ones((len(others), self.size), np.int64)
         for d, extent in enumerate(self.shape):

@@ -12,9 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from parallelism.arrays import plain_array
+from parallelism.arrays import Array, Ints, plain_array
 from parallelism.collectives import MemberCall
 from parallelism.dtypes import is_floating
 from parallelism.mesh import Mesh
@@ -24,7 +23,6 @@ from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
 from parallelism.sharding import DimSharding, TensorSharding, device_op
 from parallelism.sharding.partial import combine, identity
 
-Array = NDArray[Any]
 Block = tuple[slice, ...]
 
 
@@ -37,7 +35,7 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 
 def calls_of_groups(
-    step: ReshardingStep, groups: NDArray[np.int64], dtype: np.dtype[Any]
+    step: ReshardingStep, groups: Ints, dtype: np.dtype[Any]
 ) -> list[tuple[MemberCall, ...]]:
     """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
     blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
@@ -180,13 +178,13 @@ def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
     return layout.slices(step.shape, step.mesh, rank)
 
 
-def _intervals(layout: TensorSharding, step: ReshardingStep) -> NDArray[np.int64]:
+def _intervals(layout: TensorSharding, step: ReshardingStep) -> Ints:
     """Where the blocks of all ranks start and stop: an array of shape (2, dims, ranks)."""
     return _intervals_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
 
 
 @lru_cache(maxsize=1024)
-def _intervals_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> NDArray[np.int64]:
+def _intervals_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> Ints:
     numbers = {axis: number for number, axis in enumerate(mesh.axes)}
     blocks = Blocks(shape, [(extent,) for extent in mesh.shape.values()])
     intervals = []

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Floats
 from parallelism.execution import ProgramStage, Share, TrainedPipeline
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, TensorType
@@ -24,7 +23,6 @@ from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.simulation import simulate
-from parallelism.slicing.slices import Floats
 from parallelism.trace import Trace
 from parallelism.transforms import Pipeline, Step, Strategy
 
@@ -149,7 +147,7 @@ def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, floa
         start = labels[name]
         end = next((place for place in order if place > start), last)
         seconds = (events[end].start_seconds if end < len(events) else trace.makespan_seconds)
-        held: npt.NDArray[np.float64] = np.cumsum([0.0] + [
+        held: Floats = np.cumsum([0.0] + [
             event.nbytes for event in events[start:end] if event.kind == "memory"])
         yield seconds - events[start].start_seconds, float(held.max()), float(held[-1])
 

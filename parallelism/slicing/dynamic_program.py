@@ -20,12 +20,11 @@ from itertools import count as numbers_from, product
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats
 from parallelism.display.quantities import decimal_bytes, plural
-from parallelism.slicing.slices import Floats, NoSlicingFits, Slice, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slice, Slices, Slicing
 
-Ints = npt.NDArray[np.int64]
 MOST_STAGES = 16
 """Stages are at most so many, unless another number is given."""
 

@@ -13,6 +13,7 @@ from os import PathLike
 
 import numpy as np
 
+from parallelism.arrays import Floats
 from parallelism.cost import Costs
 from parallelism.display.quantities import decimal_bytes, plural
 from parallelism.execution.meshed_pipeline import whole_of
@@ -28,7 +29,7 @@ from parallelism.slicing.block_costs import BlockCosts, in_blocks
 from parallelism.slicing.boundaries import Boundaries
 from parallelism.slicing.dynamic_program import MOST_STAGES, best_slicings
 from parallelism.slicing.sliced_plans import SlicedPlan, SlicedPlans, SlicingTask
-from parallelism.slicing.slices import Floats, NoSlicingFits, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slices, Slicing
 from parallelism.slicing.submeshes import meshes_of, node_of, starts_of, submesh_sizes
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, DataParallel, Strategy

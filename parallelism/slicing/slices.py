@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from parallelism.arrays import Bools, Floats
 
 
 class NoSlicingFits(ValueError):
@@ -131,7 +131,7 @@ class Slicing:
         return f"{len(self.slices)} stage{'s' * (len(self.slices) > 1)}, {self.seconds:.4g} s: blocks {stages}"
 
 
-def _are_slices(blocks: int) -> npt.NDArray[np.bool_]:
+def _are_slices(blocks: int) -> Bools:
     """Whether ``[first, end]`` has a block."""
     return np.arange(blocks)[:, None] < np.arange(blocks + 1)
 
