@@ -23,7 +23,7 @@ import numpy as np
 
 from parallelism.arrays import Floats
 from parallelism.display.quantities import decimal_bytes, plural
-from parallelism.slicing.slices import NoSlicingFits, Slice, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slice, Slices, Slicing, check_at_least
 
 MOST_STAGES = 16
 """Stages are at most so many, unless another number is given."""
@@ -58,10 +58,7 @@ def best_slicings(
     >>> [(len(each.slices), each.seconds) for each in found]
     [(1, 8.0), (2, 12.0)]
     """
-    for name, value in (("devices", devices), ("microbatches", microbatches), ("most_stages", most_stages),
-                        ("count", count)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    check_at_least(1, devices=devices, microbatches=microbatches, most_stages=most_stages, count=count)
     search = _Search(slices, devices, microbatches, memory_bytes, min(most_stages, slices.blocks, devices), count)
     search.run()
     if not search.found:

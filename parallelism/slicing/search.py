@@ -29,7 +29,7 @@ from parallelism.slicing.block_costs import BlockCosts, in_blocks
 from parallelism.slicing.boundaries import Boundaries
 from parallelism.slicing.dynamic_program import MOST_STAGES, best_slicings
 from parallelism.slicing.sliced_plans import SlicedPlan, SlicedPlans, SlicingTask
-from parallelism.slicing.slices import NoSlicingFits, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slices, Slicing, check_at_least
 from parallelism.slicing.submeshes import meshes_of, node_of, starts_of, submesh_sizes
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, DataParallel, Strategy
@@ -71,10 +71,8 @@ def find_slicing(
 
     `NoSlicingFits` if nothing fits; ``TypeError``, ``ValueError`` for a model, a batch or a strategy that cannot be.
     """
-    for name, value, least in (("batch", batch, 1), ("microbatches", microbatches, 1), ("most_blocks", most_blocks, 1),
-                               ("simulations", simulations, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    check_at_least(1, batch=batch, microbatches=microbatches, most_blocks=most_blocks)
+    check_at_least(0, simulations=simulations)
     if batch % microbatches:
         raise ValueError(f"batch must be a multiple of the {microbatches} microbatches, got {batch}")
     machine, count = machine_of(hardware, devices)

@@ -23,6 +23,13 @@ class NoSlicingFits(ValueError):
         self.least_bytes = least_bytes
 
 
+def check_at_least(least: int, **counts: object) -> None:
+    """``ValueError`` for a number, called by its name, that is no integer or is less."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+
+
 class Slice(NamedTuple):
     """A stage: consecutive blocks on a submesh."""
 
@@ -63,8 +70,7 @@ class Slices:
     def __post_init__(self) -> None:
         devices = tuple(self.devices)
         for count in devices:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"devices of a submesh must be an integer of at least 1, got {count!r}")
+            check_at_least(1, **{"devices of a submesh": count})
         object.__setattr__(self, "devices", devices)
         for name in ("seconds", "held_bytes", "microbatch_bytes"):
             given: Any = getattr(self, name)
