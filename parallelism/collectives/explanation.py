@@ -166,7 +166,7 @@ def explain(
     start = tuple(
         _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank])) for rank in range(size)
     )
-    steps = _steps(plan, start, rule)
+    steps = played(plan, start, rule)
     results = _results(plan, steps[-1].held if steps else start, arrays, joined, rule)
     name = "" if rule is None else rule.name
     pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
@@ -177,7 +177,7 @@ def explain(
     )
 
 
-def _steps(
+def played(
     plan: Algorithm, start: Sequence[Mapping[int, Array]], rule: Reduction | None
 ) -> tuple[ExplainedStep, ...]:
     """The steps of an algorithm, from what each rank holds at the start."""

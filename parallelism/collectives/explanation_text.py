@@ -15,6 +15,7 @@ import numpy as np
 from parallelism.algorithms import BLOCKS_OF_ALL, PIECES, kind_of
 from parallelism.arrays import Array
 from parallelism.display import WIDTH
+from parallelism.display.quantities import plural
 
 if TYPE_CHECKING:
     from parallelism.collectives.explanation import ExplainedStep, Explanation, Sent
@@ -91,10 +92,9 @@ def _extents(array: Array) -> str:
 
 def heading(explanation: Explanation) -> str:
     plan = explanation.algorithm
-    ranks = "1 rank" if plan.size == 1 else f"{plan.size} ranks"
-    steps = "1 step" if len(explanation) == 1 else f"{len(explanation)} steps"
     order = f" Combined {plan.order}." if plan.order else ""
-    return f"{plan.collective}, {plan.name}, over {ranks}: {explanation.title}. {steps}.{order}"
+    return (f"{plan.collective}, {plan.name}, over {plural(plan.size, 'rank')}: {explanation.title}. "
+            f"{plural(len(explanation), 'step')}.{order}")
 
 
 def label(explanation: Explanation, chunk: int) -> str:

@@ -38,6 +38,7 @@ from parallelism.algorithms.patterns import Stage, each_phase
 from parallelism.algorithms.registry import refuse
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.call import MemberCall, payload_bytes
+from parallelism.collectives.explanation import played
 from parallelism.collectives.results import reduction, result_of
 
 SIZES = (2, 3, 4, 5, 8)
@@ -189,18 +190,14 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
     inputs = [np.arange(2 * g * g).reshape(shape) * (p + 1) + p for p in range(g)]
     rule = reduction("sum", inputs[0].dtype) if kind.reduces else None
     pairs, sizes = plan.pairs if kind.paired else None, (2,) * g if kind.cuts else ()
-    calls, held = [], []
+    calls, start = [], []
     for p, x in enumerate(inputs):
         is_given = kind.is_given_by(p, root)
         dtype, extents = (x.dtype, x.shape) if is_given else (None, None)
         calls.append(MemberCall(kind.name, dtype, extents, root=root, pairs=pairs, sizes=sizes))
-        held.append(chunks.start(plan, p, x if is_given else None))
-    for step in plan.steps:
-        arriving: list[list[chunks.Message]] = [[] for _ in range(g)]
-        for each in step:
-            sent = chunks.outgoing(held[each.source], each)
-            arriving[each.target].append(chunks.Message(each.source, each.chunks, sent, each.reduce))
-        held = [chunks.arrive(held[p], arriving[p], p, rule.combine if rule else None) for p in range(g)]
+        start.append(chunks.start(plan, p, x if is_given else None))
+    steps = played(plan, start, rule)
+    held = steps[-1].held if steps else start
     for p in range(g):
         result, expected = chunks.finish(plan, p, held[p], inputs[p], shape=shape), result_of(calls, p, inputs, rule)
         if kind.lists:

@@ -19,7 +19,7 @@ from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.cost.port_costs import many_lines, messages_of, terms_by_rule
+from parallelism.cost.port_costs import line_of, many_lines, messages_of, terms_by_rule
 from parallelism.hardware import Hardware
 
 MOST_PATTERNS = 2**15
@@ -155,12 +155,10 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
     times = np.array([phase.sendings / phase.whole for phase in made])
     number = np.repeat(np.arange(len(made)), lengths)
     for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        apart = here // inside != there // inside
-        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        met = _met(hardware, level, here, there)
         if not link.shared or not len(met):
             continue
-        _, message, channel = link.uses(inside, here[met], there[met])
+        _, message, channel = link.uses(hardware.inside(level), here[met], there[met])
         first = int(channel.min())
         width = int(channel.max()) - first + 1
         sums, crossed = np.zeros(width), np.zeros(width, np.bool_)
@@ -208,14 +206,19 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
         for fault in hardware.faults
     ]
     for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        apart = here // inside != there // inside
-        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        met = _met(hardware, level, here, there)
         if len(met):
-            distance, message, channel = link.uses(inside, here[met], there[met])
+            distance, message, channel = link.uses(hardware.inside(level), here[met], there[met])
             channels, place = np.unique(channel, return_inverse=True)
             loads = np.bincount(place, weights=parts[met][message])
             yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
+
+
+def _met(hardware: Hardware, level: int, here: Ints, there: Ints) -> Ints:
+    """The numbers of the messages whose ends meet at a level."""
+    inside = hardware.inside(level)
+    outside = inside * hardware.links[level].units
+    return np.flatnonzero((here // inside != there // inside) & (here // outside == there // outside))
 
 
 def _lines_of(
@@ -241,12 +244,8 @@ def _lines_of(
             found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
         seen[ends] = phase, found
     part = int(parts[0])
-    lines = []
-    for level, hops, count, ports in found:
-        link = hardware.links[level]
-        line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second * ports)
-        lines.append(with_pieces(line, link, share))
-    return tuple(lines)
+    return tuple(line_of(hardware, level, count * part, phase.whole, ports, share, hops)
+                 for level, hops, count, ports in found)
 
 
 def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int, int]]:

@@ -56,9 +56,12 @@ def terms_by_rule(
     return None
 
 
-def _line(hardware: Hardware, level: int, load: int, whole: int, ports: int, share: float) -> Line:
+def line_of(
+    hardware: Hardware, level: int, load: int, whole: int, ports: int, share: float, hops: int = 1
+) -> Line:
+    """The line of ``load`` parts of S over ``whole``, over so many ports of a level."""
     link = hardware.links[level]
-    return with_pieces(Line(link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share)
+    return with_pieces(Line(hops * link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share)
 
 
 def _lines(
@@ -69,7 +72,7 @@ def _lines(
     for level, count in enumerate(crossing):
         if count:
             load, ports = (count * part, blocks.inside[level]) if hardware.links[level].striped else (part, 1)
-            lines.append(_line(hardware, level, load, whole, ports, share))
+            lines.append(line_of(hardware, level, load, whole, ports, share))
     return tuple(lines)
 
 
@@ -85,7 +88,7 @@ def _crossing_around(blocks: Blocks, distance: int) -> list[int]:
 
 def _turns_of_blocks(hardware: Hardware, turns: Turns, blocks: Blocks, share: float) -> Terms:
     """Every member sends one message in each phase, and receives one."""
-    lines = [_line(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))]
+    lines = [line_of(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))]
     terms: Terms = []
     for first, end in blocks.distances():
         terms.append((Term(tuple(lines[level] for level in blocks.levels(first))), end - first))
@@ -99,7 +102,7 @@ def _turns(hardware: Hardware, turns: Turns, group: tuple[int, ...], share: floa
     terms: Terms = []
     for row, times in _met_in_turns(units, hardware.placement, group):
         by_level = enumerate(zip(row[::2], row[1::2], strict=True))
-        lines = tuple(_line(hardware, level, count * turns.part, turns.whole, ports, share)
+        lines = tuple(line_of(hardware, level, count * turns.part, turns.whole, ports, share)
                       for level, (count, ports) in by_level if count)
         terms.append((Term(lines), times))
     return terms
@@ -161,7 +164,7 @@ def _one_by_one(hardware: Hardware, rule: OneByOne, group: tuple[int, ...], shar
             fewest = np.minimum(*(ports[of_member[ends[met]]] for ends in (rule.sources, rule.targets)))
             each, first, times = np.unique(fewest, return_index=True, return_counts=True)
             over = dict(zip(each.tolist(), zip(met[first].tolist(), times.tolist(), strict=True), strict=True))
-        found += [(first, Term((_line(hardware, level, 1, rule.whole, ports, share),)), times)
+        found += [(first, Term((line_of(hardware, level, 1, rule.whole, ports, share),)), times)
                   for ports, (first, times) in over.items()]
     return [(term, times) for _, term, times in sorted(found, key=itemgetter(0))]
 
@@ -207,7 +210,7 @@ def many_lines(
                                     crossing, len(made))
         loads = np.where(empty, 0, loads)
         for i, load, over in zip(used.tolist(), loads[used].tolist(), ports[used].tolist(), strict=True):
-            lines[i].append(_line(hardware, level, load, made[i].whole, over, share))
+            lines[i].append(line_of(hardware, level, load, made[i].whole, over, share))
     return [tuple(each) for each in lines]
 
 

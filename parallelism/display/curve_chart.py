@@ -76,13 +76,7 @@ def _svg(
         chart.text(margin - 5, y + 4, value_text(level), anchor="end", quiet=True)
     last = -inf
     for x in xs:
-        words, middle = place_text(x), at(x, levels[0])[0]
-        room = len(words) * LETTER
-        left = min(max(middle - room / 2, 0), margin + chart.width + 8 - room)
-        chart.add(f'<path d="M{middle:.1f} {floor_y:.1f}v4" stroke="var(--quiet)"/>')
-        if left > last + 8:
-            chart.text(left + room / 2, floor_y + 17, words, anchor="middle", quiet=True)
-            last = left + room
+        last = chart.tick(at(x, levels[0])[0], floor_y, place_text(x), last)
     chart.text(margin + chart.width, floor_y + 34, across, anchor="end", quiet=True)
     for number, (name, values) in enumerate(series.items()):
         points = [at(x, value) for x, value in zip(xs, values, strict=True)]

@@ -13,6 +13,7 @@ from itertools import product
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
 from parallelism.display.drawing import folded, kept, picked
 from parallelism.display.markup import figure, grid
+from parallelism.display.quantities import plural
 from parallelism.mesh.mesh import Mesh
 
 _LABEL = 40
@@ -30,7 +31,7 @@ def picture(mesh: Mesh) -> Drawing:
     if len(rows[-1]) > _LABEL:
         rows = [",".join(map(str, place)) for place in places]
     columns = [f"{_short(across)}={i}" for i in range(mesh.shape[across])]
-    caption = f"{mesh!r}: {mesh.size} device{'s' * (mesh.size != 1)}"
+    caption = f"{mesh!r}: {plural(mesh.size, 'device')}"
     return Drawing(_text(caption, rows, columns), _html(caption, rows, columns))
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.display.quantities import in_columns
+from parallelism.display.quantities import in_columns, plural
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes as MeshAxes, Mesh
 from parallelism.resharding.axis_numbers import blocks_of, bundles, layout_of, leg_axes, names_of, singles, state_of
@@ -195,10 +195,9 @@ class ReshardingPlan:
         return sum(step.kind != "slice" for step in self.steps)
 
     def __str__(self) -> str:
-        count = self.communications
         head = (
             f"{self.source.short()} -> {self.target.short()} of {self.dtype}{_by(self.shape)} on {self.mesh!r}: "
-            f"{sum(self.bytes_received)} bytes in {count} communication{'s' * (count != 1)}"
+            f"{sum(self.bytes_received)} bytes in {plural(self.communications, 'communication')}"
         )
         rows = [self._row(step) for step in self.steps] or [("nothing moves",)]
         return "\n".join([head, *(f"  {line}" for line in in_columns(rows, len(rows[0])))])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Bools, Floats
+from parallelism.display.quantities import plural
 
 
 class NoSlicingFits(ValueError):
@@ -134,7 +135,7 @@ class Slicing:
 
     def __str__(self) -> str:
         stages = ", ".join(f"{each.blocks} on submesh {each.submesh}" for each in self.slices)
-        return f"{len(self.slices)} stage{'s' * (len(self.slices) > 1)}, {self.seconds:.4g} s: blocks {stages}"
+        return f"{plural(len(self.slices), 'stage')}, {self.seconds:.4g} s: blocks {stages}"
 
 
 def _are_slices(blocks: int) -> Bools:
