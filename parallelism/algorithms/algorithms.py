@@ -40,7 +40,7 @@ from parallelism.algorithms.trees import TREES
 
 ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
     "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
-"""By the names of kind and algorithm."""
+"""The records, by the names of kind and algorithm."""
 
 
 ALGORITHMS.add_own(*DIRECT, *RINGS, *DOUBLINGS, *TREES)

@@ -40,7 +40,7 @@ class Dual:
     """What more memory, or another mesh of the same devices, would buy."""
 
     seconds: float
-    """Of the program as the solution has it."""
+    """The seconds of the program as the solution has it."""
     limit_bytes: int | None
     """What a device may hold now; None: anything."""
     more_bytes: int

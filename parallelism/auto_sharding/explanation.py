@@ -27,11 +27,11 @@ class Alternative:
 
     layout: TensorSharding
     more_seconds: float
-    """What the program takes more than with the layout that was chosen; infinite if no choice has this one."""
+    """By how many seconds the program is slower than with the chosen layout; infinite if no choice has this one."""
     more_op_seconds: float
-    """The part of the ops."""
+    """The part of ``more_seconds`` that ops take."""
     more_move_seconds: float
-    """The part of the changes of layout."""
+    """The part of ``more_seconds`` that changes of layout take."""
     is_proved: bool
     """Whether no choice with this layout takes less.  False if the solver ran out of time."""
     moved: tuple[str, ...]
@@ -53,7 +53,7 @@ class Why:
     name: str
     layout: TensorSharding
     seconds: float
-    """Of the program, with this layout."""
+    """The seconds of the program, with this layout."""
     made_by: str | None
     """The op that makes the value, split as it is.  None for inputs."""
     used_by: tuple[str, ...]

@@ -50,7 +50,7 @@ class Choice:
     layout_of: tuple[int, ...]
     """For each class of values the number of its layout, among those of `ValueChoices.layouts`."""
     seconds: float
-    """Of a run."""
+    """The seconds of a run."""
     bound_seconds: float
     """No choice is faster than this."""
     variables: int
@@ -232,7 +232,7 @@ class _Model:
         self.most: list[float] = []
         self.variables: list[int] = []
         self.factors: list[float] = []
-        """Of the terms of the rows, one row after the other."""
+        """The factors of the terms, one row after the other; ``variables`` has the numbers of their variables."""
         self.ends = [0]
         """How many terms there are before the first row, and after each."""
         self.low: list[float] = []
@@ -279,11 +279,11 @@ class _Added:
 
     layouts: range
     first: dict[tuple[int, int], int]
-    """Of what flows from a layout in which the value is made to the one that it gets."""
+    """The flows, by the layout in which the value is made and the layout that it gets."""
     copies: dict[_Copy, int]
-    """Only of those to another layout."""
+    """The copies; a value that has the needed layout has none."""
     kept: dict[tuple[int, int], int]
-    """By the layout of the value and the one that is needed."""
+    """The copies that are kept from the forward, by the layout of the value and the one that is needed."""
 
 
 def _add_value(model: _Model, problem: Problem, number: int, shardings: Sequence[range], *, phased: bool) -> _Added:

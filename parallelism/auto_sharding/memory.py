@@ -58,7 +58,7 @@ class Memory:
     donate: tuple[str, ...] = ()
     """Names of inputs in whose memory outputs are made, or the beginnings of names before a dot."""
     lifetimes: tuple[Lifetimes, ...] = field(init=False)
-    """Of each class of values."""
+    """The lifetimes of each class of values."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lifetimes", tuple(_lifetimes(self.problem, self.donate)))
@@ -147,7 +147,7 @@ def _add(changes: Ints, first: int, last: int) -> None:
 def _spans_of_values(
     function: Function, donate: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, int], dict[str, bool]]:
-    """For each value the op that makes it, the last that reads it or what lies in its memory, and if it owns memory."""
+    """For each value: the op that makes it, the last op that reads it or a view of it, and whether it owns memory."""
     end = len(function.ops) - 1
     owner = owners(function, donations(function, donate) if donate else {})
     first = {value.name: 0 for value in function.inputs}

@@ -25,7 +25,7 @@ from parallelism.sharding import TensorSharding
 Groups = Mapping[str, tuple[str, ...]]
 """For each merged axis the axes of the mesh that it stands for."""
 MOST_SHARDINGS = 2000
-"""Of all ops together.  With more, over more than two axes, not all choices are priced."""
+"""The most shardings of all ops together; of more, over three axes or more, only candidates are priced."""
 
 
 def is_large(function: Function, mesh: Mesh, blocks: str | None) -> bool:

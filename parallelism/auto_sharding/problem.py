@@ -57,7 +57,7 @@ class OpChoices:
     """Their numbers in the program."""
     shardings: tuple[OpSharding, ...]
     seconds: Floats
-    """Of one op, by sharding."""
+    """The seconds of one op, by sharding."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class Problem:
         return self.op_seconds(sharding_of) + self.move_seconds(sharding_of, layout_of, kept)
 
     def op_seconds(self, sharding_of: Sequence[int]) -> float:
-        """The part of the ops."""
+        """The seconds that ops take."""
         chosen = zip(self.ops, sharding_of, strict=True)
         return sum((len(each.ops) * float(each.seconds[sharding]) for each, sharding in chosen), 0.0)
 
     def move_seconds(
         self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Collection[tuple[int, int]] | None = None
     ) -> float:
-        """The part of the changes of layout."""
+        """The seconds that changes of layout take."""
         total = 0.0
         for number, (each, at) in enumerate(zip(self.values, layout_of, strict=True)):
             one = 0.0

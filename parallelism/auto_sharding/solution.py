@@ -52,7 +52,7 @@ class Traffic(NamedTuple):
     axes: tuple[str, ...]
     calls: int
     nbytes: int
-    """That the device receives in all of them."""
+    """The bytes that the device receives in all of them."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class _Written:
         self.ops.append(replace(reshard_op(before, after), region=region))
 
     def function(self) -> Function:
-        """What was written."""
+        """The program, once all ops are added."""
         of = self.problem.function
         return replace(of, inputs=tuple(self.values[value.name] for value in of.inputs), ops=tuple(self.ops),
                        outputs=tuple(self.values[value.name] for value in of.outputs))

@@ -34,11 +34,11 @@ one makes there, the most of them that come together on a channel, and over how 
 
 
 Seen = dict[tuple[int, int], tuple[Phase, tuple[tuple[int, int, int, int], ...]]]
-"""The same by the identity of the two arrays, which a phase keeps alive: many phases share them."""
+"""The patterns by the identity of the two arrays, which a phase keeps alive: many phases share them."""
 
 
 ByLevel = dict[tuple[int, int], tuple[Ints, Floats]]
-"""That of `ChannelLoads`."""
+"""The loads of channels as `ChannelLoads.by_level` has them."""
 
 
 @lru_cache(maxsize=8)
@@ -179,7 +179,7 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
 
 
 def _ranks_and_places(hardware: Hardware, groups: Groups) -> tuple[Ints, Ints]:
-    """Of each member of each group."""
+    """The rank and the place of each member of each group: two arrays ``[group, position]``."""
     ranks = np.array(groups, np.int64)
     return ranks, places_of(hardware, ranks)
 
@@ -190,7 +190,7 @@ class _Used(NamedTuple):
     level: int
     distance: Ints
     parts: Ints
-    """Of each message."""
+    """The part that each message carries."""
     channels: Ints
     loads: Array
     """The parts that come together on each channel."""

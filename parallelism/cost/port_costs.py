@@ -96,7 +96,7 @@ def _turns_of_blocks(hardware: Hardware, turns: Turns, blocks: Blocks, share: fl
 
 
 def _turns(hardware: Hardware, turns: Turns, group: tuple[int, ...], share: float) -> Terms:
-    """The same in a group that is not regular."""
+    """The terms of all turns in a group that is not regular."""
     units = tuple((hardware.inside(level), hardware.inside(level) * link.units, link.striped)
                   for level, link in enumerate(hardware.links))
     terms: Terms = []

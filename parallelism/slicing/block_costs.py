@@ -44,7 +44,7 @@ class BlockCosts:
     forward_seconds: Floats
     backward_seconds: Floats
     update_seconds: Floats
-    """Of the optimizer, at the end of the step."""
+    """The seconds of the optimizer, at the end of the step."""
     static_bytes: Floats
     """What is held during the whole step: weights, sums of gradients, state, and the data of all microbatches."""
     kept_bytes: Floats
@@ -78,7 +78,7 @@ class BlockCosts:
 
     @property
     def seconds(self) -> Floats:
-        """Of the forward and backward of each block."""
+        """The seconds of the forward and backward of each block."""
         return self.forward_seconds + self.backward_seconds
 
     def memory(self) -> tuple[Floats, Floats]:
@@ -116,19 +116,19 @@ class _OnOneMesh(TrainedPipeline):
         self.apart = False      # its groups lie along the axes of the mesh
 
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
-        """Nothing: each block has an update of its own, which is priced by itself."""
+        """Does nothing: each block has an update of its own, which is priced by itself."""
         return {}
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
-        """None, likewise."""
+        """No state: it is counted with the update of each block."""
         return {}
 
     def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
-        """0, likewise."""
+        """One class: without an update all devices do the same."""
         return 0
 
     def laid_out(self, stages: Stages) -> Stages:
-        """As there: no sum is pending in what stages send, and gradients are summed in each backward."""
+        """Lays the stages out as `MeshedPipeline` does: no message has a pending sum, each backward sums its gradients."""
         inside = self.mesh_inside
         if inside is None:
             return stages
@@ -136,7 +136,7 @@ class _OnOneMesh(TrainedPipeline):
 
 
 def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, float, float]]:
-    """Of a rank, the forwards of all blocks, then the backwards: seconds, most bytes, and the bytes that it leaves."""
+    """The forwards of all blocks on a rank, then the backwards: seconds, most bytes held, and bytes left behind."""
     events = [event for event in trace if event.rank == rank]
     names = [f"{block}F0" for block in range(blocks)] + [f"{block}B0" for block in range(blocks)]
     labels = {event.name: place for place, event in enumerate(events)
@@ -157,7 +157,7 @@ class _Update(NamedTuple):
 
     seconds: float
     state_bytes: int
-    """Of the optimizer's state that the block's parameters have, or all have."""
+    """The bytes of the optimizer's state: that of the block's parameters, and what all parameters share."""
 
 
 def _updates(

@@ -89,15 +89,15 @@ class _Search:
         blocks = slices.blocks
         is_slice = np.arange(blocks)[:, None] < np.arange(blocks + 1)
         self.seconds: Floats = np.where(is_slice[:, :, None], slices.seconds, np.inf)
-        """By first block, end and submesh."""
+        """The seconds of each slice: an array ``[first block, end, submesh]``."""
         held, each = slices.held_bytes, slices.microbatch_bytes
         assert held is not None and each is not None
         kept = np.minimum(np.arange(1, stages + 1), microbatches)[:, None, None, None]
         self.bytes: Floats = held + kept * each
-        """By number of stages left, minus 1, then as the seconds."""
+        """The bytes of each slice: ``[stages left - 1, first block, end, submesh]``."""
         fitting = np.inf if memory_bytes is None else memory_bytes
         self.cost: Floats = np.where(self.bytes <= fitting, self.seconds, np.inf)
-        """The seconds of what fits, as the bytes."""
+        """The seconds of slices that fit the memory, infinite for others; its axes are those of ``bytes``."""
         self.found: dict[tuple[Slice, ...], Slicing] = {}
         self.tried = 0
 

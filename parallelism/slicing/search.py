@@ -84,19 +84,19 @@ def find_slicing(
     task = SlicingTask(
         trained.step, inside, tuple(begin), BATCH, batch, microbatches, machine, count, priced_dtype)
     limit = memory_of(memory, machine)
-    told = progress or logged
-    task, costs, refused = _priced(task, told)
+    report = progress or logged
+    task, costs, refused = _priced(task, report)
     slicings = best_slicings(
         _slices(costs), devices=count, microbatches=microbatches, memory_bytes=limit, most_stages=most_stages,
         count=candidates)
     clock = _Timed(task, costs)
     timed = sorted((clock.plan(each) for each in slicings), key=lambda each: each.timeline_seconds)
     _log.info("%d slicings timed of %d blocks on %d meshes", len(timed), len(task.begin) + 1, len(costs))
-    return SlicedPlans(task, _simulated(timed, simulations, limit, told), limit, refused)
+    return SlicedPlans(task, _simulated(timed, simulations, limit, report), limit, refused)
 
 
 def _simulated(
-    timed: Sequence[SlicedPlan], simulations: int, limit: float, told: Progress
+    timed: Sequence[SlicedPlan], simulations: int, limit: float, report: Progress
 ) -> tuple[SlicedPlan, ...]:
     """The plans, so many of which were simulated and fit, the fastest first; then those that were not simulated.
 
@@ -104,7 +104,7 @@ def _simulated(
     """
     fit, needed, left = list[SlicedPlan](), list[int](), list(timed)
     while left and len(fit) < simulations:
-        told("simulating slicings", len(fit), simulations)
+        report("simulating slicings", len(fit), simulations)
         plan = left.pop(0).simulated()
         assert plan.peak_bytes is not None
         needed.append(plan.peak_bytes)
@@ -128,7 +128,7 @@ def _axes_of(strategy: Strategy) -> tuple[str, ...]:
     return tuple(sorted(axes, key=lambda axis: axis == "tp"))
 
 
-def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
+def _priced(task: SlicingTask, report: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
     """The costs of all blocks on each mesh that a stage may have; the meshes that cannot be, with the reasons.
 
     If none can be, one axis of two is left out of the task: the strategy finds nothing to split over it.
@@ -139,7 +139,7 @@ def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, li
     refused: dict[Mesh, str] = {}
     meshes = [mesh for size in submesh_sizes(node, task.devices) for mesh in meshes_of(size, axes, node)]
     for done, mesh in enumerate(meshes):
-        told("pricing blocks on meshes", done, len(meshes))
+        report("pricing blocks on meshes", done, len(meshes))
         if split := next((axis for axis in rows_over if task.rows % mesh.shape[axis]), None):
             refused[mesh] = f"{task.rows} rows of a microbatch are no multiple of {split}={mesh.shape[split]}"
             continue
@@ -154,7 +154,7 @@ def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, li
     for axis in reversed(axes) if len(axes) > 1 else ():
         others = [each for each in task.strategy.transforms if getattr(each, "axis", None) != axis]
         try:
-            fewer, costs, more = _priced(replace(task, strategy=Strategy(*others)), told)
+            fewer, costs, more = _priced(replace(task, strategy=Strategy(*others)), report)
         except NoSlicingFits:
             continue
         return fewer, costs, {mesh: reason for mesh, reason in refused.items() if mesh.shape[axis] > 1} | more

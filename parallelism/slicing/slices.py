@@ -62,7 +62,7 @@ class Slices:
     seconds: Floats
     """Forward and backward; infinite where the slice cannot lie on the submesh."""
     devices: tuple[int, ...]
-    """Of each submesh."""
+    """The number of devices of each submesh."""
     held_bytes: Floats | None = None
     """What a device holds during the whole step.  None: nothing."""
     microbatch_bytes: Floats | None = None
@@ -125,7 +125,7 @@ class Slicing:
 
     slices: tuple[Slice, ...]
     stage_seconds: tuple[float, ...]
-    """Of one microbatch on each stage."""
+    """The seconds of one microbatch on each stage."""
     microbatches: int
 
     @property
