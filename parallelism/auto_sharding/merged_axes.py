@@ -59,7 +59,10 @@ def groupings(mesh: Mesh) -> list[Groups]:
 
 def merged(mesh: Mesh, groups: Groups) -> Mesh:
     """The mesh of the merged axes."""
-    return Mesh(**{name: prod(mesh.shape[axis] for axis in axes) for name, axes in groups.items()})
+    sizes = {}
+    for name, axes in groups.items():
+        sizes[name] = prod(mesh.shape[axis] for axis in axes)
+    return Mesh(**sizes)
 
 
 def over_merged(function: Function, groups: Groups) -> Function | None:

@@ -106,8 +106,11 @@ def op_shardings(
     letters = [letter for letter in known if letter is not None and rule.extents[letter] != 1]
     carriers = list(_carriers(op, frozenset(constants)))
     any_letter = [None, *letters, WAITS] if carriers else [None, *letters]
+    choices = []
+    for n in mesh.shape.values():
+        choices.append([None] if n == 1 else any_letter)
     found: dict[OpSharding, None] = {}
-    for chosen in product(*([None] if n == 1 else any_letter for n in mesh.shape.values())):
+    for chosen in product(*choices):
         axes_of: dict[str, tuple[str, ...]] = {}
         for axis, letter in zip(mesh.axes, chosen, strict=True):
             if letter is not None:

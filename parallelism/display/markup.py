@@ -140,7 +140,8 @@ def grid(
 
     A cell is its text, and the number of its colour, -1 for none; it is never smaller than its text.
     """
-    across, down = (sum(extent for _, extent in labels) or 1.0 for labels in (columns, rows))
+    across = sum(extent for _, extent in columns) or 1.0
+    down = sum(extent for _, extent in rows) or 1.0
     widths = " ".join(f"minmax(max-content,{width * extent / across:.0f}px)" for _, extent in columns)
     heights = " ".join(f"minmax(max-content,{height * extent / down:.0f}px)" for _, extent in rows)
     parts = ['<div class="head"></div>', *(f'<div class="head">{escape(label)}</div>' for label, _ in columns)]

@@ -128,7 +128,7 @@ class _OnOneMesh(TrainedPipeline):
         return 0
 
     def laid_out(self, stages: Stages) -> Stages:
-        """Lays the stages out as `MeshedPipeline` does: no message has a pending sum, each backward sums its gradients."""
+        """Lays the stages out as `MeshedPipeline` does: no message has a pending sum, each backward sums gradients."""
         inside = self.mesh_inside
         if inside is None:
             return stages
