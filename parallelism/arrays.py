@@ -1,4 +1,4 @@
-"""The type of a NumPy array of any dtype, as annotations write it; and plain arrays, which have values and no mask."""
+"""Types of NumPy arrays as annotations write them; and plain arrays, which have values and no mask."""
 
 import sys
 from typing import Any
@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def plain_array(what: str, x: Any) -> Array:

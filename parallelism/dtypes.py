@@ -130,10 +130,18 @@ def like_half(rule: Callable[..., Any], *given: Any) -> Any:
     if len(small) > 1:
         raise TypeError(f"{' and '.join(small)} have no common dtype: convert one of them with astype")
     own, = narrow
-    result = rule(*(_HALF if isinstance(x, np.dtype) and x == own else x for x in given))
+
+    def as_half(x: Any) -> Any:
+        return _HALF if isinstance(x, np.dtype) and x == own else x
+
+    return _exchanged(_HALF, own, rule(*map(as_half, given)))
+
+
+def _exchanged(old: np.dtype[Any], new: np.dtype[Any], result: Any) -> Any:
+    """A dtype or a tuple of them, with one dtype in place of another."""
     if isinstance(result, tuple):
-        return tuple(own if x == _HALF else x for x in result)
-    return own if result == _HALF else result
+        return tuple([_exchanged(old, new, dtype) for dtype in result])
+    return new if result == old else result
 
 
 def _like_bytes(rule: Callable[..., Any], integers: set[np.dtype[Any]], given: Sequence[Any]) -> Any:
@@ -141,13 +149,12 @@ def _like_bytes(rule: Callable[..., Any], integers: set[np.dtype[Any]], given: S
 
     A result of 8 bits is narrow again if all integers among ``given`` are of one narrow dtype.
     """
-    result = like_half(rule, *(_wider(x) if x in integers else x for x in given))
+    def as_bytes(x: Any) -> Any:
+        return _wider(x) if x in integers else x
+
+    result = like_half(rule, *map(as_bytes, given))
     own, *others = {x for x in given if isinstance(x, np.dtype) and is_integer(x)}
-    if others:
-        return result
-    if isinstance(result, tuple):
-        return tuple(own if x == _wider(own) else x for x in result)
-    return own if result == _wider(own) else result
+    return result if others else _exchanged(_wider(own), own, result)
 
 
 def _wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -176,8 +183,8 @@ def in_wider_dtype(
     if all(dtype is array.dtype for dtype, array in zip(wider, arrays, strict=True)):
         return kernel(*arrays)
     result = kernel(*(array.astype(dtype, copy=False) for dtype, array in zip(wider, arrays, strict=True)))
+    outputs = result if isinstance(result, tuple) else (result,)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = tuple(
-            np.asarray(output).astype(dtype, copy=False)
-            for output, dtype in zip(result if isinstance(result, tuple) else (result,), dtypes(), strict=True))
+        rounded = tuple(np.asarray(output).astype(dtype, copy=False)
+                        for output, dtype in zip(outputs, dtypes(), strict=True))
     return rounded if isinstance(result, tuple) else rounded[0]

@@ -6,6 +6,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "parallelism.auto_sharding.alike": "parallelism.auto_sharding.repeated_blocks",
+    "parallelism.auto_sharding.joined_axes": "parallelism.auto_sharding.merged_axes",
+    "parallelism.auto_sharding.worth": "parallelism.auto_sharding.dual_prices",
     "parallelism.collective_prices": "parallelism.timeline.collective_pricing",
     "parallelism.columns": "parallelism.events.columns",
     "parallelism.communication": "parallelism.algorithms.algorithms",
@@ -16,6 +19,7 @@ MOVED = {
     "parallelism.links": "parallelism.hardware.links",
     "parallelism.phases": "parallelism.algorithms.phases",
     "parallelism.pipeline_execution": "parallelism.pipelining.execution",
+    "parallelism.resharding.usual_form": "parallelism.resharding.canonical_form",
     "parallelism.schedule": "parallelism.pipelining.schedule",
     "parallelism.schedules": "parallelism.pipelining.generators",
     "parallelism.simulator": "parallelism.simulation.simulator",

@@ -102,7 +102,9 @@ def unexpected_keyword(call: str, keyword: str, parameters: Collection[str]) -> 
     if not meant:
         known = ", ".join(f"{name}=" for name in parameters)
         return TypeError(f"{call} takes no {keyword}=" + (f"; it takes {known}" if known else ""))
-    texts = [f"{name}=" + (f" ({_MEANINGS[name]})" if name in _MEANINGS else "") for name in meant]
+    texts = []
+    for name in meant:
+        texts.append(f"{name}= ({_MEANINGS[name]})" if name in _MEANINGS else f"{name}=")
     return TypeError(f"{call} takes no {keyword}=; did you mean {' or '.join(texts)}?")
 
 

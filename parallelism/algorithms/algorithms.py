@@ -20,6 +20,7 @@ starts elsewhere (see `Algorithm.order`).  With each algorithm every position en
 Positions are places in a group, 0 to size-1.  Powers of two: `recursive_doubling`, `halving_doubling`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -39,7 +40,7 @@ from parallelism.algorithms.trees import TREES
 
 ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
     "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
-"""By the names of kind and algorithm."""
+"""The records, by the names of kind and algorithm."""
 
 
 ALGORITHMS.add_own(*DIRECT, *RINGS, *DOUBLINGS, *TREES)
@@ -137,9 +138,10 @@ class Algorithm:
         return moved
 
     def _within(self, sources: range, targets: range) -> tuple[Step, ...]:
-        return tuple(
-            tuple(Transfer(*move, stage.reduce) for move in stage.moves(sources, targets)) for stage in self._stages
-        )
+        steps = []
+        for stage in self._stages:
+            steps.append(tuple(Transfer(*move, stage.reduce) for move in stage.moves(sources, targets)))
+        return tuple(steps)
 
     def _totals(self, end: int, weigh: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
         everyone, totals = range(self.size), [0] * self.size
@@ -245,6 +247,7 @@ def _check_pairs(pairs: Pairs, size: int) -> None:
         if len(pair) != 2 or not all(0 <= p < size for p in pair):
             raise ValueError(f"a pair of permute is (source, target), positions from 0 to {size - 1}; got {pair}")
     for end, word in enumerate(("source", "target")):
-        twice = sorted({pair[end] for pair in pairs if sum(other[end] == pair[end] for other in pairs) > 1})
+        counts = Counter(pair[end] for pair in pairs)
+        twice = [position for position, count in counts.items() if count > 1]
         if twice:
-            raise ValueError(f"permute has position {twice[0]} as {word} of more than one pair in {pairs}")
+            raise ValueError(f"permute has position {min(twice)} as {word} of more than one pair in {pairs}")

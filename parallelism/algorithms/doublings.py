@@ -16,10 +16,21 @@ from parallelism.algorithms.patterns import (
     recursive_doubling,
     recursive_halving,
 )
-from parallelism.algorithms.records import CollectiveAlgorithm, alike, power_of_two
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike, by_size, power_of_two
 
 ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"
+
+
+@by_size
+def _in_log_steps(g: int) -> Cost:
+    """The cost of lg g steps in which each position sends and receives the shards of all others."""
+    return alike(g, lg(g), g - 1, lg(g), g)
+
+
+def _signals(g: int, distance: int) -> Listed:
+    """Each position sends an empty message over a distance."""
+    return Listed(tuple((p, (p + distance) % g, ()) for p in range(g)))
 
 
 def _halving(g: int) -> list[Swap]:
@@ -35,7 +46,7 @@ def _blocks_at(g: int, distance: int) -> int:
 DOUBLINGS = (
     CollectiveAlgorithm(
         "recursive_doubling", ("all_reduce",), "lg g S", lambda g, root, pairs: alike(g, lg(g), lg(g), lg(g)),
-        lambda g, root, pairs: recursive_doubling(g),
+        by_size(recursive_doubling),
         phases=lambda g, root, pairs: (Swap(g, d, 1, 1) for d in distances(g)),
         order=ORDER, applies=power_of_two, needs=POWER),
     CollectiveAlgorithm(
@@ -44,16 +55,16 @@ DOUBLINGS = (
         lambda g, root, pairs: recursive_halving(g) + halving_undone(g), lambda g: g,
         lambda g, root, pairs: _halving(g) + _halving(g)[::-1], ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
-        "recursive_doubling", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
-        lambda g, root, pairs: block_doubling(g), lambda g: g,
+        "recursive_doubling", ("all_gather",), "(g-1)/g S", _in_log_steps,
+        by_size(block_doubling), lambda g: g,
         lambda g, root, pairs: (Swap(g, d, d, g) for d in distances(g)), "", power_of_two, POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("reduce_scatter",), "(g-1)/g S",
-        lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
-        lambda g, root, pairs: recursive_halving(g), lambda g: g,
-        lambda g, root, pairs: _halving(g), ORDER, power_of_two, POWER),
+        _in_log_steps,
+        by_size(recursive_halving), lambda g: g,
+        by_size(_halving), ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
-        "bruck", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
+        "bruck", ("all_gather",), "(g-1)/g S", _in_log_steps,
         phases=lambda g, root, pairs: (Around(g, -d, (min(d, g - d),), g) for d in distances(g))),
     CollectiveAlgorithm(
         "bruck", ("all_to_all",), "lg g S/2 (for powers of two)",
@@ -61,6 +72,6 @@ DOUBLINGS = (
         phases=lambda g, root, pairs: (Around(g, d, (_blocks_at(g, d),), g) for d in distances(g))),
     CollectiveAlgorithm(
         "dissemination", ("barrier",), "0 (lg g empty messages)", lambda g, root, pairs: alike(g, lg(g), 0, lg(g)),
-        lambda g, root, pairs: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in distances(g)],
+        lambda g, root, pairs: [_signals(g, d) for d in distances(g)],
         lambda g: 0, lambda g, root, pairs: (Around(g, d, (0,), 1) for d in distances(g))),
 )

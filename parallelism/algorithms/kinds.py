@@ -210,28 +210,37 @@ def check_kind(kind: CollectiveKind) -> None:
         refuse(what, (not factor > 0, f"bus_factor(4) must be above 0, got {factor!r}"))
 
 
+def _of_others(g: int) -> float:
+    """The part of the buffer that is not a member's own."""
+    return (g - 1) / g
+
+
+def _whole(g: int) -> float:
+    return 1.0
+
+
 KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,))
 
 KINDS.add_own(
     CollectiveKind("all_reduce", "each rank gets the {op} of all", "reduced",
                    bus_factor=lambda g: 2 * (g - 1) / g),
     CollectiveKind("all_gather", "each rank gets all shards, joined along dim {joined}", "joined",
-                   bus_factor=lambda g: (g - 1) / g),
+                   bus_factor=_of_others),
     CollectiveKind("reduce_scatter", "rank j gets block j, along dim {cut}, of the {op} of all", "reduced", cuts=True,
-                   bus_factor=lambda g: (g - 1) / g),
+                   bus_factor=_of_others),
     CollectiveKind("all_to_all", "rank j gets block j of each rank: cut along dim {cut}, joined along dim {joined}",
-                   "joined", cuts=True, bus_factor=lambda g: (g - 1) / g),
+                   "joined", cuts=True, bus_factor=_of_others),
     CollectiveKind("broadcast", "each rank gets the array of rank {root}", "copied", "root", gives="root",
-                   bus_factor=lambda g: 1.0),
-    CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=lambda g: 1.0),
+                   bus_factor=_whole),
+    CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=_whole),
     CollectiveKind("scatter", "rank j gets block j, along dim {cut}, of the array of rank {root}", "copied", "root",
-                   gives="root", cuts=True, bus_factor=lambda g: (g - 1) / g),
+                   gives="root", cuts=True, bus_factor=_of_others),
     CollectiveKind("gather", "rank {root} gets all shards, joined along dim {joined}", "joined", gets="root",
-                   bus_factor=lambda g: (g - 1) / g),
+                   bus_factor=_of_others),
     CollectiveKind("all_scatter", "each rank gets the arrays of all, not joined", "listed", alike=False,
-                   bus_factor=lambda g: (g - 1) / g),
+                   bus_factor=_of_others),
     CollectiveKind("permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False,
-                   bus_factor=lambda g: 1.0),
+                   bus_factor=_whole),
     CollectiveKind("barrier", "no rank continues before all have arrived", "nothing", gives="none", gets="none"),
 )
 

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from parallelism.arrays import Ints
 
 Move = tuple[int, int, tuple[int, ...]]
 """(source, target, chunks)."""
@@ -57,7 +58,6 @@ class Rotation(NamedTuple):
 
 Stage = Listed | Pairwise | Rotation
 Stages = list[Stage]
-Ints = NDArray[np.int64]
 
 
 class Phase(NamedTuple):
@@ -73,6 +73,11 @@ class Phase(NamedTuple):
     whole: int
     piped: bool = False
 
+    @property
+    def sendings(self) -> int:
+        """How many times the messages carry their parts: once down a chain, in however many pieces."""
+        return 1 if self.piped else self.times
+
 
 def ring_reduce_scatter(g: int) -> Stages:
     """Chunk j starts at j+1 and gathers a term at every position on its way to j."""
@@ -86,13 +91,14 @@ def ring_all_gather(g: int) -> Stages:
 
 def ring_all_to_all(g: int) -> Stages:
     """After k steps p holds the blocks from p-k, and passes on those for positions behind it."""
-    return [
-        Listed(tuple(
-            (p, (p + 1) % g, tuple((p - k) % g * g + (p + further) % g for further in range(1, g - k)))
-            for p in range(g)
-        ))
-        for k in range(g - 1)
-    ]
+    stages: Stages = []
+    for k in range(g - 1):
+        moves = []
+        for p in range(g):
+            passed = tuple((p - k) % g * g + (p + further) % g for further in range(1, g - k))
+            moves.append((p, (p + 1) % g, passed))
+        stages.append(Listed(tuple(moves)))
+    return stages
 
 
 def lg(g: int) -> int:
@@ -107,36 +113,36 @@ def distances(g: int) -> list[int]:
 
 def recursive_doubling(g: int) -> Stages:
     """The whole buffer with the partner at distance 1, 2, 4, ...: blocks of neighbours, then of blocks."""
-    return [Listed(tuple((p, p ^ d, (0,)) for p in range(g)), True) for d in distances(g)]
+    return [_swapped(g, d, lambda p, d: (0,), reduce=True) for d in distances(g)]
 
 
 def recursive_halving(g: int) -> Stages:
     """Rabenseifner's vector halving, distance doubling: p gives half of its chunks, those its partner has mod 2d."""
-    return [
-        Listed(tuple((p, p ^ d, tuple(range((p ^ d) % (2 * d), g, 2 * d))) for p in range(g)), True)
-        for d in distances(g)
-    ]
+    return [_swapped(g, d, lambda p, d: range((p ^ d) % (2 * d), g, 2 * d), reduce=True) for d in distances(g)]
 
 
 def halving_undone(g: int) -> Stages:
     """Vector doubling, distance halving: the steps of `recursive_halving` backwards."""
-    return [
-        Listed(tuple((p, p ^ d, tuple(range(p % (2 * d), g, 2 * d))) for p in range(g))) for d in distances(g)[::-1]
-    ]
+    return [_swapped(g, d, lambda p, d: range(p % (2 * d), g, 2 * d)) for d in distances(g)[::-1]]
 
 
 def block_doubling(g: int) -> Stages:
     """Each position gives all it has: blocks of 1, 2, 4, ... neighbours."""
-    return [
-        Listed(tuple((p, p ^ d, tuple(range(p - p % d, p - p % d + d))) for p in range(g))) for d in distances(g)
-    ]
+    return [_swapped(g, d, lambda p, d: range(p - p % d, p - p % d + d)) for d in distances(g)]
+
+
+def _swapped(g: int, d: int, chunks: Callable[[int, int], Iterable[int]], reduce: bool = False) -> Listed:
+    """The step in which each position p gives these chunks to its partner at distance d."""
+    return Listed(tuple((p, p ^ d, tuple(chunks(p, d))) for p in range(g)), reduce)
 
 
 def binomial_broadcast(g: int, root: int) -> Stages:
     """Distance doubling, counted from the root: 0->1, then 0->2 1->3, then 0->4 1->5 2->6 3->7."""
-    return [
-        Listed(tuple(((root + r) % g, (root + r + d) % g, (0,)) for r in range(min(d, g - d)))) for d in distances(g)
-    ]
+    stages: Stages = []
+    for d in distances(g):
+        senders = range(root, root + min(d, g - d))
+        stages.append(Listed(tuple((p % g, (p + d) % g, (0,)) for p in senders)))
+    return stages
 
 
 def joins(g: int, root: int) -> list[list[tuple[int, int, range]]]:
@@ -158,15 +164,27 @@ def joins(g: int, root: int) -> list[list[tuple[int, int, range]]]:
 
 
 def binomial_reduce(g: int, root: int) -> Stages:
-    return [Listed(tuple((s, t, (0,)) for s, t, _ in level), True) for level in joins(g, root)]
+    """The source of each join gives its term to the target, which adds it."""
+    stages: Stages = []
+    for level in joins(g, root):
+        stages.append(Listed(tuple((source, target, (0,)) for source, target, _ in level), True))
+    return stages
 
 
 def binomial_gather(g: int, root: int) -> Stages:
-    return [Listed(tuple((s, t, tuple(block)) for s, t, block in level)) for level in joins(g, root)]
+    """The source of each join gives its block to the target."""
+    stages: Stages = []
+    for level in joins(g, root):
+        stages.append(Listed(tuple((source, target, tuple(block)) for source, target, block in level)))
+    return stages
 
 
 def binomial_scatter(g: int, root: int) -> Stages:
-    return [Listed(tuple((t, s, tuple(block)) for s, t, block in level)) for level in joins(g, root)[::-1]]
+    """The joins backwards: each target gives its source the block that it will give."""
+    stages: Stages = []
+    for level in reversed(joins(g, root)):
+        stages.append(Listed(tuple((target, source, tuple(block)) for source, target, block in level)))
+    return stages
 
 
 def joined(g: int, root: int) -> list[tuple[Ints, Ints, Ints]]:

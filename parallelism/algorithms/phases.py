@@ -72,5 +72,9 @@ def phase_rules(
     if record.phases is not None:
         return tuple(record.phases(size, root, pairs))
     plan = algorithm(collective, name, size, root=root, pairs=named)    # without a shorter rule each step is a phase
-    return tuple(listed([(each.source, each.target, len(each.chunks)) for each in step], plan.chunks_of_buffer)
-                 for step in plan.steps if step)
+    made = []
+    for step in plan.steps:
+        if step:
+            messages = [(each.source, each.target, len(each.chunks)) for each in step]
+            made.append(listed(messages, plan.chunks_of_buffer))
+    return tuple(made)

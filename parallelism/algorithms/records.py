@@ -11,7 +11,7 @@ record if its three parts disagree, or if its steps do not give the result of th
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import Phase, Rule, Stage
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 Phases = tuple[Phase, ...]
+Made = TypeVar("Made")
 
 HIERARCHICAL, TORUS = "hierarchical", "torus"
 """Names of algorithms that only `parallelism.cost` knows, because they follow from where a group lies on a hardware."""
@@ -142,6 +143,17 @@ class CollectiveAlgorithm:
     def fits(self, size: int) -> bool:
         """Whether it applies to a group of this size."""
         return self.applies is None or self.applies(size)
+
+
+def by_size(function: Callable[[int], Made]) -> Callable[[int, int, Pairs], Made]:
+    """A function of the size, for a field of a record that takes (size, root, pairs)."""
+    return lambda g, root, pairs: function(g)
+
+
+@by_size
+def round_the_ring(g: int) -> Cost:
+    """The cost of g - 1 steps, in each of which a position sends and receives S/g."""
+    return alike(g, g - 1, g - 1, g - 1, g)
 
 
 def power_of_two(size: int) -> bool:

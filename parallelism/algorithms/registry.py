@@ -125,5 +125,8 @@ def _equal(a: Any, b: Any) -> bool:
     if a is b or not callable(a) or not callable(b):
         return bool(a is b or a == b)
     code, other = getattr(a, "__code__", None), getattr(b, "__code__", None)
-    cells, others = ([cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b)) if code else ([], [])
-    return code is not None and code == other and all(map(_equal, cells, others))
+    return code is not None and code == other and all(map(_equal, _closed_over(a), _closed_over(b)))
+
+
+def _closed_over(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]

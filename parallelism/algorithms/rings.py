@@ -8,7 +8,6 @@ import numpy as np
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
     Around,
-    Ints,
     Listed,
     OneByOne,
     Phase,
@@ -17,7 +16,8 @@ from parallelism.algorithms.patterns import (
     ring_all_to_all,
     ring_reduce_scatter,
 )
-from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike, by_size, round_the_ring
+from parallelism.arrays import Ints
 
 ORDER = "round the ring: piece j starts at the position after j and ends at j"
 CHAIN_ORDER = "along the chain, from the position before the root backwards round the ring to the root"
@@ -53,20 +53,20 @@ RINGS = (
         lambda g, root, pairs: ring_reduce_scatter(g) + ring_all_gather(g), lambda g: g,
         lambda g, root, pairs: (Around(g, 1, (1,), g, 2 * (g - 1)),), ORDER),
     CollectiveAlgorithm(
-        "ring", ("all_gather", "all_scatter"), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
-        lambda g, root, pairs: ring_all_gather(g), lambda g: g,
+        "ring", ("all_gather", "all_scatter"), "(g-1)/g S", round_the_ring,
+        by_size(ring_all_gather), lambda g: g,
         lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1),)),
     CollectiveAlgorithm(
-        "ring", ("reduce_scatter",), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
-        lambda g, root, pairs: ring_reduce_scatter(g), lambda g: g,
+        "ring", ("reduce_scatter",), "(g-1)/g S", round_the_ring,
+        by_size(ring_reduce_scatter), lambda g: g,
         lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1),), ORDER),
     CollectiveAlgorithm(
         "ring", ("all_to_all",), "(g-1)/2 S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, 2),
-        lambda g, root, pairs: ring_all_to_all(g), lambda g: g * g,
+        by_size(ring_all_to_all), lambda g: g * g,
         lambda g, root, pairs: (Around(g, 1, range(g - 1, 0, -1), g),), turns=True),
     CollectiveAlgorithm(
         "pairwise", ("reduce_scatter", "all_to_all"), "(g-1)/g S",
-        lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g), phases=lambda g, root, pairs: (Turns(g, 1, g),),
+        round_the_ring, phases=lambda g, root, pairs: (Turns(g, 1, g),),
         turns=True),
     *_chains("broadcast", "S each but the root", away=True),
     *_chains("reduce", "(g-1) S over the group", away=False, order=CHAIN_ORDER),

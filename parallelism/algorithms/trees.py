@@ -32,13 +32,17 @@ def _height(p: int, root: int) -> int:
 
 
 def _broadcast(g: int, root: int, pairs: Pairs) -> Cost:
-    places = ((p - root) % g for p in range(g))
-    serves = tuple(sum(1 << k > r and r + (1 << k) < g for k in range(lg(g))) for r in places)
-    return Cost(lg(g), serves, tuple(int(p != root) for p in range(g)), serves)
+    serves = []
+    for p in range(g):
+        number = (p - root) % g
+        serves.append(sum(d > number and number + d < g for d in distances(g)))
+    return Cost(lg(g), tuple(serves), tuple(int(p != root) for p in range(g)), tuple(serves))
 
 
 def _reduce(g: int, root: int, pairs: Pairs) -> Cost:
-    served = [sum(p + (1 << k) < g for k in range(_height(p, root))) for p in range(g)]
+    served = []
+    for p in range(g):
+        served.append(sum(p + (1 << k) < g for k in range(_height(p, root))))
     served[root] = sum(((root >> k) ^ 1) << k < g for k in range(lg(g)))
     leaves = tuple(int(p != root) for p in range(g))
     return Cost(lg(g), leaves, tuple(served), leaves)

@@ -1,4 +1,4 @@
-"""Automatic sharding: the ways to split each op, and the layouts of a program that take the least time."""
+"""Automatic sharding: the shardings of each op, and the layouts of a program that take the least time."""
 
 from parallelism.faces import load_names
 

@@ -1,8 +1,8 @@
-"""Why a value lies as it does: the least seconds of the program for each other layout of the value.
+"""Why a value has its layout: the least seconds of the program for each other layout of the value.
 
     print(solution.why("p.w0"))
 
-For each other layout the value is held there and the integer program is solved again.  So the difference is what that
+For each other layout the value is held in it, and the integer program is solved again.  So the difference is what that
 layout costs after all else has been chosen anew.
 """
 
@@ -27,15 +27,15 @@ class Alternative:
 
     layout: TensorSharding
     more_seconds: float
-    """What the program takes more than with the layout that was chosen; infinite if no choice has this one."""
+    """By how many seconds the program is slower than with the chosen layout; infinite if no choice has this one."""
     more_op_seconds: float
-    """The part of the ops."""
+    """The part of ``more_seconds`` that ops take."""
     more_move_seconds: float
-    """The part of the changes of layout."""
+    """The part of ``more_seconds`` that changes of layout take."""
     is_proved: bool
     """Whether no choice with this layout takes less.  False if the solver ran out of time."""
     moved: tuple[str, ...]
-    """The other values that would lie in another layout, one of each class of values that are alike."""
+    """The other values that would get another layout, one of each class of values."""
 
     def __str__(self) -> str:
         if self.more_seconds == float("inf"):
@@ -53,7 +53,7 @@ class Why:
     name: str
     layout: TensorSharding
     seconds: float
-    """Of the program, with this layout."""
+    """The seconds of the program, with this layout."""
     made_by: str | None
     """The op that makes the value, split as it is.  None for inputs."""
     used_by: tuple[str, ...]
@@ -62,11 +62,12 @@ class Why:
     """The cheapest first.  Empty if the layout was given."""
 
     def __str__(self) -> str:
-        made = [] if self.made_by is None else [f"  made by {self.made_by}"]
-        return "\n".join([
-            f"%{self.name} lies as {self.layout.short()}: the program takes {quantities.seconds(self.seconds)}", *made,
-            *(f"  used by {each}" for each in self.used_by), *(f"  as {each}" for each in self.alternatives),
-            *([] if self.alternatives else ["  there is no other layout to choose"])])
+        lines = [f"%{self.name} lies as {self.layout.short()}: the program takes {quantities.seconds(self.seconds)}"]
+        if self.made_by is not None:
+            lines.append(f"  made by {self.made_by}")
+        lines += [f"  used by {each}" for each in self.used_by]
+        lines += [f"  as {each}" for each in self.alternatives] or ["  there is no other layout to choose"]
+        return "\n".join(lines)
 
 
 def why(
@@ -76,44 +77,47 @@ def why(
     number = problem.number(name)
     value = problem.values[number]
     alternatives = [_alternative(problem, choice, number, layout, time_limit, donate)
-                    for layout in range(len(value.layouts)) if layout != choice.lies[number]]
+                    for layout in range(len(value.layouts)) if layout != choice.layout_of[number]]
+    using = dict.fromkeys(use.op for use in value.uses)
     return Why(
-        name, value.layouts[choice.lies[number]], choice.seconds,
+        name, value.layouts[choice.layout_of[number]], choice.seconds,
         None if value.made_by is None else _split(problem, choice, value.made_by[0]),
-        tuple(_split(problem, choice, op) for op in dict.fromkeys(use.op for use in value.uses)),
+        tuple(_split(problem, choice, op) for op in using),
         tuple(sorted(alternatives, key=lambda each: each.more_seconds)))
 
 
 def _alternative(
     problem: Problem, choice: Choice, number: int, layout: int, time_limit: float | None, donate: tuple[str, ...]
 ) -> Alternative:
-    there, held = problem.values[number].layouts[layout], problem.holding(number, layout)
+    other_layout, held = problem.values[number].layouts[layout], problem.holding(number, layout)
     memory = None if choice.limit_bytes is None else Memory(held, donate)
     try:
         other = solve(held, time_limit=time_limit, memory=memory, limit_bytes=choice.limit_bytes)
     except NoLayoutFits:
-        return Alternative(there, float("inf"), float("inf"), float("inf"), True, ())
-    lies = [*other.lies[:number], layout, *other.lies[number + 1:]]
+        return Alternative(other_layout, float("inf"), float("inf"), float("inf"), True, ())
+    # In the held problem the value has one layout, number 0.
+    layout_of = [*other.layout_of[:number], layout, *other.layout_of[number + 1:]]
     return Alternative(
-        there, other.seconds - choice.seconds,
-        problem.op_seconds(other.ways) - problem.op_seconds(choice.ways),
-        problem.move_seconds(other.ways, lies, other.kept)
-        - problem.move_seconds(choice.ways, choice.lies, choice.kept),
-        not other.gap, tuple(_moved(problem, choice.lies, lies, number)))
+        other_layout, other.seconds - choice.seconds,
+        problem.op_seconds(other.sharding_of) - problem.op_seconds(choice.sharding_of),
+        problem.move_seconds(other.sharding_of, layout_of, other.kept)
+        - problem.move_seconds(choice.sharding_of, choice.layout_of, choice.kept),
+        not other.gap, tuple(_moved(problem, choice.layout_of, layout_of, number)))
 
 
 def _moved(problem: Problem, before: tuple[int, ...], after: list[int], but: int) -> Iterator[str]:
+    """A name of each class of values, but one, whose layouts differ."""
     for at, (value, one, other) in enumerate(zip(problem.values, before, after, strict=True)):
         if one != other and at != but:
             yield value.names[0]
 
 
 def _split(problem: Problem, choice: Choice, number: int) -> str:
-    """An op of a class with the layouts that it takes and leaves."""
-    each = problem.ops[number]
-    way = each.shardings[choice.ways[number]]
-    taken, left = (", ".join(layout.short() for layout in layouts) for layouts in (way.inputs, way.outputs))
-    return f"{way.op.kind}: {taken} -> {left}"
+    """An op of a class with the layouts of its inputs and outputs."""
+    sharding = problem.ops[number].shardings[choice.sharding_of[number]]
+    inputs = ", ".join(layout.short() for layout in sharding.inputs)
+    outputs = ", ".join(layout.short() for layout in sharding.outputs)
+    return f"{sharding.op.kind}: {inputs} -> {outputs}"
 
 
 def _signed(seconds: float) -> str:

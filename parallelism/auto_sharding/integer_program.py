@@ -4,12 +4,12 @@ A binary for each sharding of each op and for each layout of each value; and con
 them, which are integral where the binaries are:
 
     sum of the shardings of an op = 1
-    flow(made -> lies), summed over where it lies  = the shardings that leave it so
-                        summed over what was made  = the layout in which it lies
-    flow(lies -> needed) of each use, likewise     = that layout, and the shardings that need it so
-    moved(lies -> needed) >= each flow that needs it, if several uses may share the copy
-    kept(lies -> needed) <= moved of the forward, and of the backward: what one copy for both saves
-    held while an op runs  <= the bytes of a device, of the ops where a solution without the row holds more
+    flow(made -> layout), summed over layouts        = the shardings that make the value so
+                          summed over what was made  = the layout of the value
+    flow(layout -> needed) of each use, likewise     = that layout, and the shardings that need it so
+    moved(layout -> needed) >= each flow that needs it, if several uses may share the copy
+    kept(layout -> needed)  <= moved of the forward, and of the backward: what one copy for both saves
+    held while an op runs   <= the bytes of a device, of the ops where a solution without the row holds more
 
 The optimum mostly is integral without being asked to be, so the linear program is solved first.  The rows are as in
 Zheng et al., *Alpa*, 2022, arXiv:2201.12023, section 4, with the layouts of values as variables of their own, so
@@ -45,14 +45,16 @@ class NoLayoutFits(ValueError):
 class Choice:
     """A solution of a `Problem`."""
 
-    ways: tuple[int, ...]
-    """For each class of ops the number of its sharding."""
-    lies: tuple[int, ...]
-    """For each class of values the number of its layout."""
+    sharding_of: tuple[int, ...]
+    """For each class of ops the number of its sharding, among those of `OpChoices.shardings`."""
+    layout_of: tuple[int, ...]
+    """For each class of values the number of its layout, among those of `ValueChoices.layouts`."""
     seconds: float
+    """The seconds of a run."""
     bound_seconds: float
     """No choice is faster than this."""
     variables: int
+    """The size of the integer program: all its variables; of these, its binaries; and its rows."""
     binaries: int
     rows: int
     kept: frozenset[tuple[int, int]] | None = None
@@ -65,7 +67,7 @@ class Choice:
 
     @property
     def gap(self) -> float:
-        """The part of the seconds that is not proved to be needed; 0: the choice is optimal."""
+        """The optimality gap: the part of the seconds that is not proved to be needed; 0 if the choice is optimal."""
         return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
 
 
@@ -78,14 +80,13 @@ def solve(
     ``ModuleNotFoundError`` without SciPy.  `NoLayoutFits` if there is none; ``TimeoutError`` if none was found in time.
     """
     model = _Model()
-    ways = [model.binaries(len(each.ops) * each.seconds * _SCALE) for each in problem.ops]
-    for each in ways:
+    shardings = [model.binaries(len(each.ops) * each.seconds * _SCALE) for each in problem.ops]
+    for each in shardings:
         model.row([(at, 1.0) for at in each], 1.0)
-    added = [_add_value(model, problem, number, ways, phased=memory is not None)
+    added = [_add_value(model, problem, number, shardings, phased=memory is not None)
              for number in range(len(problem.values))]
-    lies = [each.lies for each in added]
     for a, b in problem.tied:
-        _tie(model, problem.values[a], problem.values[b], lies[a], lies[b])
+        _tie(model, problem.values[a], problem.values[b], added[a].layouts, added[b].layouts)
     end = None if time_limit is None else perf_counter() + time_limit
     moments: list[int] = []
     while True:
@@ -93,11 +94,12 @@ def solve(
         if result.x is None:
             if result.status == 1:
                 raise TimeoutError(f"no layouts of @{problem.function.name} were found within {time_limit:g} s")
-            raise _no_layout(problem, model, ways, added, memory, moments, limit_bytes, result)
-        chosen, lying = ([int(np.argmax(result.x[list(each)])) for each in side] for side in (ways, lies))
+            raise _no_layout(problem, model, shardings, added, memory, moments, limit_bytes, result)
+        chosen, lying = _chosen(result.x, shardings), _chosen(result.x, [each.layouts for each in added])
         kept = None if memory is None else _kept(problem, added, result.x, chosen, lying)
         if memory is None or limit_bytes is None or not problem.function.ops:
             break
+        # A row for each op would make the program large: only the op with most bytes gets one, until the rest fits.
         held = memory.total(chosen, lying, kept or ())
         most = int(np.argmax(held))
         if held[most] <= limit_bytes:
@@ -107,8 +109,13 @@ def solve(
     seconds = problem.seconds(chosen, lying, kept)
     bound = min(seconds, float(result.mip_dual_bound) / _SCALE) if result.status == 1 else seconds
     bound = min(bound, problem.bound_seconds)
-    return Choice(tuple(chosen), tuple(lying), seconds, bound, len(model.costs), sum(model.integral), len(model.low),
-                  kept, tuple(moments), limit_bytes)
+    return Choice(chosen, lying, seconds, bound, len(model.costs), sum(model.integral), len(model.low), kept,
+                  tuple(moments), limit_bytes)
+
+
+def _chosen(x: Any, alternatives: Iterable[range]) -> tuple[int, ...]:
+    """Which of each range of binaries is 1, as a number within the range."""
+    return tuple(int(np.argmax(x[list(each)])) for each in alternatives)
 
 
 def _solved(model: _Model, time_limit: float | None) -> Any:
@@ -137,13 +144,14 @@ def _solved(model: _Model, time_limit: float | None) -> Any:
 
 
 def _kept(
-    problem: Problem, added: Sequence[_Added], x: Any, ways: Sequence[int], lies: Sequence[int]
+    problem: Problem, added: Sequence[_Added], x: Any, sharding_of: Sequence[int], layout_of: Sequence[int]
 ) -> frozenset[tuple[int, int]]:
+    """The copies that a solution keeps from the forward to the backward, as `Choice.kept`."""
     found = set()
     for number, each in enumerate(added):
-        copies = problem.copies(number, ways, lies[number])
+        copies = problem.copies(number, sharding_of, layout_of[number])
         for phase, layout in copies:
-            if phase == 0 and (1, layout) in copies and x[each.kept[lies[number], layout]] > 0.5:
+            if phase == 0 and (1, layout) in copies and x[each.kept[layout_of[number], layout]] > 0.5:
                 found.add((number, layout))
     return frozenset(found)
 
@@ -155,61 +163,54 @@ def _limit(
 
     The solver keeps it to a millionth, so ``slack`` is the part that is left free once it was missed by that.
     """
-    terms = [(at, nbytes / max(limit_bytes, 1)) for at, nbytes in _held(memory, added, moment).items()]
-    model.row(terms, -np.inf, 1 - slack)
+    model.row(_held(memory, added, moment, limit_bytes), -np.inf, 1 - slack)
 
 
-def _held(memory: Memory, added: Sequence[_Added], moment: int) -> dict[int, int]:
-    """What is held while an op runs, as bytes of variables."""
+def _held(memory: Memory, added: Sequence[_Added], moment: int, limit_bytes: int) -> list[tuple[int, float]]:
+    """The terms of what is held while an op runs, as parts of ``limit_bytes``."""
     terms: dict[int, int] = {}
 
     def add(variable: int, count: int, nbytes: int) -> None:
         if count:
             terms[variable] = terms.get(variable, 0) + count * nbytes
 
-    for value, lives, each in zip(memory.problem.values, memory.lives, added, strict=True):
-        for at, variable in enumerate(each.lies):
-            add(variable, int(lives.lies[moment]), memory.bytes_of(value, value.layouts[at]))
+    for value, lifetimes, each in zip(memory.problem.values, memory.lifetimes, added, strict=True):
+        for at, variable in enumerate(each.layouts):
+            add(variable, int(lifetimes.owned[moment]), memory.bytes_of(value, value.layouts[at]))
         for (made, at), variable in each.first.items():
             if value.made[made] != value.layouts[at]:
-                add(variable, int(lives.viewed[moment]), memory.bytes_of(value, value.layouts[at]))
-                add(variable, int(lives.made[moment]), memory.bytes_of(value, value.made[made]))
+                add(variable, int(lifetimes.viewed[moment]), memory.bytes_of(value, value.layouts[at]))
+                add(variable, int(lifetimes.made[moment]), memory.bytes_of(value, value.made[made]))
         for (phase, _, needed), variable in each.copies.items():
-            add(variable, int(lives.spans[phase][moment]), memory.bytes_of(value, value.needed[needed]))
+            add(variable, int(lifetimes.spans[phase][moment]), memory.bytes_of(value, value.needed[needed]))
         for (_, needed), variable in each.kept.items():
-            add(variable, int(lives.between[moment]), memory.bytes_of(value, value.needed[needed]))
-    return terms
+            add(variable, int(lifetimes.between[moment]), memory.bytes_of(value, value.needed[needed]))
+    return [(variable, nbytes / max(limit_bytes, 1)) for variable, nbytes in terms.items()]
 
 
 def _no_layout(
-    problem: Problem, model: _Model, ways: Sequence[range], added: Sequence[_Added], memory: Memory | None,
+    problem: Problem, model: _Model, shardings: Sequence[range], added: Sequence[_Added], memory: Memory | None,
     moments: Sequence[int], limit_bytes: int | None, result: Any,
 ) -> NoLayoutFits:
     """The error: with a limit of memory, how little a device can hold at least, and while which op."""
     name = f"no layouts of @{problem.function.name} on {problem.mesh!r} fit"
     if memory is None or limit_bytes is None or not moments:
         return NoLayoutFits(f"{name}: {result.message}")
-    free = _Model()
-    free.costs, free.integral, free.most = [0.0] * len(model.costs), list(model.integral), list(model.most)
-    count = len(model.low) - len(moments)
-    free.ends = model.ends[: count + 1]
-    free.variables, free.factors = model.variables[: free.ends[-1]], model.factors[: free.ends[-1]]
-    free.low, free.high = model.low[:count], model.high[:count]
+    # The same program without the rows of memory; in place of seconds it minimizes the peak of these moments.
+    free = model.first_rows(len(model.low) - len(moments))
     peak, = free.flows([1.0])
     free.most[peak] = np.inf
-    scale = max(limit_bytes, 1)
     for moment in moments:
-        terms = [(at, nbytes / scale) for at, nbytes in _held(memory, added, moment).items()]
-        free.row([*terms, (peak, -1.0)], -np.inf, 0.0)
+        free.row([*_held(memory, added, moment, limit_bytes), (peak, -1.0)], -np.inf, 0.0)
     found = _solved(free, None)
     if found.x is None:
         return NoLayoutFits(f"{name}: {found.message}")
-    chosen = [int(np.argmax(found.x[list(each)])) for each in ways]
-    lies = [int(np.argmax(found.x[list(each.lies)])) for each in added]
-    held = list(memory.held(chosen, lies, _kept(problem, added, found.x, chosen, lies)))
+    chosen, lying = _chosen(found.x, shardings), _chosen(found.x, [each.layouts for each in added])
+    held = list(memory.held(chosen, lying, _kept(problem, added, found.x, chosen, lying)))
     at = max(moments, key=lambda moment: sum(int(each.nbytes[moment]) for each in held))
-    parts = {what: sum(int(each.nbytes[at]) for each in held if each.what == what)
-             for what in ("inputs", "values", "copies")}
+    parts = dict.fromkeys(("inputs", "values", "copies"), 0)
+    for each in held:
+        parts[each.what] += int(each.nbytes[at])
     op = problem.function.ops[at]
     least = sum(parts.values())
     shown = ", ".join(f"{what} {decimal_bytes(nbytes)}" for what, nbytes in parts.items() if nbytes)
@@ -223,13 +224,15 @@ _SCALE = 1e6
 
 
 class _Model:
+    """An integer program as lists: of its variables, of its rows, and of the terms of these."""
+
     def __init__(self) -> None:
         self.costs: list[float] = []
         self.integral: list[int] = []
         self.most: list[float] = []
         self.variables: list[int] = []
         self.factors: list[float] = []
-        """Of the terms of the rows, one row after the other."""
+        """The factors of the terms, one row after the other; ``variables`` has the numbers of their variables."""
         self.ends = [0]
         """How many terms there are before the first row, and after each."""
         self.low: list[float] = []
@@ -256,47 +259,57 @@ class _Model:
         self.low.append(low)
         self.high.append(low if high is None else high)
 
+    def first_rows(self, count: int) -> _Model:
+        """A copy with the first rows alone, in which nothing costs anything."""
+        copy = _Model()
+        copy.costs, copy.integral, copy.most = [0.0] * len(self.costs), list(self.integral), list(self.most)
+        copy.ends, terms = self.ends[:count + 1], self.ends[count]
+        copy.variables, copy.factors = self.variables[:terms], self.factors[:terms]
+        copy.low, copy.high = self.low[:count], self.high[:count]
+        return copy
+
+
+_Copy = tuple[int, int, int]
+"""A copy of a value: the phase, the layout of the value, and the layout that is needed."""
+
 
 @dataclass(frozen=True)
 class _Added:
     """The variables of a class of values."""
 
-    lies: range
+    layouts: range
     first: dict[tuple[int, int], int]
-    """Of what flows from a layout that is made to one in which it lies."""
-    copies: dict[tuple[int, int, int], int]
-    """By phase, layout in which it lies, and layout that is needed; only where these differ."""
+    """The flows, by the layout in which the value is made and the layout that it gets."""
+    copies: dict[_Copy, int]
+    """The copies; a value that has the needed layout has none."""
     kept: dict[tuple[int, int], int]
+    """The copies that are kept from the forward, by the layout of the value and the one that is needed."""
 
 
-def _add_value(model: _Model, problem: Problem, number: int, ways: Sequence[range], *, phased: bool) -> _Added:
+def _add_value(model: _Model, problem: Problem, number: int, shardings: Sequence[range], *, phased: bool) -> _Added:
     """Adds the variables and rows of a class of values.  ``phased``: copies are made anew in each phase, or kept."""
     value = problem.values[number]
-    lies = model.binaries([0.0] * len(value.layouts))
+    layouts = model.binaries([0.0] * len(value.layouts))
     first: dict[tuple[int, int], int] = {}
     if value.made_by is None:
-        model.row([(at, 1.0) for at in lies], 1.0)
+        model.row([(at, 1.0) for at in layouts], 1.0)
     else:
         op, made = value.made_by
         pairs = np.argwhere(value.first < IMPOSSIBLE)
         flows = model.flows(len(value.names) * value.first[a, b] * _SCALE for a, b in pairs)
         first = {(a, b): flow for flow, (a, b) in zip(flows, pairs.tolist(), strict=True)}
-        _balance(model, flows, pairs, [(ways[op], made)], lies)
+        _balance(model, flows, pairs, (shardings[op], made), layouts)
     needing: dict[_Copy, list[int]] = {}
     for use in value.uses:
         pairs = np.argwhere(value.second < IMPOSSIBLE)
         pairs = pairs[np.isin(pairs[:, 1], use.needed)]
         flows = model.flows([0.0] * len(pairs))
-        _balance(model, flows, pairs[:, ::-1], [(ways[use.op], use.needed)], lies)
+        _balance(model, flows, pairs[:, ::-1], (shardings[use.op], use.needed), layouts)
         phase = problem.phases[use.op] if phased else 0
         for flow, (a, b) in zip(flows, pairs.tolist(), strict=True):
             needing.setdefault((phase, a, b), []).append(flow)
     copies = _add_copies(model, value, needing, phased=phased)
-    return _Added(lies, first, copies, _add_kept(model, value, copies))
-
-
-_Copy = tuple[int, int, int]
-"""A copy of a value: the phase, the layout in which the value lies, and the layout that is needed."""
+    return _Added(layouts, first, copies, _add_kept(model, value, copies))
 
 
 def _add_copies(model: _Model, value: Any, needing: dict[_Copy, list[int]], *, phased: bool) -> dict[_Copy, int]:
@@ -329,27 +342,33 @@ def _add_kept(model: _Model, value: Any, copies: dict[_Copy, int]) -> dict[tuple
 
 
 def _balance(
-    model: _Model, flows: range, pairs: Any, ends: Sequence[tuple[range, Any]], lies: range
+    model: _Model, flows: range, pairs: Any, op: tuple[range, Any], layouts: range
 ) -> None:
-    """Rows: the flows of pairs (layout at the op, layout where it lies) are what the op chooses, and where it lies."""
-    by_end: dict[int, list[tuple[int, float]]] = {}
-    by_lying: dict[int, list[tuple[int, float]]] = {}
-    for flow, (end, at) in zip(flows, pairs.tolist(), strict=True):
-        by_end.setdefault(end, []).append((flow, 1.0))
-        by_lying.setdefault(at, []).append((flow, 1.0))
-    for ways, layouts in ends:
-        choosing: dict[int, list[tuple[int, float]]] = {}
-        for way, layout in zip(ways, layouts.tolist(), strict=True):
-            choosing.setdefault(layout, []).append((way, -1.0))
-        for layout, terms in sorted(choosing.items()):
-            model.row([*by_end.get(layout, ()), *terms], 0.0)
-    for at, lying in enumerate(lies):
-        model.row([*by_lying.get(at, ()), (lying, -1.0)], 0.0)
+    """Rows: the flows of pairs (layout at the op, layout of the value) sum to what the op and the value choose.
+
+    ``op`` has the binaries of its shardings, and for each of these the number of its layout of the value.
+    """
+    at_op: dict[int, list[tuple[int, float]]] = {}
+    at_value: dict[int, list[tuple[int, float]]] = {}
+    for flow, (outer, inner) in zip(flows, pairs.tolist(), strict=True):
+        at_op.setdefault(outer, []).append((flow, 1.0))
+        at_value.setdefault(inner, []).append((flow, 1.0))
+    choosing: dict[int, list[tuple[int, float]]] = {}
+    shardings, numbers = op
+    for sharding, layout in zip(shardings, numbers.tolist(), strict=True):
+        choosing.setdefault(layout, []).append((sharding, -1.0))
+    for layout, terms in sorted(choosing.items()):
+        model.row([*at_op.get(layout, ()), *terms], 0.0)
+    for number, variable in enumerate(layouts):
+        model.row([*at_value.get(number, ()), (variable, -1.0)], 0.0)
 
 
-def _tie(model: _Model, a: ValueChoices, b: ValueChoices, lies: range, others: range) -> None:
-    """Rows: both values lie in the same layout."""
+def _tie(model: _Model, a: ValueChoices, b: ValueChoices, layouts_of_a: range, layouts_of_b: range) -> None:
+    """Rows: both values have the same layout."""
     for layout in dict.fromkeys((*a.layouts, *b.layouts)):
-        terms = [(lies[a.layouts.index(layout)], 1.0)] if layout in a.layouts else []
-        terms += [(others[b.layouts.index(layout)], -1.0)] if layout in b.layouts else []
+        terms = []
+        if layout in a.layouts:
+            terms.append((layouts_of_a[a.layouts.index(layout)], 1.0))
+        if layout in b.layouts:
+            terms.append((layouts_of_b[b.layouts.index(layout)], -1.0))
         model.row(terms, 0.0)

@@ -2,8 +2,7 @@
 
     inputs       always; a donated one until an output takes its place
     values       from the op that makes them to the last that reads them, or to the end if they are returned
-    copies       values in another layout than the one in which they lie: from the first op of a phase that needs the
-                 copy to the last one
+    copies       values in another layout than their own: from the first op of a phase that needs the copy to the last
 
 The phases are the forward, the backward and what follows it.  A copy that forward and backward need is kept from one
 to the other, or made twice: the integer program chooses (`Choice.kept`).  Not counted are the buffers inside of a
@@ -19,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.auto_sharding.problem import Ints, Problem, ValueChoices
+from parallelism.arrays import Ints
+from parallelism.auto_sharding.problem import Problem, ValueChoices
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import donations
 from parallelism.ir.passes.donation import owners
@@ -35,13 +35,13 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lives:
+class Lifetimes:
     """While which ops the values of a class are held: for each op, how many of them."""
 
-    lies: Ints
-    """Values that own memory, in the layout in which they lie."""
+    owned: Ints
+    """Values that own memory."""
     viewed: Ints
-    """Values without memory of their own, unless they lie in another layout than they are made in."""
+    """Values that are views of others.  Only those whose layout is not the one that they are made in take memory."""
     made: Ints
     """Values that this op makes."""
     spans: dict[int, Ints]
@@ -57,37 +57,43 @@ class Memory:
     problem: Problem
     donate: tuple[str, ...] = ()
     """Names of inputs in whose memory outputs are made, or the beginnings of names before a dot."""
-    lives: tuple[Lives, ...] = field(init=False)
-    """Of each class of values."""
+    lifetimes: tuple[Lifetimes, ...] = field(init=False)
+    """The lifetimes of each class of values."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lives", tuple(_lives(self.problem, self.donate)))
+        object.__setattr__(self, "lifetimes", tuple(_lifetimes(self.problem, self.donate)))
 
     def bytes_of(self, value: ValueChoices, layout: TensorSharding) -> int:
         """The bytes of one value of a class in a layout, on a device."""
         return shard_bytes(value.type, layout, self.problem)
 
-    def held(self, ways: Sequence[int], lies: Sequence[int], kept: Iterable[tuple[int, int]]) -> Iterator[Held]:
+    def held(
+        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Iterable[tuple[int, int]]
+    ) -> Iterator[Held]:
         """The parts of what a choice holds; their sum is what is held while each op runs."""
         kept = set(kept)
-        for number, (value, at, lives) in enumerate(zip(self.problem.values, lies, self.lives, strict=True)):
-            there = self.bytes_of(value, value.layouts[at])
-            yield Held("inputs" if value.made_by is None else "values", lives.lies * there)
+        for number, (value, at, lifetimes) in enumerate(
+                zip(self.problem.values, layout_of, self.lifetimes, strict=True)):
+            shard = self.bytes_of(value, value.layouts[at])
+            yield Held("inputs" if value.made_by is None else "values", lifetimes.owned * shard)
             if value.made_by is not None:
                 op, made = value.made_by
-                before = value.made[made[ways[op]]]
+                before = value.made[made[sharding_of[op]]]
                 if before != value.layouts[at]:
-                    yield Held("values", lives.viewed * there)
-                    yield Held("copies", lives.made * self.bytes_of(value, before))
-            for phase, needed in self.problem.copies(number, ways, at):
+                    yield Held("values", lifetimes.viewed * shard)
+                    yield Held("copies", lifetimes.made * self.bytes_of(value, before))
+            for phase, needed in self.problem.copies(number, sharding_of, at):
                 nbytes = self.bytes_of(value, value.needed[needed])
-                yield Held("copies", lives.spans[phase] * nbytes)
+                yield Held("copies", lifetimes.spans[phase] * nbytes)
                 if phase == 0 and (number, needed) in kept:
-                    yield Held("copies", lives.between * nbytes)
+                    yield Held("copies", lifetimes.between * nbytes)
 
-    def total(self, ways: Sequence[int], lies: Sequence[int], kept: Iterable[tuple[int, int]]) -> Ints:
-        """What a choice holds while each op runs."""
-        return sum((each.nbytes for each in self.held(ways, lies, kept)), np.zeros(len(self.problem.function.ops), int))
+    def total(
+        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Iterable[tuple[int, int]]
+    ) -> Ints:
+        """The bytes that a device holds while each op runs."""
+        held = self.held(sharding_of, layout_of, kept)
+        return sum((each.nbytes for each in held), np.zeros(len(self.problem.function.ops), int))
 
 
 def shard_bytes(type: TensorType, layout: TensorSharding, problem: Problem) -> int:
@@ -96,7 +102,8 @@ def shard_bytes(type: TensorType, layout: TensorSharding, problem: Problem) -> i
     return int(type.nbytes) // parts
 
 
-def _lives(problem: Problem, donate: Sequence[str]) -> Iterator[Lives]:
+def _lifetimes(problem: Problem, donate: Sequence[str]) -> Iterator[Lifetimes]:
+    """The lifetimes of each class of values."""
     function = problem.function
     count = len(function.ops)
     first, last, owns = _spans_of_values(function, donate)
@@ -105,39 +112,42 @@ def _lives(problem: Problem, donate: Sequence[str]) -> Iterator[Lives]:
         for read in op.inputs:
             positions.setdefault(read.name, {}).setdefault(problem.phases[number], []).append(at)
     for value in problem.values:
-        lies, viewed, made, between = (np.zeros(count + 1, np.int64) for _ in range(4))
+        owned, viewed, made, between = (np.zeros(count + 1, np.int64) for _ in range(4))
         spans = {phase: np.zeros(count + 1, np.int64) for phase in range(PHASES)}
         for name in value.names:
-            _add(lies if owns[name] else viewed, first[name], last[name])
+            _add(owned if owns[name] else viewed, first[name], last[name])
             if value.made_by is not None:
                 _add(made, first[name], first[name])
             used = positions.get(name, {})
-            for phase, places in used.items():
-                _add(spans[phase], min(places), max(places))
+            for phase, reading in used.items():
+                _add(spans[phase], min(reading), max(reading))
             if 0 in used and 1 in used:
                 _add(between, max(used[0]) + 1, min(used[1]) - 1)
-        yield Lives(
-            _summed(lies), _summed(viewed), _summed(made), {phase: _summed(each) for phase, each in spans.items()},
+        yield Lifetimes(
+            _summed(owned), _summed(viewed), _summed(made), {phase: _summed(each) for phase, each in spans.items()},
             _summed(between))
 
 
 PHASES = 3
+"""The forward, the backward, and what follows it."""
 
 
 def _summed(changes: Ints) -> Ints:
+    """The counts of which these are the changes from op to op."""
     return np.cumsum(changes)[:-1]
 
 
-def _add(counts: Ints, first: int, last: int) -> None:
+def _add(changes: Ints, first: int, last: int) -> None:
+    """Counts one more from op ``first`` to op ``last``."""
     if first <= last:
-        counts[first] += 1
-        counts[last + 1] -= 1
+        changes[first] += 1
+        changes[last + 1] -= 1
 
 
 def _spans_of_values(
     function: Function, donate: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, int], dict[str, bool]]:
-    """For each value the op that makes it, the last that reads it or what lies in its memory, and if it owns memory."""
+    """For each value: the op that makes it, the last op that reads it or a view of it, and whether it owns memory."""
     end = len(function.ops) - 1
     owner = owners(function, donations(function, donate) if donate else {})
     first = {value.name: 0 for value in function.inputs}

@@ -33,7 +33,7 @@ class Refusal:
     mesh: Mesh
     reason: str
     least_bytes: int | None
-    """What a device must hold at least."""
+    """The bytes that a device must hold at least."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,21 @@ class AutoPlans:
         limit = "" if self.limit_bytes is None else f", {decimal_bytes(self.limit_bytes)} each"
         if not self.solutions:
             return f"{head}{limit}: nothing fits\n  {self.refused[0].reason}"
-        rows = [["mesh", "time", "memory", "proved"]]
-        rows += [[_shape(each.mesh), seconds(each.seconds), decimal_bytes(each.peak_bytes),
-                  "the least" if not each.choice.gap else f"to {each.choice.gap:.1%}"] for each in self.solutions]
-        rows += [[_shape(each.mesh), "-", "-", "does not fit"] for each in self.refused]
+        meshes = [["mesh", "time", "memory", "proved"]]
+        for each in self.solutions:
+            proved = f"to {each.choice.gap:.1%}" if each.choice.gap else "the least"
+            meshes.append([_shape(each.mesh), seconds(each.seconds), decimal_bytes(each.peak_bytes), proved])
+        meshes += [[_shape(refusal.mesh), "-", "-", "does not fit"] for refusal in self.refused]
         best = self.best
-        lies = [["input", "whole", "lies as", "bytes a device"]]
-        lies += [[f"%{value.name}", str(value.type), best.layout(value.name).short(),
-                  decimal_bytes(best.bytes_of(value.name))] for value in self.function.inputs]
+        inputs = [["input", "whole", "lies as", "bytes a device"]]
+        inputs += [[f"%{value.name}", str(value.type), best.layout(value.name).short(),
+                    decimal_bytes(best.bytes_of(value.name))] for value in self.function.inputs]
         moved = [["collective", "over", "calls", "bytes received"]]
         moved += [[each.kind, " ".join(each.axes), str(each.calls), decimal_bytes(each.nbytes)]
                   for each in best.collectives]
         return "\n".join([
-            f"{head}{limit}", "", *in_columns(rows, 4), "", f"On {_shape(best.mesh)}:", "", *in_columns(lies, 4), "",
-            *(in_columns(moved, 2) if moved[1:] else ["No collectives."])])
+            f"{head}{limit}", "", *in_columns(meshes, 4), "", f"On {_shape(best.mesh)}:", "", *in_columns(inputs, 4),
+            "", *(in_columns(moved, 2) if moved[1:] else ["No collectives."])])
 
 
 def auto_plans(
@@ -117,10 +118,10 @@ def shapes_of(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
     the smaller one: which devices are neighbours makes no difference there.  One device, and a prime number of them,
     have one axis.
     """
-    node = next((hardware.inside(level) for level in range(len(hardware.links) - 1, 0, -1)
-                 if 1 < hardware.inside(level) < devices and devices % hardware.inside(level) == 0), 0)
-    if node:
-        return (Mesh(x=devices // node, y=node),)
+    for level in range(len(hardware.links) - 1, 0, -1):
+        node = hardware.inside(level)
+        if 1 < node < devices and devices % node == 0:
+            return (Mesh(x=devices // node, y=node),)
     pairs = [(a, devices // a) for a in range(2, isqrt(devices) + 1) if devices % a == 0]
     return tuple(Mesh(x=a, y=b) for a, b in pairs) or (Mesh(x=devices),)
 

@@ -1,4 +1,4 @@
-"""Every way to split an op over the axes of a mesh, from the rule of its dims alone.
+"""All shardings of an op over the axes of a mesh, from the rule of its dims alone.
 
     for sharding in op_shardings(op, Mesh(x=2, y=4)):
         print(sharding.letters, sharding.inputs, sharding.outputs, sharding.flops)
@@ -8,15 +8,15 @@ letter, in the order of the mesh.  An output without a letter that is split is p
 leave a sum pending that is pending in its inputs (`parallelism.layouts.propagation.linearity`).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 
 from parallelism.execution.chains import DeclaredCost, declared_cost
 from parallelism.ir import Function, Op, Value
 from parallelism.layouts import Devices, Localized
-from parallelism.layouts.propagation import Placement, carries, placement_by, relation
+from parallelism.layouts.propagation import Relation, carries, placement_by, relation
 from parallelism.layouts.propagation.propagation import COLLECTIVES
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
@@ -27,7 +27,7 @@ WAITS = "+"
 
 @dataclass(frozen=True)
 class OpSharding:
-    """One way to split an op over the axes of a mesh."""
+    """An op, split over the axes of a mesh."""
 
     op: Op
     letters: tuple[str | None, ...]
@@ -101,34 +101,41 @@ def op_shardings(
     """
     if op.kind in COLLECTIVES or op.kind == "reshard":
         raise ValueError(f"{op.kind} moves data of given layouts: it cannot be split in other ways: {op}")
-    devices, of = Devices.of(mesh), relation(op.kind, op.types, op.attributes)
-    known = dict.fromkeys(letter for letters in (*of.inputs, *of.outputs) for letter in letters)
-    letters = [letter for letter in known if letter is not None and of.extents[letter] != 1]
-    ways = list(_carrying(op, frozenset(constants)))
-    choices = [[None, *letters, *([WAITS] if ways else [])] if n != 1 else [None] for n in mesh.shape.values()]
+    devices, rule = Devices.of(mesh), relation(op.kind, op.types, op.attributes)
+    known = dict.fromkeys(chain(*rule.inputs, *rule.outputs))
+    letters = [letter for letter in known if letter is not None and rule.extents[letter] != 1]
+    carriers = list(_carriers(op, frozenset(constants)))
+    any_letter = [None, *letters, WAITS] if carriers else [None, *letters]
+    choices = []
+    for n in mesh.shape.values():
+        choices.append([None] if n == 1 else any_letter)
     found: dict[OpSharding, None] = {}
     for chosen in product(*choices):
-        split = {letter: tuple(axis for axis, each in zip(mesh.axes, chosen, strict=True) if each == letter)
-                 for letter in chosen if letter not in (None, WAITS)}
-        if any(of.exact(letter, axes, devices) != axes for letter, axes in split.items() if letter is not None):
+        axes_of: dict[str, tuple[str, ...]] = {}
+        for axis, letter in zip(mesh.axes, chosen, strict=True):
+            if letter is not None:
+                axes_of[letter] = (*axes_of.get(letter, ()), axis)
+        waiting = axes_of.pop(WAITS, ())
+        if not _is_possible(rule, axes_of, waiting, devices):
             continue
-        kept = tuple(axis for axis, each in zip(mesh.axes, chosen, strict=True) if each == WAITS)
-        if kept and of.op != "sum" and any(letter in reduced for reduced in of.reduced for letter in split):
-            continue
-        by_letter = {letter: axes for letter, axes in split.items() if letter is not None}
-        for carrying in ways if kept else [(False,) * len(op.inputs)]:
-            place = placement_by(of, by_letter, devices, kept, carrying, "sum" if kept else of.op)
-            sharding = OpSharding(op, chosen, *_laid(place), mesh)
+        for carrying in carriers if waiting else [(False,) * len(op.inputs)]:
+            layouts = placement_by(rule, axes_of, devices, waiting, carrying, "sum" if waiting else rule.op)
+            sharding = OpSharding(op, chosen, layouts.inputs, layouts.outputs, mesh)
             if not even or sharding.is_even:
                 found[sharding] = None
     return tuple(found)
 
 
-def _laid(place: Placement) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
-    return place.inputs, place.outputs
+def _is_possible(
+    rule: Relation, axes_of: Mapping[str, tuple[str, ...]], waiting: tuple[str, ...], devices: Devices
+) -> bool:
+    """Whether each letter can be split over its axes, and no other reduction than a sum meets sums that wait."""
+    if any(rule.exact(letter, axes, devices) != axes for letter, axes in axes_of.items()):
+        return False
+    return not waiting or rule.op == "sum" or axes_of.keys().isdisjoint(chain(*rule.reduced))
 
 
-def _carrying(op: Op, constants: frozenset[str]) -> Iterator[tuple[bool, ...]]:
+def _carriers(op: Op, constants: frozenset[str]) -> Iterator[tuple[bool, ...]]:
     """For each set of inputs whose pending sums the op can carry, whether each input is one of them."""
     names = [value.name for value in op.inputs]
     sets: list[Sequence[str]] = [names] if op.operator.linear in ("together", "moves") else [

@@ -6,6 +6,7 @@ Many are priced at once: they become the ops of one program, none of which uses 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
 from os import PathLike
 
@@ -42,7 +43,9 @@ class Connection:
     @cached_property
     def ops(self) -> tuple[Op, ...]:
         """The ops of the first device: collectives and local slices; none if every device has its shard already."""
-        return Localized(Function("connection", *_resharded(self)), Devices.of(self.mesh)).program(0).ops
+        before, after = Value("x", self.type, self.source), Value("y", self.type, self.target)
+        whole = Function("connection", (before,), (reshard_op(before, after),), (after,))
+        return Localized(whole, Devices.of(self.mesh)).program(0).ops
 
     @property
     def bytes_received(self) -> int:
@@ -58,7 +61,7 @@ def connect(
     source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh,
     hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
 ) -> Connection:
-    """The change of a tensor of this (whole) type from one layout to another, with its seconds on a hardware.
+    """The change of a whole tensor of this type from one layout to another, with its seconds on a hardware.
 
     Its steps are those of the resharding plan, and its price is that of `simulate` without shared links.
     ``ValueError`` if the layouts do not fit the type or the mesh, and if a reduction is pending in ``target`` that is
@@ -72,7 +75,7 @@ def connect(
 
 
 class Prices:
-    """Seconds on a mesh of a hardware, each found once."""
+    """Seconds of ops and of changes of layout on a mesh of a hardware; each change is priced once."""
 
     def __init__(self, mesh: Mesh, hardware: Hardware, priced_dtype: str | None = None) -> None:
         self.mesh, self.hardware, self.priced_dtype = mesh, hardware, priced_dtype
@@ -93,31 +96,34 @@ class Prices:
     ) -> list[float]:
         """Seconds of each change of layout: from, to, and the type of the whole tensor.
 
-        A change of several steps takes as long as its steps, of which many changes have the same.  ``exactly`` prices
-        each change by itself, and none in place of others that move as many bytes.
+        A change of several steps takes the sum of its steps, which many changes share.  ``exactly`` prices each change
+        by itself; otherwise its canonical form is priced, which moves as many bytes.
         """
         if exactly:
             wanted = list(wanted)
             self._price(wanted)
             return [self._moves[each] for each in wanted]
-        wanted = [self._form(*each) for each in wanted]
+        wanted = [self._canonical(*each) for each in wanted]
         steps = {each: self._steps(*each) for each in dict.fromkeys(wanted) if each not in self._moves}
-        self._price([step for each in steps.values() for step in each])
-        self._moves.update((each, sum(self._moves[step] for step in those)) for each, those in steps.items())
+        self._price(chain(*steps.values()))
+        for change, own in steps.items():
+            self._moves[change] = sum(self._moves[step] for step in own)
         return [self._moves[each] for each in wanted]
 
     def _steps(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> list[Change]:
-        """The changes that the steps of the plan are, each in its usual form.
+        """The changes that the steps of the plan are, each in its canonical form.
 
-        A change of one step is itself; so is one on the way of which devices hold unequal parts, because the device
-        that takes longest need not be the same in all steps.
+        A change of one step is itself.  So is a change whose steps leave devices with unequal shards, because another
+        device may be the slowest in each step.
         """
-        steps = self._plan(source, target, TensorType(type.dtype, [
-            self.mesh.size if isinstance(extent, int) and extent % self.mesh.size == 0 else extent
-            for extent in type.shape]))
+        extents = list(type.shape)
+        for dim, extent in enumerate(extents):
+            if isinstance(extent, int) and extent % self.mesh.size == 0:
+                extents[dim] = self.mesh.size
+        steps = self._plan(source, target, TensorType(type.dtype, extents))
         if len(steps) == 1 or not all(self._is_even(after, type) for _, after in steps):
             return [(source, target, type)]
-        return [self._form(before, after, type) for before, after in steps]
+        return [self._canonical(before, after, type) for before, after in steps]
 
     @memoized
     def _plan(
@@ -132,8 +138,8 @@ class Prices:
                        for extent, dim in zip(type.shape, layout.dims, strict=True))
 
     @memoized
-    def _form(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> Change:
-        return usual_form(source, target, type, self.mesh)
+    def _canonical(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> Change:
+        return canonical_change(source, target, type, self.mesh)
 
     def _price(self, changes: Iterable[Change]) -> None:
         """Prices changes of layout that have no price yet, each by itself."""
@@ -142,7 +148,7 @@ class Prices:
         ops: list[Op] = []
         for number, (source, target, type) in enumerate(fresh):
             inputs.append(Value(f"i{number}", type, source))
-            ops.append(_reshard(inputs[-1], Value(f"o{number}.0", type, target)))
+            ops.append(reshard_op(inputs[-1], Value(f"o{number}.0", type, target)))
         self._moves.update(zip(fresh, self._seconds(inputs, ops), strict=True))
 
     def _seconds(self, inputs: Sequence[Value], ops: Sequence[Op]) -> list[float]:
@@ -165,10 +171,10 @@ class Prices:
         return longest
 
 
-def usual_form(
+def canonical_change(
     source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh
 ) -> Change:
-    """A change of layout that costs the same, and that many have in common.
+    """The canonical form of a change of layout: another change that costs the same, and stands for many.
 
     Dims are sorted, since the plan for a transposed tensor is the transposed plan; but not where several are cut at
     once, because they are cut in their order, and what is cut first is copied for the second.  Dims that are whole
@@ -203,12 +209,7 @@ def usual_form(
         TensorType(type.dtype, [extent for _, _, extent in dims]))
 
 
-def _resharded(connection: Connection) -> tuple[tuple[Value, ...], tuple[Op, ...], tuple[Value, ...]]:
-    before = Value("x", connection.type, connection.source)
-    after = Value("y", connection.type, connection.target)
-    return (before,), (_reshard(before, after),), (after,)
-
-
-def _reshard(before: Value, after: Value) -> Op:
+def reshard_op(before: Value, after: Value) -> Op:
+    """The op that changes the layout of ``before`` to that of ``after``."""
     assert after.layout is not None
     return Op("reshard", (before,), (("layout", layout_text(after.layout)),), (after,))

@@ -1,26 +1,25 @@
 """The choices of layouts in a program, with their prices: what the integer program chooses from.
 
-Every op is split in one of its ways (`op_shardings`, even ones only).  Every value lies in one layout: what its op
-leaves is brought there at once, and where an op needs another layout, the value is brought from there, once for all ops
-that need the same.  A value with one use lies as it is needed.  An input lies in any layout from the beginning, and an
-output in any without a pending sum.  Given layouts stay.
+Every op has one of its even shardings (`op_shardings`).  Every value has one layout: what its op makes in another one
+is resharded to it at once, and where ops need another one, the value is resharded from it, once for all ops that need
+the same.  A value with one use has the layout that is needed.  An input may have any layout from the beginning, and an
+output any without a pending sum.  Given layouts stay.
 
 The seconds of a choice are the sum of those of its ops and changes of layout, each as `simulate` prices it.  They are
 those of the whole program, because all devices do the same at the same time.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, islice, product
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.auto_sharding.alike import alike
+from parallelism.arrays import Floats, Ints
 from parallelism.auto_sharding.op_sharding import OpSharding, op_shardings
 from parallelism.auto_sharding.prices import Prices
+from parallelism.auto_sharding.repeated_blocks import layout_classes
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import MARK
 from parallelism.layouts import Devices
@@ -28,23 +27,21 @@ from parallelism.layouts.propagation import finite_constants
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 IMPOSSIBLE = np.inf
-"""In place of the seconds of a change of layout that is not made: to a pending sum."""
+"""In place of the seconds of a change of layout that cannot be made: to a pending sum."""
 
 
-class Within(NamedTuple):
-    """A part of the choices."""
+class Candidates(NamedTuple):
+    """The choices that a search tries, of all there are."""
 
     letters: Sequence[Collection[tuple[str | None, ...]]]
-    """For each op of the program the letters of its shardings; all shardings if there is none of them."""
+    """For each op of the program the letters of the shardings to try; if it has none of these, all are tried."""
     layouts: Mapping[str, Collection[TensorSharding]]
-    """For each value layouts in which it may lie, besides those in which it is made or needed."""
+    """For each value the layouts to try, besides those in which it is made or needed."""
 
 
 class Use(NamedTuple):
-    """A place where values of a class are used: an input of the ops of a class."""
+    """An input of the ops of a class, at which values of a class are used."""
 
     op: int
     """The number of the class of ops."""
@@ -54,18 +51,18 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class OpChoices:
-    """The ways to split ops that are alike."""
+    """The shardings among which one is chosen for all ops of a class."""
 
     ops: tuple[int, ...]
     """Their numbers in the program."""
     shardings: tuple[OpSharding, ...]
     seconds: Floats
-    """Of one op, by sharding."""
+    """The seconds of one op, by sharding."""
 
 
 @dataclass(frozen=True)
 class ValueChoices:
-    """The layouts of values that are alike."""
+    """The layouts among which one is chosen for all values of a class."""
 
     names: tuple[str, ...]
     type: TensorType
@@ -73,14 +70,16 @@ class ValueChoices:
     """The class of the op that makes it, and for each of its shardings the layout that it leaves, as a number among
     ``made``.  None for inputs."""
     made: tuple[TensorSharding, ...]
+    """The layouts in which its op may make it."""
     layouts: tuple[TensorSharding, ...]
-    """In which it may lie."""
+    """The layouts that it may have."""
     needed: tuple[TensorSharding, ...]
+    """The layouts in which ops may need it."""
     uses: tuple[Use, ...]
     first: Floats
-    """Seconds from what is made (rows) to where it lies (columns)."""
+    """Seconds from each of ``made`` (rows) to each of ``layouts`` (columns)."""
     second: Floats
-    """Seconds from where it lies (rows) to what is needed (columns)."""
+    """Seconds from each of ``layouts`` (rows) to each of ``needed`` (columns)."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Problem:
     ops: tuple[OpChoices, ...]
     values: tuple[ValueChoices, ...]
     tied: tuple[tuple[int, int], ...]
-    """Classes of values that lie in the same layout."""
+    """Classes of values that have the same layout."""
     class_of_op: tuple[int, ...]
     """For each op of the program the number of its class."""
     phases: tuple[int, ...]
@@ -101,31 +100,32 @@ class Problem:
     """No choice that was left out is faster than this; infinite if none was."""
 
     def seconds(
-        self, ways: Sequence[int], lies: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Collection[tuple[int, int]] | None = None
     ) -> float:
         """The seconds of a choice: for each class of ops a sharding, for each class of values a layout.
 
         ``kept`` has the copies (class of values, number of the layout) that are kept from the forward to the backward;
         the others are made again in each phase.  None: every copy is made once.
         """
-        return self.op_seconds(ways) + self.move_seconds(ways, lies, kept)
+        return self.op_seconds(sharding_of) + self.move_seconds(sharding_of, layout_of, kept)
 
-    def op_seconds(self, ways: Sequence[int]) -> float:
-        """The part of the ops."""
-        return sum((len(each.ops) * float(each.seconds[way]) for each, way in zip(self.ops, ways, strict=True)), 0.0)
+    def op_seconds(self, sharding_of: Sequence[int]) -> float:
+        """The seconds that ops take."""
+        chosen = zip(self.ops, sharding_of, strict=True)
+        return sum((len(each.ops) * float(each.seconds[sharding]) for each, sharding in chosen), 0.0)
 
     def move_seconds(
-        self, ways: Sequence[int], lies: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Collection[tuple[int, int]] | None = None
     ) -> float:
-        """The part of the changes of layout."""
+        """The seconds that changes of layout take."""
         total = 0.0
-        for number, (each, at) in enumerate(zip(self.values, lies, strict=True)):
+        for number, (each, at) in enumerate(zip(self.values, layout_of, strict=True)):
             one = 0.0
             if each.made_by is not None:
                 op, made = each.made_by
-                one += float(each.first[made[ways[op]], at])
+                one += float(each.first[made[sharding_of[op]], at])
             copies = dict.fromkeys((made_in(phase, number, layout, kept), layout)
-                                   for phase, layout in self.copies(number, ways, at))
+                                   for phase, layout in self.copies(number, sharding_of, at))
             total += len(each.names) * (one + sum(float(each.second[at, layout]) for _, layout in copies))
         return total
 
@@ -137,18 +137,18 @@ class Problem:
         raise KeyError(f"@{self.function.name} has no value %{name}")
 
     def holding(self, number: int, layout: int) -> "Problem":
-        """The same choices, but one class of values lies in one of its layouts."""
+        """The same choices, but one class of values has only one of its layouts."""
         value = self.values[number]
         held = replace(value, layouts=(value.layouts[layout],), first=value.first[:, [layout]],
                        second=value.second[[layout], :])
         return replace(self, values=(*self.values[:number], held, *self.values[number + 1:]))
 
-    def copies(self, value: int, ways: Sequence[int], lies: int) -> tuple[tuple[int, int], ...]:
-        """The copies of a value of a class that lies so: the phase that needs one, and the number of its layout."""
+    def copies(self, value: int, sharding_of: Sequence[int], at: int) -> tuple[tuple[int, int], ...]:
+        """The copies of a value of a class in layout ``at``: the phase that needs one, and the number of its layout."""
         each = self.values[value]
-        needed = ((self.phases[use.op], int(use.needed[ways[use.op]])) for use in each.uses)
+        needed = ((self.phases[use.op], int(use.needed[sharding_of[use.op]])) for use in each.uses)
         return tuple(dict.fromkeys(
-            (phase, layout) for phase, layout in needed if each.needed[layout] != each.layouts[lies]))
+            (phase, layout) for phase, layout in needed if each.needed[layout] != each.layouts[at]))
 
 
 def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int]] | None) -> int:
@@ -158,55 +158,61 @@ def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int
 
 def problem_of(
     function: Function, mesh: Mesh, prices: Prices, *, blocks: str | None = None, ties: Iterable[tuple[str, str]] = (),
-    within: Within | None = None,
+    within: Candidates | None = None,
 ) -> Problem:
     """The choices of a program, priced.
 
-    ``blocks`` is a pattern of regions that are laid out alike; ``ties`` are pairs of names of values that lie alike.
-    ``within`` leaves out all other choices.
+    Regions that match ``blocks`` get the same layouts, and so do the values that a pair of ``ties`` names.  ``within``
+    leaves out all other choices.
+
     ``ValueError`` for a program with symbols or collectives, and for a name that is no value.
     """
     if symbols := ", ".join(sorted(function.symbols)):
         raise ValueError(f"@{function.name} has symbols, {symbols}; specialize it first")
-    classes = alike(function, blocks)
+    classes = layout_classes(function, blocks)
     numbers = {each: number for number, each in enumerate(dict.fromkeys(classes.ops))}
     of_op = [numbers[each] for each in classes.ops]
-    constants = finite_constants(function)
-    firsts: dict[int, Op] = {}
-    for op, number in zip(function.ops, of_op, strict=True):
-        firsts.setdefault(number, op)
-    shardings = [ways_of(op, mesh, constants) for op in firsts.values()]
-    flat = iter(prices.ops([each for ways in shardings for each in ways]))
-    ops = tuple(
-        OpChoices(tuple(at for at, each in enumerate(of_op) if each == number), ways,
-                  np.array([next(flat) for _ in ways]))
-        for number, ways in enumerate(shardings))
+    ops = _op_choices(function, mesh, of_op, prices)
     bound = np.inf
     if within is not None:
         bound = sum(len(each.ops) * float(each.seconds.min()) for each in ops)
         ops = tuple(_only(each, within.letters[each.ops[0]]) for each in ops)
     values = _values(function, mesh, of_op, classes.inputs, ops, prices, {name for pair in ties for name in pair},
                      None if within is None else within.layouts)
-    place = {name: number for number, each in enumerate(values) for name in each.names}
-    tied = []
+    class_of = {name: number for number, each in enumerate(values) for name in each.names}
+    tied: dict[tuple[int, int], None] = {}
     for pair in ties:
         for name in pair:
-            if name not in place:
+            if name not in class_of:
                 raise ValueError(f"@{function.name} has no value %{name} to tie")
-        if place[pair[0]] != place[pair[1]]:
-            tied.append((place[pair[0]], place[pair[1]]))
-    return Problem(
-        function, mesh, ops, values, tuple(dict.fromkeys(tied)), tuple(of_op), _phases(function, of_op), bound)
+        a, b = class_of[pair[0]], class_of[pair[1]]
+        if a != b:
+            tied[a, b] = None
+    return Problem(function, mesh, ops, values, tuple(tied), tuple(of_op), _phases(function, of_op), bound)
+
+
+def _op_choices(function: Function, mesh: Mesh, of_op: Sequence[int], prices: Prices) -> tuple[OpChoices, ...]:
+    """The shardings of each class of ops, priced together."""
+    members: dict[int, list[int]] = {}
+    for at, number in enumerate(of_op):
+        members.setdefault(number, []).append(at)
+    constants = finite_constants(function)
+    shardings = [even_shardings(function.ops[ops[0]], mesh, constants) for ops in members.values()]
+    seconds = iter(prices.ops([*chain(*shardings)]))
+    return tuple(OpChoices(tuple(ops), own, np.array([*islice(seconds, len(own))]))
+                 for ops, own in zip(members.values(), shardings, strict=True))
 
 
 def _only(choices: OpChoices, letters: Collection[tuple[str | None, ...]]) -> OpChoices:
-    kept = [at for at, way in enumerate(choices.shardings) if way.letters in letters]
+    """The shardings with these letters; all if there is none of them."""
+    kept = [at for at, sharding in enumerate(choices.shardings) if sharding.letters in letters]
     if not kept:
         return choices
     return OpChoices(choices.ops, tuple(choices.shardings[at] for at in kept), choices.seconds[kept])
 
 
 def _phases(function: Function, of_op: Sequence[int]) -> tuple[int, ...]:
+    """The phase of each class of ops; the backward lasts from the first to the last op with its mark."""
     marked = [op.region is not None and f"{op.region}.".startswith(f"{MARK}.") for op in function.ops]
     first = marked.index(True) if True in marked else len(marked)
     last = len(marked) - marked[::-1].index(True) if True in marked else len(marked)
@@ -216,7 +222,7 @@ def _phases(function: Function, of_op: Sequence[int]) -> tuple[int, ...]:
     return tuple(found[number] for number in range(len(found)))
 
 
-def ways_of(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpSharding, ...]:
+def even_shardings(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpSharding, ...]:
     """The even shardings of an op; the one of a ``reshard``."""
     if op.kind == "reshard":
         layout = TensorSharding.parse(op["layout"]).over(op.inputs[0].type.ndim)
@@ -224,50 +230,65 @@ def ways_of(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpSharding, .
     return op_shardings(op, mesh, constants=frozenset(constants), even=True)
 
 
-class _Found(NamedTuple):
+class _ValueClass(NamedTuple):
+    """Values that are made by the same output of a class of ops, and used by the same inputs."""
+
     names: list[str]
     type: TensorType
     made_by: tuple[int, int] | None
+    """The class of ops, and the number of its output; None for inputs of the program."""
     uses: tuple[tuple[int, int], ...]
+    """The classes of ops, and the number of the input of each."""
     given: TensorSharding | None
     returned: bool
     tied: bool
+
+    @property
+    def is_moved_once(self) -> bool:
+        """Whether the value has the layout that its only use needs."""
+        return len(self.uses) == 1 and not self.returned and self.given is None and not self.tied
 
 
 def _values(
     function: Function, mesh: Mesh, of_op: Sequence[int], inputs: Mapping[str, int], ops: Sequence[OpChoices],
     prices: Prices, tied: set[str], within: Mapping[str, Collection[TensorSharding]] | None,
 ) -> tuple[ValueChoices, ...]:
+    """The choices of each class of values; all changes of layout are priced together."""
+    classes = _value_classes(function, of_op, inputs, tied)
+    drafts = [_draft(each, mesh, ops, within) for each in classes]
+    changes = _Changes(prices)
+    firsts, seconds = [], []
+    for of, draft in zip(classes, drafts, strict=True):
+        firsts.append(changes.table(draft.made, draft.layouts, draft.type))
+        seconds.append(changes.table(draft.layouts, draft.needed, draft.type, stays=of.is_moved_once))
+    prices_of = changes.seconds()
+    return tuple(replace(draft, first=prices_of[first], second=prices_of[second])
+                 for draft, first, second in zip(drafts, firsts, seconds, strict=True))
+
+
+def _value_classes(
+    function: Function, of_op: Sequence[int], inputs: Mapping[str, int], tied: set[str]
+) -> list[_ValueClass]:
     uses: dict[str, dict[tuple[int, int], None]] = {value.name: {} for value in function.values}
-    counts: Counter[str] = Counter()
+    made_by: dict[str, tuple[int, int]] = {}
     for op, number in zip(function.ops, of_op, strict=True):
-        for place, value in enumerate(op.inputs):
-            uses[value.name][number, place] = None
-            counts[value.name] += 1
+        for position, value in enumerate(op.inputs):
+            uses[value.name][number, position] = None
+        for position, value in enumerate(op.outputs):
+            made_by[value.name] = number, position
     returned = {value.name for value in function.outputs}
-    made_by = {value.name: (number, place) for op, number in zip(function.ops, of_op, strict=True)
-               for place, value in enumerate(op.outputs)}
-    found: dict[object, _Found] = {}
+    found: dict[object, _ValueClass] = {}
     for value in function.values:
         made, name = made_by.get(value.name), value.name
         used = tuple(sorted(uses[name]))
         key = made or inputs[name], used, value.layout, name in returned, name in tied
-        found.setdefault(key, _Found([], value.type, made, used, value.layout, name in returned, name in tied))
+        found.setdefault(key, _ValueClass([], value.type, made, used, value.layout, name in returned, name in tied))
         found[key].names.append(name)
-    drafts = [_draft(each, mesh, ops, within) for each in found.values()]
-    asked = _Asked(prices)
-    sides = [(asked.table(draft.made, draft.layouts, draft.type, np.ones((len(draft.made), len(draft.layouts)), bool)),
-              asked.table(draft.layouts, draft.needed, draft.type, draft.moved)) for draft in drafts]
-    seconds = asked.seconds()
-    return tuple(
-        ValueChoices(
-            tuple(draft.of.names), draft.type, draft.made_by, draft.made, draft.layouts, draft.needed, draft.uses,
-            seconds[first], seconds[second])
-        for draft, (first, second) in zip(drafts, sides, strict=True))
+    return list(found.values())
 
 
-class _Asked:
-    """Tables of changes of layout that are to be priced.  Many values ask for the same, so each has a number."""
+class _Changes:
+    """Tables of changes of layout that are to be priced.  Many values need the same, so each has a number."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -276,11 +297,14 @@ class _Asked:
         self.ids: dict[TensorSharding, int] = {}
 
     def table(
-        self, rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType,
-        wanted: npt.NDArray[np.bool_],
+        self, rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType, *,
+        stays: bool = False,
     ) -> Ints:
-        """The numbers of the changes from ``rows`` to ``columns``; -1 where one is not wanted or not possible."""
-        key = *(tuple(self.ids.setdefault(each, len(self.ids)) for each in side) for side in (rows, columns)), type
+        """The numbers of the changes from ``rows`` to ``columns``; -1 where one is not possible.
+
+        With ``stays`` it is -1 too wherever the layout would change.
+        """
+        key = self._ids(rows), self._ids(columns), type
         if key not in self.tables:
             table = np.full((len(rows), len(columns)), -1)
             for at, source in enumerate(rows):
@@ -288,37 +312,15 @@ class _Asked:
                     if reachable(source, target):
                         table[at, to] = self.numbers.setdefault((source, target, type), len(self.numbers))
             self.tables[key] = table
-        return np.where(wanted, self.tables[key], -1)
+        return np.where(np.not_equal.outer(*key[:2]), -1, self.tables[key]) if stays else self.tables[key]
+
+    def _ids(self, layouts: Sequence[TensorSharding]) -> tuple[int, ...]:
+        """A number for each layout, because a layout takes long to hash."""
+        return tuple(self.ids.setdefault(each, len(self.ids)) for each in layouts)
 
     def seconds(self) -> Floats:
         """The seconds of each change by its number, and at the end what is impossible."""
         return np.array([*self.prices.moves(self.numbers), IMPOSSIBLE])
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A class of values without prices."""
-
-    of: _Found
-    type: TensorType
-    made_by: tuple[int, Ints] | None
-    made: tuple[TensorSharding, ...]
-    layouts: tuple[TensorSharding, ...]
-    needed: tuple[TensorSharding, ...]
-    uses: tuple[Use, ...]
-
-    @property
-    def moved(self) -> npt.NDArray[np.bool_]:
-        """Which changes may be made from where the value lies (rows) to what is needed (columns)."""
-        if self.is_moved_once:
-            return np.array([[a == b for b in self.needed] for a in self.layouts], bool).reshape(
-                len(self.layouts), len(self.needed))
-        return np.ones((len(self.layouts), len(self.needed)), bool)
-
-    @property
-    def is_moved_once(self) -> bool:
-        """Whether the value lies as its only use needs it."""
-        return len(self.uses) == 1 and not self.of.returned and self.of.given is None and not self.of.tied
 
 
 def reachable(source: TensorSharding, target: TensorSharding) -> bool:
@@ -327,40 +329,48 @@ def reachable(source: TensorSharding, target: TensorSharding) -> bool:
 
 
 def _draft(
-    found: _Found, mesh: Mesh, ops: Sequence[OpChoices], within: Mapping[str, Collection[TensorSharding]] | None
-) -> _Draft:
+    of: _ValueClass, mesh: Mesh, ops: Sequence[OpChoices], within: Mapping[str, Collection[TensorSharding]] | None
+) -> ValueChoices:
+    """The choices of a class of values, before its changes of layout have prices."""
     made: dict[TensorSharding, int] = {}
     made_by = None
-    if found.made_by is not None:
-        op, place = found.made_by
-        made_by = op, np.array([made.setdefault(way.outputs[place], len(made)) for way in ops[op].shardings])
+    if of.made_by is not None:
+        op, output = of.made_by
+        made_by = op, np.array([made.setdefault(each.outputs[output], len(made)) for each in ops[op].shardings])
     needed: dict[TensorSharding, int] = {}
-    uses = tuple(
-        Use(op, np.array([needed.setdefault(way.inputs[place], len(needed)) for way in ops[op].shardings]))
-        for op, place in found.uses)
-    draft = _Draft(found, found.type, made_by, tuple(made), (), tuple(needed), uses)
-    if found.given is not None:
-        layouts = [found.given]
-    elif draft.is_moved_once:
+    uses = []
+    for op, input in of.uses:
+        numbers = [needed.setdefault(each.inputs[input], len(needed)) for each in ops[op].shardings]
+        uses.append(Use(op, np.array(numbers)))
+    if of.given is not None:
+        layouts = [of.given]
+    elif of.is_moved_once:
         layouts = [each for each in needed if not each.partial or each in made]
     else:
         layouts = [*made, *(each for each in needed if not each.partial)]
         if within is not None:
-            layouts += [each for name in found.names for each in within[name]]
-        elif found.returned or found.tied or not layouts:
-            layouts += even_layouts(found.type, mesh)
-        if found.returned:
+            layouts += [each for name in of.names for each in within[name]]
+        elif of.returned or of.tied or not layouts:
+            layouts += even_layouts(of.type, mesh)
+        if of.returned:
             layouts = [each for each in layouts if not each.partial]
-    return _Draft(found, found.type, made_by, tuple(made), tuple(dict.fromkeys(layouts)), tuple(needed), uses)
+    no_prices: Floats = np.zeros((0, 0))
+    return ValueChoices(
+        tuple(of.names), of.type, made_by, tuple(made), tuple(dict.fromkeys(layouts)), tuple(needed), tuple(uses),
+        no_prices, no_prices)
 
 
 def even_layouts(type: TensorType, mesh: Mesh) -> list[TensorSharding]:
     """The layouts without pending sums in which all devices hold equally much; axes in the order of the mesh."""
     devices, found = Devices.of(mesh), []
-    axes = [axis for axis, n in mesh.shape.items() if n > 1]
-    for chosen in product([None, *range(type.ndim)], repeat=len(axes)):
-        dims = tuple(tuple(axis for axis, dim in zip(axes, chosen, strict=True) if dim == d) for d in range(type.ndim))
-        if all(devices.cut(n, split) is None and (not split or n != 1)
-               for n, split in zip(type.shape, dims, strict=True)):
-            found.append(TensorSharding(*dims))
+    parted = [axis for axis, n in mesh.shape.items() if n > 1]
+    for chosen in product([None, *range(type.ndim)], repeat=len(parted)):
+        dims: list[list[str]] = [[] for _ in range(type.ndim)]
+        for axis, dim in zip(parted, chosen, strict=True):
+            if dim is not None:
+                dims[dim].append(axis)
+        split = tuple(map(tuple, dims))
+        if all(devices.cut(n, axes) is None and (not axes or n != 1)
+               for n, axes in zip(type.shape, split, strict=True)):
+            found.append(TensorSharding(*split))
     return found

@@ -1,5 +1,11 @@
 """`auto_shard`: the layouts in which a program takes the least time on a mesh of a hardware, as a program.
 
+The pipeline: the shardings of each op (`op_sharding`), one set for all repeated blocks (`repeated_blocks`), and their
+prices (`prices`) make a problem (`problem`).  An integer program (`integer_program`) solves it, within the memory of a
+device (`memory`).  On meshes of three or more axes, two-axis versions are solved first (`merged_axes`).  The solution
+is a program with layouts.  It says why each value has its layout (`explanation`), and what more memory or another mesh
+would buy (`dual_prices`).
+
     solution = auto_shard(train_step(loss, Adam()), Mesh(x=2, y=4), "dgx-h100")
     solution.function                           # every value has a layout, every change of layout is an op
     simulate(Executable(solution.function, solution.mesh), "dgx-h100", link_sharing=False).makespan_seconds
@@ -17,17 +23,16 @@ from typing import Any, NamedTuple
 
 from parallelism.auto_sharding.explanation import Why, why
 from parallelism.auto_sharding.integer_program import Choice, NoLayoutFits, solve
-from parallelism.auto_sharding.joined_axes import is_large, joined, joinings, near, over_joined
 from parallelism.auto_sharding.memory import Memory, shard_bytes
+from parallelism.auto_sharding.merged_axes import candidates_near, groupings, is_large, merged, over_merged
 from parallelism.auto_sharding.op_sharding import OpSharding
-from parallelism.auto_sharding.prices import Prices
-from parallelism.auto_sharding.problem import Problem, Within, made_in, problem_of
+from parallelism.auto_sharding.prices import Prices, reshard_op
+from parallelism.auto_sharding.problem import Candidates, Problem, made_in, problem_of
 from parallelism.display.quantities import decimal_bytes
 from parallelism.execution import Executable
 from parallelism.execution.device_program import communicates
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, Value
-from parallelism.ir.operators import layout_text
 from parallelism.ir.passes import donations, freed_after, taken_by
 from parallelism.ir.passes.donation import Kinds
 from parallelism.layouts import Devices, Localized
@@ -47,7 +52,7 @@ class Traffic(NamedTuple):
     axes: tuple[str, ...]
     calls: int
     nbytes: int
-    """That the device receives in all of them."""
+    """The bytes that the device receives in all of them."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,9 @@ class AutoSharding:
     limit_bytes: int | None = None
     """What a device may hold; None: anything."""
     blocks: str | None = "block.*"
-    """The pattern of the regions that are laid out alike."""
+    """The pattern of the regions that get the same layouts."""
     ties: tuple[tuple[str, str], ...] = ()
-    """The pairs of names of values that were to lie alike."""
+    """The pairs of names of values that were to have the same layout."""
 
     @property
     def is_limited(self) -> bool:
@@ -104,16 +109,16 @@ class AutoSharding:
     @cached_property
     def collectives(self) -> tuple[Traffic, ...]:
         """The collectives of the first device, those that receive most first."""
-        found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        found: dict[tuple[str, tuple[str, ...]], Traffic] = {}
         for op in self.executable.programs.program(0).ops:
             if communicates(op):
-                each = found.setdefault((op.kind, tuple(op["axes"])), [0, 0])
-                each[0] += 1
-                each[1] += int(op.bytes_received)
-        return tuple(sorted((Traffic(*key, *each) for key, each in found.items()), key=lambda each: -each.nbytes))
+                key = op.kind, tuple(op["axes"])
+                before = found.get(key, Traffic(*key, 0, 0))
+                found[key] = Traffic(*key, before.calls + 1, before.nbytes + int(op.bytes_received))
+        return tuple(sorted(found.values(), key=lambda each: -each.nbytes))
 
     def bytes_of(self, name: str) -> int:
-        """The bytes that a device holds of a value, in the layout in which it lies.  ``KeyError`` if there is none."""
+        """The bytes that a device holds of a value, in its layout.  ``KeyError`` if there is no such value."""
         value = self.problem.values[self.problem.number(name)]
         return shard_bytes(value.type, self.layout(name), self.problem)
 
@@ -124,10 +129,10 @@ class AutoSharding:
     def layout(self, name: str) -> TensorSharding:
         """The layout of a value of the program that was given; ``KeyError`` if there is none."""
         number = self.problem.number(name)
-        return self.problem.values[number].layouts[self.choice.lies[number]]
+        return self.problem.values[number].layouts[self.choice.layout_of[number]]
 
     def why(self, name: str, *, time_limit: float | None = None) -> Why:
-        """Why a value lies as it does: what the program would take at best if it lay in another layout.
+        """Why a value has its layout: the least seconds of the program if it had another one.
 
         One integer program is solved for each other layout, each within ``time_limit`` seconds.  ``KeyError`` if there
         is no such value.
@@ -146,15 +151,16 @@ def auto_shard(
 ) -> AutoSharding:
     """The layouts of all values of a program that take the least time, proved by an integer program.
 
-    Layouts that the program has stay.  Values in regions that match ``blocks`` and have the same ops are laid out
-    alike.  ``ties`` are pairs of names of values that lie alike; what a training step replaces always lies as before.
-    After ``time_limit`` seconds of the solver the best choice found is returned, with its gap.  Over more than two axes
-    a program with many shardings is not searched as a whole, unless ``time_limit`` is infinite: the choices are those
-    found with the axes joined into two, in each way (`joined_axes`), and the gap says how far they are from a bound.
+    Layouts that the program has stay.  Values in regions that match ``blocks`` and have the same ops get the same
+    layouts.  ``ties`` are pairs of names of values with the same layout; what a training step replaces always keeps its
+    layout.  After ``time_limit`` seconds of the solver the best choice found is returned, with its gap.  Over more than
+    two axes a program with many shardings is not searched as a whole, unless ``time_limit`` is infinite: two-axis
+    versions of the mesh are solved first, and their choices are tried (`merged_axes`); the gap says how far the result
+    is from a bound.
 
     With ``limit_bytes`` no device holds more at any time: weights, gradients, state and what the forward leaves to the
-    backward are split where they lie, and gathered before use, where that costs least time.  A copy that forward and
-    backward need is kept, or made twice.  `NoLayoutFits` says how little a device can hold.
+    backward are stored in shards, and gathered before use, where that costs least time.  A copy that forward and
+    backward need is kept, or made twice.  `NoLayoutFits` says how many bytes a device needs at least.
 
     ``ValueError`` for a program with symbols or collectives; ``ModuleNotFoundError`` without SciPy.
     """
@@ -167,7 +173,7 @@ def auto_shard(
     ties = [*replaced, *ties]
     within = None
     if time_limit != inf and is_large(function, mesh, blocks):
-        within = _near(function, mesh, machine, priced_dtype=priced_dtype, blocks=blocks, ties=ties,
+        within = _candidates(function, mesh, machine, priced_dtype=priced_dtype, blocks=blocks, ties=ties,
                        limit_bytes=limit_bytes, time_limit=time_limit)
     problem = problem_of(
         function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=ties, within=within)
@@ -202,17 +208,17 @@ def laid_within(
                 "inside of changes of layout", (error.least_bytes or 0) + left) from None
 
 
-def _near(
+def _candidates(
     function: Function, mesh: Mesh, hardware: Hardware, *, time_limit: float | None, **options: Any
-) -> Within | None:
-    """What is chosen where the axes of the mesh are joined into two; None if given layouts cannot be joined so."""
-    found = []
-    for groups in joinings(mesh):
-        given = over_joined(function, groups)
+) -> Candidates | None:
+    """The choices of the two-axis versions of a mesh; None if the given layouts fit none of them."""
+    solved = []
+    for groups in groupings(mesh):
+        given = over_merged(function, groups)
         if given is not None:
-            each = auto_shard(given, joined(mesh, groups), hardware, time_limit=time_limit, **options)
-            found.append((groups, each.problem, each.choice.ways, each.choice.lies))
-    return near(mesh, found) if found else None
+            each = auto_shard(given, merged(mesh, groups), hardware, time_limit=time_limit, **options)
+            solved.append((groups, each.problem, each.choice))
+    return candidates_near(mesh, solved) if solved else None
 
 
 def replaced_by(function: Function) -> tuple[str, ...]:
@@ -234,42 +240,64 @@ def peak_bytes(function: Function, mesh: Mesh) -> int:
 
 
 def laid_out_by(problem: Problem, choice: Choice) -> Function:
-    """The program of a choice."""
-    function = problem.function
-    ways: dict[int, OpSharding] = {
-        at: each.shardings[way] for each, way in zip(problem.ops, choice.ways, strict=True) for at in each.ops}
-    lies = {name: each.layouts[at] for each, at in zip(problem.values, choice.lies, strict=True) for name in each.names}
-    taken = {value.name for value in function.values}
-    whole = {value.name: Value(value.name, value.type, lies[value.name]) for value in function.values}
-    class_of = {name: number for number, each in enumerate(problem.values) for name in each.names}
-    copies: dict[tuple[str, TensorSharding, int], Value] = {}
-    ops: list[Op] = []
+    """The program of a choice: every value has a layout, and every change of layout is a ``reshard`` op."""
+    written = _Written(problem, choice)
+    for op, number in zip(problem.function.ops, problem.class_of_op, strict=True):
+        written.add(op, problem.ops[number].shardings[choice.sharding_of[number]], problem.phases[number])
+    return written.function()
 
-    def resharded(before: Value, after: Value, region: str | None) -> None:
-        assert after.layout is not None
-        ops.append(Op("reshard", (before,), (("layout", layout_text(after.layout)),), (after,), region))
 
-    def laid(value: Value, layout: TensorSharding, phase: int, region: str | None) -> Value:
-        if layout == whole[value.name].layout:
-            return whole[value.name]
-        number = class_of[value.name]
-        key = value.name, layout, made_in(phase, number, problem.values[number].needed.index(layout), choice.kept)
-        if key not in copies:
-            copies[key] = Value(free_name(f"{value.name}.laid", taken), value.type, layout)
-            resharded(whole[value.name], copies[key], region)
-        return copies[key]
+class _Written:
+    """The program of a choice, written op by op."""
 
-    for at, op in enumerate(function.ops):
-        way, phase = ways[at], problem.phases[problem.class_of_op[at]]
-        inputs = tuple(laid(value, layout, phase, op.region)
-                       for value, layout in zip(op.inputs, way.inputs, strict=True))
-        made = tuple(
-            whole[value.name] if lies[value.name] == layout
-            else Value(free_name(f"{value.name}.made", taken), value.type, layout)
-            for value, layout in zip(op.outputs, way.outputs, strict=True))
-        ops.append(op.with_values(inputs, made))
+    def __init__(self, problem: Problem, choice: Choice) -> None:
+        self.problem, self.choice = problem, choice
+        self.class_of: dict[str, int] = {}
+        layouts: dict[str, TensorSharding] = {}
+        for number, (each, layout) in enumerate(zip(problem.values, choice.layout_of, strict=True)):
+            self.class_of |= dict.fromkeys(each.names, number)
+            layouts |= dict.fromkeys(each.names, each.layouts[layout])
+        self.values = {value.name: Value(value.name, value.type, layouts[value.name])
+                       for value in problem.function.values}
+        self.taken = {*self.values}
+        self.copies: dict[tuple[str, TensorSharding, int], Value] = {}
+        self.ops: list[Op] = []
+
+    def add(self, op: Op, sharding: OpSharding, phase: int) -> None:
+        """Adds an op, after the copies that it needs, and before the changes of what it makes."""
+        inputs = tuple(self._needed(value, layout, phase, op.region)
+                       for value, layout in zip(op.inputs, sharding.inputs, strict=True))
+        made = tuple(self._made(value, layout) for value, layout in zip(op.outputs, sharding.outputs, strict=True))
+        self.ops.append(op.with_values(inputs, made))
         for value, output in zip(op.outputs, made, strict=True):
             if output.name != value.name:
-                resharded(output, whole[value.name], op.region)
-    return replace(function, inputs=tuple(whole[value.name] for value in function.inputs), ops=tuple(ops),
-                   outputs=tuple(whole[value.name] for value in function.outputs))
+                self._reshard(output, self.values[value.name], op.region)
+
+    def _needed(self, value: Value, layout: TensorSharding, phase: int, region: str | None) -> Value:
+        """The value in the layout that an op needs: itself, or the copy of the phase."""
+        own = self.values[value.name]
+        if layout == own.layout:
+            return own
+        number = self.class_of[value.name]
+        needed = self.problem.values[number].needed.index(layout)
+        key = value.name, layout, made_in(phase, number, needed, self.choice.kept)
+        if key not in self.copies:
+            self.copies[key] = Value(free_name(f"{value.name}.laid", self.taken), value.type, layout)
+            self._reshard(own, self.copies[key], region)
+        return self.copies[key]
+
+    def _made(self, value: Value, layout: TensorSharding) -> Value:
+        """The value as its op makes it: itself, or another one that is then resharded."""
+        own = self.values[value.name]
+        if layout == own.layout:
+            return own
+        return Value(free_name(f"{value.name}.made", self.taken), value.type, layout)
+
+    def _reshard(self, before: Value, after: Value, region: str | None) -> None:
+        self.ops.append(replace(reshard_op(before, after), region=region))
+
+    def function(self) -> Function:
+        """The program, once all ops are added."""
+        of = self.problem.function
+        return replace(of, inputs=tuple(self.values[value.name] for value in of.inputs), ops=tuple(self.ops),
+                       outputs=tuple(self.values[value.name] for value in of.outputs))

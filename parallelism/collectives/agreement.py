@@ -1,6 +1,7 @@
 """Checks that the members of a group call the same collective, and raises an error that shows the difference."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,11 @@ def check_declared(
 ) -> None:
     """`CollectiveMismatchError` if a message is not what its irecv declared; None declares nothing."""
     array = np.asarray(value)
-    wrong = [
-        f"{what} {declared} was declared, {came} came"
-        for what, declared, came in (
-            ("shape", None if shape is None else list(shape), list(array.shape)), ("dtype", dtype, array.dtype))
-        if declared is not None and declared != came
-    ]
+    wrong = []
+    if shape is not None and list(shape) != list(array.shape):
+        wrong.append(f"shape {list(shape)} was declared, {list(array.shape)} came")
+    if dtype is not None and dtype != array.dtype:
+        wrong.append(f"dtype {dtype} was declared, {array.dtype} came")
     if wrong:
         raise CollectiveMismatchError(
             f"irecv of {ranks_in_words([rank])} from {ranks_in_words([peer])}: {'; '.join(wrong)}", ranks=(rank, peer),
@@ -65,7 +65,7 @@ def _mismatch(
     texts = {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}
     by_frequency = sorted(keys_by_value(texts).values(), key=len, reverse=True)
     is_tied = len(by_frequency) > 1 and len(by_frequency[0]) == len(by_frequency[1])
-    odd = [rank for group in by_frequency[0 if is_tied else 1 :] for rank in group]
+    odd = chain(*(by_frequency if is_tied else by_frequency[1:]))
     return CollectiveMismatchError(
         f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import KINDS, kind_of
-from parallelism.arrays import refuse_masked
+from parallelism.arrays import Array, refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
 from parallelism.collectives.results import integer, integers
 from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
@@ -22,8 +22,6 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Device, Groups
 from parallelism.operation.trees import leaves, rebuild
 from parallelism.spelling import parameters_of, unexpected_keyword
-
-Array = npt.NDArray[Any]
 
 SCALARS = frozenset({bool, int, float, complex}) | {
     kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}

@@ -25,13 +25,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, Algorithm, Transfer, kind_of
+from parallelism.arrays import Array
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
-Array = NDArray[Any]
 Held = dict[int, Array]
 
 
@@ -141,7 +140,9 @@ def sources_held(algorithm: Algorithm, position: int, held: Mapping[int, Array])
     """The arrays, or blocks of them, that the result at ``position`` is made of, in group order."""
     kind, size = kind_of(algorithm.collective), algorithm.size
     sources = kind.sources_of(position, size, algorithm.root, algorithm.pairs)
-    return [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
+    if kind.unit == BLOCKS_OF_ALL:
+        sources = tuple(source * size + position for source in sources)
+    return [held[chunk] for chunk in sources]
 
 
 def chunk_nbytes(

@@ -18,17 +18,16 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, MPI, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.direct import DIRECT
+from parallelism.arrays import Ints
 from parallelism.collectives.buffers import all_to_all_nbytes, block_nbytes, chunk_nbytes
 from parallelism.events import Event
 from parallelism.mesh import split_sizes
 
 Shape = tuple[int, ...]
-Ints = NDArray[np.int64]
 
 ARRAY = b""
 SCALAR = b"scalar"

@@ -18,17 +18,16 @@ from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from parallelism.algorithms import Algorithm, ClosedForm, CollectiveKind, closed_form, kind_of
 from parallelism.algorithms.algorithms import algorithm as find_algorithm
+from parallelism.arrays import Array
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.explanation_text import text
-from parallelism.collectives.results import reduction
+from parallelism.collectives.results import Reduction, reduction
 from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +86,11 @@ class Explanation(Sequence[ExplainedStep]):
     @property
     def bytes_sent(self) -> tuple[int, ...]:
         """Bytes sent in all, by rank."""
-        messages = [message for step in self.steps for message in step.messages]
-        return tuple(sum(each.nbytes for each in messages if each.source == rank) for rank in range(len(self.inputs)))
+        sent = [0] * len(self.inputs)
+        for step in self.steps:
+            for message in step.messages:
+                sent[message.source] += message.nbytes
+        return tuple(sent)
 
     @overload
     def __getitem__(self, index: int) -> ExplainedStep: ...
@@ -161,36 +163,52 @@ def explain(
         arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
     sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
-    combine = None if rule is None else rule.combine
-    held = [
+    start = tuple(
         _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank])) for rank in range(size)
-    ]
-    start, steps, received = tuple(held), [], [0] * size
+    )
+    steps = played(plan, start, rule)
+    results = _results(plan, steps[-1].held if steps else start, arrays, joined, rule)
+    name = "" if rule is None else rule.name
+    pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
+    title = kind.title.format(op=name, root=plan.root, cut=cut, joined=joined, pairs=pairs_in_words)
+    return Explanation(
+        plan, title, name, tuple(arrays), start, steps, results, _buffer_nbytes(kind, arrays),
+        closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
+    )
+
+
+def played(
+    plan: Algorithm, start: Sequence[Mapping[int, Array]], rule: Reduction | None
+) -> tuple[ExplainedStep, ...]:
+    """The steps of an algorithm, from what each rank holds at the start."""
+    combine = None if rule is None else rule.combine
+    held, steps, received = list(start), [], [0] * plan.size
     for number, step in enumerate(plan.steps, 1):
         messages = tuple(
             Sent(t.source, t.target, t.chunks, tuple(chunks.outgoing(held[t.source], t)), t.reduce) for t in step
         )
-        for rank in range(size):
+        for rank in range(plan.size):
             mine = [m for m in messages if m.target == rank]
             arriving = [chunks.Message(m.source, m.chunks, m.arrays, m.reduce) for m in mine]
             held[rank] = _all_frozen(chunks.arrive(held[rank], arriving, rank, combine))
             received[rank] += sum(m.nbytes for m in mine)
         steps.append(ExplainedStep(number, messages, tuple(held), tuple(received)))
+    return tuple(steps)
 
+
+def _results(
+    plan: Algorithm, held: Sequence[Mapping[int, Array]], arrays: Sequence[Array | None], dim: int,
+    rule: Reduction | None,
+) -> tuple[Any, ...]:
+    """The result of each rank, from what it holds after the last step."""
     results = []
-    for rank in range(size):
-        result = chunks.finish(plan, rank, held[rank], arrays[rank], dim=joined)
+    for rank in range(plan.size):
+        result = chunks.finish(plan, rank, held[rank], arrays[rank], dim=dim)
         if rule is not None and result is not None:
             result = result.copy()
-            rule.finish(result, size)
+            rule.finish(result, plan.size)
         results.append(_frozen(result) if isinstance(result, np.ndarray) else result)
-    name = "" if rule is None else rule.name
-    pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
-    title = kind.title.format(op=name, root=plan.root, cut=cut, joined=joined, pairs=pairs_in_words)
-    return Explanation(
-        plan, title, name, tuple(arrays), start, tuple(steps), tuple(results),
-        _buffer_nbytes(kind, arrays), closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
-    )
+    return tuple(results)
 
 
 def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> list[Array | None]:
@@ -226,8 +244,10 @@ def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> l
 
 def _fixed(array: Array, free: int | None) -> tuple[int | None, ...]:
     """The shape, without the extent that ranks may choose."""
-    chosen = () if free is None else (free, free + array.ndim)
-    return tuple(None if dim in chosen else extent for dim, extent in enumerate(array.shape))
+    extents: list[int | None] = list(array.shape)
+    if free is not None and -array.ndim <= free < array.ndim:
+        extents[free] = None
+    return tuple(extents)
 
 
 def _sizes_by_rank(sizes: Any, size: int) -> list[Sequence[int] | None]:

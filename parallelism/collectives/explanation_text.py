@@ -11,10 +11,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import BLOCKS_OF_ALL, PIECES, kind_of
+from parallelism.arrays import Array
 from parallelism.display import WIDTH
+from parallelism.display.quantities import plural
 
 if TYPE_CHECKING:
     from parallelism.collectives.explanation import ExplainedStep, Explanation, Sent
@@ -23,7 +24,6 @@ _INDENT = " " * 9
 _MANY = 24
 """Messages of one step, and ranks, that are printed; the explanation has them all."""
 
-Array = NDArray[Any]
 Rows = Sequence[Mapping[int, Array]]
 
 
@@ -36,14 +36,19 @@ def text(explanation: Explanation) -> str:
         lines += ["", *_messages(explanation, step), *_table(explanation, step.held, before)]
         if any(step.bytes_received):
             lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
-    results = list(enumerate(explanation.results)) if explanation.algorithm.chunks else []
-    lines += ["", "result"] if results else []
-    lines += [
-        f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12)
-        for rank, result in _some(results, "ranks")
-    ]
-    lines += ["", *(line for words in account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
-    return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in map(str.rstrip, lines))
+    if explanation.algorithm.chunks:
+        lines += ["", "result"]
+        for rank, result in _some(list(enumerate(explanation.results)), "ranks"):
+            lines.append(_row(explanation, rank) + (result if rank == "..." else values(result, 12)))
+    lines.append("")
+    for words in account(explanation):
+        lines += _wrapped(words.split(" "), " ", "")
+    return "\n".join(map(_clipped, lines))
+
+
+def _clipped(line: str) -> str:
+    line = line.rstrip()
+    return line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..."
 
 
 def with_before(explanation: Explanation) -> Iterator[tuple[ExplainedStep, Rows]]:
@@ -87,10 +92,9 @@ def _extents(array: Array) -> str:
 
 def heading(explanation: Explanation) -> str:
     plan = explanation.algorithm
-    ranks = "1 rank" if plan.size == 1 else f"{plan.size} ranks"
-    steps = "1 step" if len(explanation) == 1 else f"{len(explanation)} steps"
     order = f" Combined {plan.order}." if plan.order else ""
-    return f"{plan.collective}, {plan.name}, over {ranks}: {explanation.title}. {steps}.{order}"
+    return (f"{plan.collective}, {plan.name}, over {plural(plan.size, 'rank')}: {explanation.title}. "
+            f"{plural(len(explanation), 'step')}.{order}")
 
 
 def label(explanation: Explanation, chunk: int) -> str:
@@ -139,19 +143,18 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
                 heads = [head.split()[-1] for head in heads]
             widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
             if len(_INDENT) + sum(widths) + 3 * (len(widths) - 1) <= WIDTH:
-                head = caption.ljust(len(_INDENT)) + _in_columns(heads, widths, "   ")
-                return [head, *(
-                    _INDENT + row if rank == "..." else
-                    _row(explanation, rank) + _in_columns(cells[rank], widths, " | ")
-                    for rank, row in rows
-                )]
+                lines = [caption.ljust(len(_INDENT)) + _in_columns(heads, widths, "   ")]
+                for rank, row in rows:
+                    shown = row if rank == "..." else _in_columns(cells[rank], widths, " | ")
+                    lines.append(_row(explanation, rank) + shown)
+                return lines
     lines = [caption] if caption else []
     for rank, row in rows:
         if rank == "...":
-            lines.append(f"{_INDENT}{row}")
+            lines.append(_row(explanation, rank) + row)
             continue
-        shown = [f"{label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
-        wrapped = _wrapped(shown or ["."], " | ", _INDENT)
+        pieces = [f"{label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
+        wrapped = _wrapped(pieces or ["."], " | ", _INDENT)
         lines += [_row(explanation, rank) + wrapped[0].lstrip(), *wrapped[1:]]
     return lines
 
@@ -173,7 +176,10 @@ def changed(held: Rows, before: Rows | None, rank: int, chunk: int) -> bool:
     return was is None or not (was.shape == now.shape and was.tobytes() == now.tobytes())
 
 
-def _row(explanation: Explanation, rank: int) -> str:
+def _row(explanation: Explanation, rank: int | str) -> str:
+    """The beginning of a rank's line; of ``...``, a line of other words, the indentation alone."""
+    if rank == "...":
+        return _INDENT
     return f"rank {rank}".ljust(len(_INDENT) - 2) + "| " if explanation.algorithm.size <= 100 else f"rank {rank}| "
 
 
@@ -194,10 +200,14 @@ def account(explanation: Explanation) -> list[str]:
 def _by_rank(numbers: Sequence[float], what: str) -> list[str]:
     """``24 bytes received, 6 by each rank``, or the numbers of all ranks where they differ."""
     total = f"{sum(numbers):g}" if any(isinstance(n, float) for n in numbers) else str(sum(numbers))
-    each = [f"{n:g}" if isinstance(n, float) else str(n) for n in numbers]
+    each = list(map(_plain, numbers))
     if len(set(each)) == 1:
         return f"{total} {what}, {each[0]} by each rank".split(" ")
     return [*f"{total} {what}, by rank:".split(" "), *each[:_MANY], *(["..."] if len(each) > _MANY else [])]
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
 
 
 def _some(items: list[tuple[int, Any]], what: str) -> list[tuple[Any, Any]]:

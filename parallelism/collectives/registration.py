@@ -38,6 +38,7 @@ from parallelism.algorithms.patterns import Stage, each_phase
 from parallelism.algorithms.registry import refuse
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.call import MemberCall, payload_bytes
+from parallelism.collectives.explanation import played
 from parallelism.collectives.results import reduction, result_of
 
 SIZES = (2, 3, 4, 5, 8)
@@ -160,12 +161,12 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
                     (any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
                      f"a message carries chunks {each.chunks} of {plan.chunks}"),
                     (each.reduce and not kind.reduces, "a message reduces, and the kind does not"))
-        by_steps = [[Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
-                    for count in (plan.bytes_sent, plan.bytes_received)]
+        for verb, by_form, count in (("sent", sent, plan.bytes_sent), ("received", received, plan.bytes_received)):
+            by_steps = [Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
+            refuse(what, (by_form != by_steps,
+                          f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(by_steps)}"))
         refuse(
             what,
-            *((by_form != steps, f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(steps)}")
-              for verb, by_form, steps in zip(("sent", "received"), (sent, received), by_steps, strict=True)),
             (cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
              f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
              f"{plan.messages_sent()}"))
@@ -173,11 +174,11 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
     if record.phases is not None:
         priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
         for phase in each_phase(record.phases(g, root, pairs)):
-            times = 1 if phase.piped else phase.times
-            ends_and_parts = (phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist())
-            for source, target, parts in zip(*ends_and_parts, strict=True):
-                priced_sent[source] += Fraction(times * parts, phase.whole)
-                priced_received[target] += Fraction(times * parts, phase.whole)
+            messages = phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist()
+            for source, target, parts in zip(*messages, strict=True):
+                moved = Fraction(phase.sendings * parts, phase.whole)
+                priced_sent[source] += moved
+                priced_received[target] += moved
         refuse(what, ((priced_sent, priced_received) != (sent, received),
                       f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}"))
 
@@ -187,23 +188,16 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
     g, root = plan.size, plan.root
     shape = (2 * g, g)
     inputs = [np.arange(2 * g * g).reshape(shape) * (p + 1) + p for p in range(g)]
-    given = [inputs[p] if kind.is_given_by(p, root) else None for p in range(g)]
-    calls = [
-        MemberCall(kind.name, None if x is None else x.dtype, None if x is None else x.shape, root=root,
-                   pairs=plan.pairs if kind.paired else None, sizes=(2,) * g if kind.cuts else ())
-        for x in given
-    ]
     rule = reduction("sum", inputs[0].dtype) if kind.reduces else None
-    held = [chunks.start(plan, p, given[p]) for p in range(g)]
-    for step in plan.steps:
-        messages = [(each, chunks.outgoing(held[each.source], each)) for each in step]
-        held = [
-            chunks.arrive(
-                held[p], [chunks.Message(each.source, each.chunks, arrays, each.reduce)
-                          for each, arrays in messages if each.target == p],
-                p, rule.combine if rule else None)
-            for p in range(g)
-        ]
+    pairs, sizes = plan.pairs if kind.paired else None, (2,) * g if kind.cuts else ()
+    calls, start = [], []
+    for p, x in enumerate(inputs):
+        is_given = kind.is_given_by(p, root)
+        dtype, extents = (x.dtype, x.shape) if is_given else (None, None)
+        calls.append(MemberCall(kind.name, dtype, extents, root=root, pairs=pairs, sizes=sizes))
+        start.append(chunks.start(plan, p, x if is_given else None))
+    steps = played(plan, start, rule)
+    held = steps[-1].held if steps else start
     for p in range(g):
         result, expected = chunks.finish(plan, p, held[p], inputs[p], shape=shape), result_of(calls, p, inputs, rule)
         if kind.lists:

@@ -6,16 +6,14 @@ from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import kind_of
+from parallelism.arrays import Array
 from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
 from parallelism.dtypes import is_integer, is_numeric
 from parallelism.operation import ReduceOp
 from parallelism.spelling import did_you_mean
-
-Array = NDArray[Any]
 
 
 def call_fields(

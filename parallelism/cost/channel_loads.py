@@ -4,12 +4,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import distinct
-from parallelism.hardware import Channel, Ints
-
-Floats = npt.NDArray[np.float64]
+from parallelism.arrays import Floats, Ints, distinct
+from parallelism.hardware import Channel
 
 
 class ChannelLoads(Mapping[Channel, float]):
@@ -30,8 +27,11 @@ class ChannelLoads(Mapping[Channel, float]):
         by_level: dict[tuple[int, int], list[tuple[int, float]]] = {}
         for (level, fault, number), load in sorted(loads.items()):
             by_level.setdefault((level, fault), []).append((number, load))
-        return cls({key: (np.array([number for number, _ in each]), np.array([load for _, load in each]))
-                    for key, each in by_level.items()})
+        arrays = {}
+        for key, each in by_level.items():
+            numbers, own = zip(*each, strict=True)
+            arrays[key] = np.array(numbers), np.array(own)
+        return cls(arrays)
 
     @cached_property
     def _all(self) -> dict[Channel, float]:

@@ -9,11 +9,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.hardware import Hardware
-
-Ints = npt.NDArray[np.int64]
 
 
 def places_of(hardware: Hardware, ranks: Ints) -> Ints:

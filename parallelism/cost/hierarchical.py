@@ -47,14 +47,17 @@ def seconds_in_parts(
     """The seconds of all parts of a collective.  If the place of the root differs between groups, the first counts."""
     roots = {INSIDE: 0, ACROSS: 0}
     if kind_of(collective).rooted:
-        across = tuple(group for group in across if {ranks[root] for ranks in groups} & set(group))
+        all_roots = {ranks[root] for ranks in groups}
+        across = tuple(group for group in across if not all_roots.isdisjoint(group))
         first = groups[0][root]
         for where, parts in ((INSIDE, inside), (ACROSS, across)):
             roots[where] = next(group for group in parts if first in group).index(first)
-    return sum(
-        price(part, nbytes / len(inside[0]) if is_shard else nbytes, inside if where == INSIDE else across,
-              roots[where])[0]
-        for part, where, is_shard in PARTS[collective])
+    total = 0.0
+    for part, where, is_shard in PARTS[collective]:
+        size = nbytes / len(inside[0]) if is_shard else nbytes
+        seconds, _ = price(part, size, inside if where == INSIDE else across, roots[where])
+        total += seconds
+    return total
 
 
 def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | None:

@@ -16,9 +16,9 @@ class Line(NamedTuple):
     load: int
     per_second: float
     link: Link | None = None
-    """Where that changes with what each member has."""
+    """The link, if its latency and rate depend on what each member has."""
     share: float = 1.0
-    """That, of S."""
+    """The part of S that each member has."""
 
     def seconds(self, nbytes: float) -> float:
         """The seconds for a buffer of ``nbytes``."""
@@ -56,7 +56,7 @@ class Falling(NamedTuple):
     """Phases that differ in their parts alone, one for each part."""
 
     of_one: Term
-    """That of a part of 1."""
+    """The phase whose part is 1."""
     parts: Sequence[int]
 
     def seconds(self, times: int, nbytes: float) -> float:

@@ -11,16 +11,16 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase, Phases
 from parallelism.algorithms.patterns import Rule, each_phase
+from parallelism.arrays import Array, Bools, Floats, Ints
 from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.cost.port_costs import many_lines, terms_by_rule
-from parallelism.hardware import Hardware, Ints
+from parallelism.cost.port_costs import line_of, many_lines, messages_of, terms_by_rule
+from parallelism.hardware import Hardware
 
 MOST_PATTERNS = 2**15
 """The most patterns of messages that are kept for a hardware."""
@@ -34,11 +34,11 @@ one makes there, the most of them that come together on a channel, and over how 
 
 
 Seen = dict[tuple[int, int], tuple[Phase, tuple[tuple[int, int, int, int], ...]]]
-"""The same by the identity of the two arrays, which a phase keeps alive: many phases share them."""
+"""The patterns by the identity of the two arrays, which a phase keeps alive: many phases share them."""
 
 
-ByLevel = dict[tuple[int, int], tuple[Ints, NDArray[np.float64]]]
-"""That of `ChannelLoads`."""
+ByLevel = dict[tuple[int, int], tuple[Ints, Floats]]
+"""The loads of channels as `ChannelLoads.by_level` has them."""
 
 
 @lru_cache(maxsize=8)
@@ -118,10 +118,10 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLo
             link.shape in ("switch", "memory") for link in hardware.links):
         return _spread(hardware, _loads_of_switches(hardware, made, groups), groups)
     ranks, places = _ranks_and_places(hardware, groups)
-    by_level: dict[int, list[tuple[Ints, NDArray[Any]]]] = {}
+    by_level: dict[int, list[tuple[Ints, Array]]] = {}
     slowed: dict[tuple[int, int], float] = {}
     for phase in made:
-        times = (1 if phase.piped else phase.times) / phase.whole
+        times = phase.sendings / phase.whole
         for used in _used(hardware, phase, ranks, places):
             if not hardware.links[used.level].shared:
                 continue
@@ -149,17 +149,16 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
     if not made:
         return found
     lengths = np.array([len(phase.sources) for phase in made]) * len(groups)
-    here, there = (np.concatenate([places[:, phase[i]].ravel() for phase in made]) for i in (1, 2))
+    here = np.concatenate([places[:, phase.sources].ravel() for phase in made])
+    there = np.concatenate([places[:, phase.targets].ravel() for phase in made])
     parts = np.concatenate([np.tile(phase.parts, len(groups)) for phase in made])
-    times = np.array([(1 if phase.piped else phase.times) / phase.whole for phase in made])
+    times = np.array([phase.sendings / phase.whole for phase in made])
     number = np.repeat(np.arange(len(made)), lengths)
     for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        apart = here // inside != there // inside
-        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        met = _met(hardware, level, here, there)
         if not link.shared or not len(met):
             continue
-        _, message, channel = link.uses(inside, here[met], there[met])
+        _, message, channel = link.uses(hardware.inside(level), here[met], there[met])
         first = int(channel.min())
         width = int(channel.max()) - first + 1
         sums, crossed = np.zeros(width), np.zeros(width, np.bool_)
@@ -180,7 +179,7 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
 
 
 def _ranks_and_places(hardware: Hardware, groups: Groups) -> tuple[Ints, Ints]:
-    """Of each member of each group."""
+    """The rank and the place of each member of each group: two arrays ``[group, position]``."""
     ranks = np.array(groups, np.int64)
     return ranks, places_of(hardware, ranks)
 
@@ -191,11 +190,11 @@ class _Used(NamedTuple):
     level: int
     distance: Ints
     parts: Ints
-    """Of each message."""
+    """The part that each message carries."""
     channels: Ints
-    loads: NDArray[Any]
+    loads: Array
     """The parts that come together on each channel."""
-    slowed: list[NDArray[np.bool_]]
+    slowed: list[Bools]
     """By fault, the messages that it concerns."""
 
 
@@ -207,14 +206,19 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
         for fault in hardware.faults
     ]
     for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        apart = here // inside != there // inside
-        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        met = _met(hardware, level, here, there)
         if len(met):
-            distance, message, channel = link.uses(inside, here[met], there[met])
+            distance, message, channel = link.uses(hardware.inside(level), here[met], there[met])
             channels, place = np.unique(channel, return_inverse=True)
             loads = np.bincount(place, weights=parts[met][message])
             yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
+
+
+def _met(hardware: Hardware, level: int, here: Ints, there: Ints) -> Ints:
+    """The numbers of the messages whose ends meet at a level."""
+    inside = hardware.inside(level)
+    outside = inside * hardware.links[level].units
+    return np.flatnonzero((here // inside != there // inside) & (here // outside == there // outside))
 
 
 def _lines_of(
@@ -240,12 +244,8 @@ def _lines_of(
             found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
         seen[ends] = phase, found
     part = int(parts[0])
-    lines = []
-    for level, hops, count, ports in found:
-        link = hardware.links[level]
-        line = Line(hops * link.latency_seconds, count * part, phase.whole * link.bytes_per_second * ports)
-        lines.append(with_pieces(line, link, share))
-    return tuple(lines)
+    return tuple(line_of(hardware, level, count * part, phase.whole, ports, share, hops)
+                 for level, hops, count, ports in found)
 
 
 def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int, int]]:
@@ -300,9 +300,8 @@ def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
 
 def _at_once(made: Phases) -> Phase:
     """Several phases as one."""
-    sources, targets, parts = (np.concatenate([phase[i] for phase in made]) for i in (1, 2, 3))
-    return Phase(1, sources, targets, parts, made[0].whole)
+    return Phase(1, *messages_of(made), made[0].whole)
 
 
-def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:
+def _among(ranks: Ints, end: int | None) -> Bools:
     return np.full(ranks.shape, True) if end is None else ranks == end

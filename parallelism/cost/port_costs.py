@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from parallelism.algorithms import Phase
 from parallelism.algorithms.patterns import Around, OneByOne, Rule, Swap, Turns, around
+from parallelism.arrays import Bools, Ints
 from parallelism.cost.group_shapes import Blocks, places_of, unit_of_member
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.hardware import Hardware, Ints
+from parallelism.hardware import Hardware
 
 MOST_IN_TURNS = 4096
 """Turns in larger groups that are not regular are looked at phase by phase: there are as many messages as pairs."""
@@ -50,48 +51,61 @@ def terms_by_rule(
         term = Term(lines)
         return [(Falling(term, rule.parts) if several else term, rule.times)]
     if isinstance(rule, Swap) and blocks is not None:
-        crossing = [inner if inner <= rule.distance < outer else 0 for inner, outer in blocks.units()]
+        crossing = [inner * (inner <= rule.distance < outer) for inner, outer in blocks.units()]
         return [(Term(_lines(hardware, blocks, crossing, rule.part, rule.whole, share)), 1)]
     return None
 
 
-def _line(hardware: Hardware, level: int, load: int, whole: int, ports: int, share: float) -> Line:
+def line_of(
+    hardware: Hardware, level: int, load: int, whole: int, ports: int, share: float, hops: int = 1
+) -> Line:
+    """The line of ``load`` parts of S over ``whole``, over so many ports of a level."""
     link = hardware.links[level]
-    return with_pieces(Line(link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share)
+    return with_pieces(Line(hops * link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share)
 
 
 def _lines(
     hardware: Hardware, blocks: Blocks, crossing: Sequence[int], part: int, whole: int, share: float
 ) -> tuple[Line, ...]:
     """The lines of messages of equal parts, of which by level so many leave the busiest unit."""
-    return tuple(
-        _line(hardware, level, count * part, whole, blocks.inside[level], share) if hardware.links[level].striped
-        else _line(hardware, level, part, whole, 1, share)
-        for level, count in enumerate(crossing) if count)
+    lines = []
+    for level, count in enumerate(crossing):
+        if count:
+            load, ports = (count * part, blocks.inside[level]) if hardware.links[level].striped else (part, 1)
+            lines.append(line_of(hardware, level, load, whole, ports, share))
+    return tuple(lines)
 
 
 def _crossing_around(blocks: Blocks, distance: int) -> list[int]:
     """By level, how many messages leave the busiest unit if every member sends one over a distance around the group."""
     nearest = min(distance, blocks.size - distance)
-    return [min(inner, nearest, outer - nearest) if inner < outer and nearest < outer else 0
-            for inner, outer in blocks.units()]
+    crossing = []
+    for inner, outer in blocks.units():
+        crosses = inner < outer and nearest < outer
+        crossing.append(min(inner, nearest, outer - nearest) if crosses else 0)
+    return crossing
 
 
 def _turns_of_blocks(hardware: Hardware, turns: Turns, blocks: Blocks, share: float) -> Terms:
     """Every member sends one message in each phase, and receives one."""
-    lines = [_line(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))]
-    return [(Term(tuple(lines[level] for level in blocks.levels(first))), end - first)
-            for first, end in blocks.distances()]
+    lines = [line_of(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))]
+    terms: Terms = []
+    for first, end in blocks.distances():
+        terms.append((Term(tuple(lines[level] for level in blocks.levels(first))), end - first))
+    return terms
 
 
 def _turns(hardware: Hardware, turns: Turns, group: tuple[int, ...], share: float) -> Terms:
-    """The same in a group that is not regular."""
+    """The terms of all turns in a group that is not regular."""
     units = tuple((hardware.inside(level), hardware.inside(level) * link.units, link.striped)
                   for level, link in enumerate(hardware.links))
-    return [
-        (Term(tuple(_line(hardware, level, count * turns.part, turns.whole, ports, share)
-                    for level, (count, ports) in enumerate(zip(row[::2], row[1::2], strict=True)) if count)), times)
-        for row, times in _met_in_turns(units, hardware.placement, group)]
+    terms: Terms = []
+    for row, times in _met_in_turns(units, hardware.placement, group):
+        by_level = enumerate(zip(row[::2], row[1::2], strict=True))
+        lines = tuple(line_of(hardware, level, count * turns.part, turns.whole, ports, share)
+                      for level, (count, ports) in by_level if count)
+        terms.append((Term(lines), times))
+    return terms
 
 
 @lru_cache(maxsize=16)
@@ -150,7 +164,7 @@ def _one_by_one(hardware: Hardware, rule: OneByOne, group: tuple[int, ...], shar
             fewest = np.minimum(*(ports[of_member[ends[met]]] for ends in (rule.sources, rule.targets)))
             each, first, times = np.unique(fewest, return_index=True, return_counts=True)
             over = dict(zip(each.tolist(), zip(met[first].tolist(), times.tolist(), strict=True), strict=True))
-        found += [(first, Term((_line(hardware, level, 1, rule.whole, ports, share),)), times)
+        found += [(first, Term((line_of(hardware, level, 1, rule.whole, ports, share),)), times)
                   for ports, (first, times) in over.items()]
     return [(term, times) for _, term, times in sorted(found, key=itemgetter(0))]
 
@@ -164,15 +178,19 @@ def many_lines(
     """
     lengths = np.array([len(phase.sources) for phase in made])
     number = np.repeat(np.arange(len(made)), lengths)
-    sources, targets, parts = (np.concatenate([phase[i] for phase in made]) for i in (1, 2, 3))
+    sources, targets, parts = messages_of(made)
     size = places.shape[1]
     alone = lengths > 0
     for ends in (sources, targets):
         alone &= np.bincount(number * size + ends, minlength=len(made) * size).reshape(-1, size).max(axis=1) < 2
     if not alone.all():
-        some = [phase for phase, each in zip(made, alone.tolist(), strict=True) if each]
-        looked = iter(many_lines(hardware, some, places, share) if some else ())
-        return [next(looked) if each else None for each in alone.tolist()]
+        priceable = np.flatnonzero(alone).tolist()
+        found: list[tuple[Line, ...] | None] = [None] * len(made)
+        if priceable:
+            lines_of = many_lines(hardware, [made[i] for i in priceable], places, share)
+            for i, own in zip(priceable, lines_of, strict=True):
+                found[i] = own
+        return found
     starts = np.cumsum(lengths) - lengths
     empty = np.maximum.reduceat(parts, starts) == 0
     parts = parts + empty[number]       # so that of messages without bytes, too, the unit with the most is found
@@ -192,12 +210,18 @@ def many_lines(
                                     crossing, len(made))
         loads = np.where(empty, 0, loads)
         for i, load, over in zip(used.tolist(), loads[used].tolist(), ports[used].tolist(), strict=True):
-            lines[i].append(_line(hardware, level, load, made[i].whole, over, share))
+            lines[i].append(line_of(hardware, level, load, made[i].whole, over, share))
     return [tuple(each) for each in lines]
 
 
+def messages_of(made: Sequence[Phase]) -> tuple[Ints, Ints, Ints]:
+    """The sources, targets and parts of the messages of all phases, one phase after the other."""
+    return (np.concatenate([phase.sources for phase in made]), np.concatenate([phase.targets for phase in made]),
+            np.concatenate([phase.parts for phase in made]))
+
+
 def _busiest(
-    of_member: Ints, number: Ints, sources: Ints, targets: Ints, parts: Ints, crossing: NDArray[np.bool_], count: int
+    of_member: Ints, number: Ints, sources: Ints, targets: Ints, parts: Ints, crossing: Bools, count: int
 ) -> tuple[Ints, Ints]:
     """By phase, the parts that cross the border of the busiest unit in one direction, and over how many ports."""
     ports = np.bincount(of_member.ravel())

@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 
 from parallelism.algorithms import Phase, Phases
-from parallelism.arrays import distinct
-from parallelism.hardware import Hardware, Ints
+from parallelism.arrays import Ints, distinct
+from parallelism.hardware import Hardware
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -57,8 +57,9 @@ def _reduce_scatter(grid: Ints) -> Iterator[Phase]:
         moving = []                             # of each part: the steps round its ring, to whom, how much
         for first in range(dims):
             through = [grid.shape[(first + earlier) % dims] for earlier in range(stage + 1)]
-            for way in (1, -1):
-                moving.append((through[-1] - 1, np.roll(grid, -way, (first + stage) % dims), size // prod(through)))
+            for direction in (1, -1):
+                to = np.roll(grid, -direction, (first + stage) % dims)
+                moving.append((through[-1] - 1, to, size // prod(through)))
         done = 0
         for steps in sorted({steps for steps, _, _ in moving}):
             still = [(to, part) for least, to, part in moving if least >= steps]

@@ -59,14 +59,21 @@ class Chart:
         y, last = self.y, -1e9
         self.add(f'<path d="M{self.margin:.1f} {y:.1f}h{self.width:.1f}" stroke="var(--line)"/>')
         for tick in ticks(self.span, max(2, int(self.width / 90))):
-            x, words = self.at(self.begin + tick), label(tick)
-            room = len(words) * LETTER
-            left = min(max(x - room / 2, 0), self.margin + self.width + 8 - room)
-            self.add(f'<path d="M{x:.1f} {y:.1f}v4" stroke="var(--quiet)"/>')
-            if left > last + 8:
-                self.text(left + room / 2, y + 17, words, anchor="middle", quiet=True)
-                last = left + room
+            last = self.tick(self.at(self.begin + tick), y, label(tick), last)
         self.y += 24
+
+    def tick(self, x: float, y: float, words: str, last: float) -> float:
+        """A tick of an axis at ``y``, with its words if those before, which end at ``last``, leave room.
+
+        Returns where the last words end now.
+        """
+        room = len(words) * LETTER
+        left = min(max(x - room / 2, 0), self.margin + self.width + 8 - room)
+        self.add(f'<path d="M{x:.1f} {y:.1f}v4" stroke="var(--quiet)"/>')
+        if left <= last + 8:
+            return last
+        self.text(left + room / 2, y + 17, words, anchor="middle", quiet=True)
+        return left + room
 
     def legend(self, entries: Sequence[tuple[str, str, str]]) -> None:
         """Swatches: fill, letter and meaning of each; they go on below where the line is full."""

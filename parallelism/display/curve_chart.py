@@ -46,8 +46,10 @@ def curves(
         if len(values) != len(xs) or not all(value > 0 and isfinite(value) for value in values):
             raise ValueError(
                 f"curve {name!r} needs {len(xs)} values above 0, one for each place; got {shortened(values)}")
-    rows = [(across, *series), *((place_text(x), *(value_text(values[i]) for values in series.values()))
-                                 for i, x in enumerate(xs))]
+    columns = [[across, *map(place_text, xs)]]
+    for name, values in series.items():
+        columns.append([name, *map(value_text, values)])
+    rows = list(zip(*columns, strict=True))
     return Drawing("\n".join([title, *in_columns(rows, 0)]), figure(
         wide(_svg(title, xs, series, across, up, place_text, value_text, ratio)), title=title))
 
@@ -74,13 +76,7 @@ def _svg(
         chart.text(margin - 5, y + 4, value_text(level), anchor="end", quiet=True)
     last = -inf
     for x in xs:
-        words, middle = place_text(x), at(x, levels[0])[0]
-        room = len(words) * LETTER
-        left = min(max(middle - room / 2, 0), margin + chart.width + 8 - room)
-        chart.add(f'<path d="M{middle:.1f} {floor_y:.1f}v4" stroke="var(--quiet)"/>')
-        if left > last + 8:
-            chart.text(left + room / 2, floor_y + 17, words, anchor="middle", quiet=True)
-            last = left + room
+        last = chart.tick(at(x, levels[0])[0], floor_y, place_text(x), last)
     chart.text(margin + chart.width, floor_y + 34, across, anchor="end", quiet=True)
     for number, (name, values) in enumerate(series.items()):
         points = [at(x, value) for x, value in zip(xs, values, strict=True)]

@@ -1,6 +1,8 @@
 """A picture as text and as HTML.  Long lines are folded, and large grids are cut to fit."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from parallelism.display.quantities import WIDTH
 
@@ -24,6 +26,14 @@ class Drawing:
 
     def _repr_html_(self) -> str:
         return self.html
+
+
+def picked(items: Sequence[Any], places: Iterable[int | None], gap: Any) -> list[Any]:
+    """The items at the places that `kept` gives; ``gap`` for None."""
+    found = []
+    for place in places:
+        found.append(gap if place is None else items[place])
+    return found
 
 
 def kept(count: int, most: int) -> list[int | None]:

@@ -115,9 +115,9 @@ def table(
 ) -> Markup:
     """A table that scrolls where it is wide.  The first ``left`` columns are flush left, others flush right."""
     def cells(tag: str, row: Sequence[Cell]) -> str:
-        return "".join(
-            f'<{tag} class="left">{text_of(cell)}</{tag}>' if place < left else f"<{tag}>{text_of(cell)}</{tag}>"
-            for place, cell in enumerate(row))
+        flush_left = [f'<{tag} class="left">{text_of(cell)}</{tag}>' for cell in row[:left]]
+        flush_right = [f"<{tag}>{text_of(cell)}</{tag}>" for cell in row[left:]]
+        return "".join(flush_left + flush_right)
 
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if heads else ""
@@ -140,7 +140,8 @@ def grid(
 
     A cell is its text, and the number of its colour, -1 for none; it is never smaller than its text.
     """
-    across, down = (sum(extent for _, extent in labels) or 1.0 for labels in (columns, rows))
+    across = sum(extent for _, extent in columns) or 1.0
+    down = sum(extent for _, extent in rows) or 1.0
     widths = " ".join(f"minmax(max-content,{width * extent / across:.0f}px)" for _, extent in columns)
     heights = " ".join(f"minmax(max-content,{height * extent / down:.0f}px)" for _, extent in rows)
     parts = ['<div class="head"></div>', *(f'<div class="head">{escape(label)}</div>' for label, _ in columns)]

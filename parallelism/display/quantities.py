@@ -139,12 +139,21 @@ def plural(number: int, what: str) -> str:
 
 def fit(text: str, width: int = WIDTH) -> str:
     """The text on one line of at most ``width`` columns, without what a terminal might obey."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    if not text.isprintable():
+        text = "".join(map(_printable, text))
     return text if len(text) <= width else text[:width - 3] + "..."
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else "?"
 
 
 def in_columns(rows: Sequence[Sequence[str]], left: int, gap: str = "  ") -> list[str]:
     """A line for each row, columns as wide as their longest cell: the first ``left`` flush left, others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [gap.join(cell.ljust(width) if place < left else cell.rjust(width)
-                     for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    justify = [*[str.ljust] * left, *[str.rjust] * (len(widths) - left)]
+    lines = []
+    for row in rows:
+        cells = [side(cell, width) for side, cell, width in zip(justify, row, widths, strict=False)]
+        lines.append(gap.join(cells).rstrip())
+    return lines

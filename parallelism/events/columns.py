@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Array, Bools, Floats, Ints, distinct
 from parallelism.events.event import Event
 
 ABSENT = int(np.iinfo(np.int64).min)
@@ -36,7 +36,7 @@ _EXACT = 2**53
 """Every integer up to this is a float."""
 _EVENTS_AT_ONCE = 4096
 
-Numbers = npt.NDArray[Any]
+Numbers = Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +71,11 @@ class Columns:
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The events of all parts, one part after the other."""
-        return cls(sum(part.length for part in parts), {
-            name: _joined(name, [part[name] for part in parts])
-            for name in NAMES if any(name in part.columns for part in parts)
-        })
+        columns: dict[str, Column] = {}
+        for name in NAMES:
+            if any(name in part.columns for part in parts):
+                columns[name] = _joined(name, [part[name] for part in parts])
+        return cls(sum(part.length for part in parts), columns)
 
     def __len__(self) -> int:
         return self.length
@@ -98,15 +99,19 @@ class Columns:
         """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
         return Columns(self.length, {name: column for name, column in self.columns.items() if name in names})
 
-    def take(self, selected: slice | npt.NDArray[Any]) -> Columns:
+    def take(self, selected: slice | Array) -> Columns:
         """The events of a slice, a mask or an array of places."""
         if isinstance(selected, slice):
             length = len(range(*selected.indices(self.length)))
         else:
             length = int(np.count_nonzero(selected)) if selected.dtype == np.bool_ else len(selected)
-        return Columns(length, {
-            name: Table(column.values, column.index[selected]) if isinstance(column, Table) else column[selected]
-            for name, column in self.columns.items()})
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Table):
+                columns[name] = Table(column.values, column.index[selected])
+            else:
+                columns[name] = column[selected]
+        return Columns(length, columns)
 
     # As Python's values
 
@@ -146,10 +151,10 @@ class Columns:
         column = self[name]
         if isinstance(column, Table):
             return {column.values[i] for i in _occurring(column.index)}
-        values = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
-        return {None if value == ABSENT else value for value in values}
+        values: set[Any] = set(_occurring(column) if column.dtype == np.int64 else distinct(column).tolist())
+        return {*values, None} - {ABSENT} if ABSENT in values else values
 
-    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> Array:
         """For each event, ``function`` of the value of a field; called once for each different value."""
         column = self[name]
         if not isinstance(column, Table):
@@ -157,21 +162,21 @@ class Columns:
             column = Table(tuple(as_values(values)), index.astype(np.int32))
         return np.array([function(value) for value in column.values], dtype)[column.index]
 
-    def isin(self, name: str, wanted: Collection[Any]) -> npt.NDArray[np.bool_]:
+    def isin(self, name: str, wanted: Collection[Any]) -> Bools:
         """For each event, whether its field has one of these values."""
         column = self.columns.get(name)
         if column is None:
             return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
         if isinstance(column, Table):
             return self.mapped(name, wanted.__contains__, np.bool_)
-        return np.isin(column, [ABSENT if value is None else value for value in self.distinct(name) if value in wanted])
+        return np.isin(column, _as_numbers([value for value in self.distinct(name) if value in wanted]))
 
-    def present(self, name: str) -> npt.NDArray[np.bool_]:
+    def present(self, name: str) -> Bools:
         """For each event, whether its field has a value, rather than None."""
         column = self.columns.get(name)
         return ~self.isin(name, (None,)) if column is None or isinstance(column, Table) else column != ABSENT
 
-    def key(self, *names: str) -> npt.NDArray[np.int64]:
+    def key(self, *names: str) -> Ints:
         """A number from 0 for each event, the same for two just if they agree in all these fields."""
         return combined(*(codes(self[name]) for name in names))
 
@@ -193,13 +198,16 @@ def as_values(column: Column) -> list[Any]:
     """The values of a column, by event."""
     if isinstance(column, Table):
         return list(map(column.values.__getitem__, column.index.tolist()))
+    if column.dtype == np.int64:
+        absent = column == ABSENT
+        if absent.any():
+            column = column.astype(object)
+            column[absent] = None
     values: list[Any] = column.tolist()
-    if column.dtype == np.int64 and np.any(column == ABSENT):
-        values = [None if value == ABSENT else value for value in values]
     return values
 
 
-def codes(column: Column) -> npt.NDArray[np.int64]:
+def codes(column: Column) -> Ints:
     """A number from 0 for each event, the same for equal values."""
     if isinstance(column, Table):
         place: dict[Any, int] = {}
@@ -213,7 +221,7 @@ def codes(column: Column) -> npt.NDArray[np.int64]:
     return np.where(absent, 0, column - (low - 1))
 
 
-def combined(first: npt.NDArray[np.int64], *others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def combined(first: Ints, *others: Ints) -> Ints:
     """A number for each event, the same for two just if they agree in all of these, which are numbers from 0 on."""
     key = first
     for code in others:
@@ -231,7 +239,7 @@ def operations(events: Columns) -> int:
     return len(distinct(events.take(shared).key("group", "sequence"))) + int(np.count_nonzero(~shared))
 
 
-def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
+def sums(values: Numbers, places: Array, count: int) -> list[Any]:
     """For each of ``count`` places the sum of its values, added in their order; of integers, exact however large."""
     if values.dtype == np.int64 and len(values):
         largest = max(abs(int(values.min())), abs(int(values.max())))
@@ -241,7 +249,7 @@ def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
     return out.tolist()
 
 
-def whole_nanoseconds(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
+def whole_nanoseconds(seconds: Floats) -> Ints | None:
     """Times as integers, if each is the float that is nearest to a whole number of nanoseconds."""
     if not len(seconds) or not np.abs(seconds).max() < _EXACT / 1e9:
         return None
@@ -253,7 +261,7 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
     """The values as an array; as a table if an array could not give all of them back."""
     types = {*map(type, values)}
     if not types <= {int, float, type(None)}:
-        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+        values = list(map(_without_numpy, values))
         types = {*map(type, values)}
     if dtype.kind == "f":
         is_odd = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
@@ -261,8 +269,18 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
         is_odd = types - {int, type(None)} or ABSENT in values
     if not is_odd:
         with suppress(OverflowError):
-            return np.array([ABSENT if v is None else v for v in values] if type(None) in types else values, dtype)
+            return np.array(_as_numbers(values) if type(None) in types else values, dtype)
     return _odd(values)
+
+
+def _as_numbers(values: Sequence[Any]) -> list[Any]:
+    """The values, with `ABSENT` for None."""
+    # A function for each of a million values would take twice as long.
+    return [ABSENT if value is None else value for value in values]
+
+
+def _without_numpy(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _odd(values: Sequence[Any]) -> Table:
@@ -279,23 +297,29 @@ def _joined(name: str, parts: Sequence[Column]) -> Column:
     arrays = [part for part in parts if not isinstance(part, Table)]
     if len(arrays) == len(parts):
         return np.concatenate(arrays)
-    tables = [part if isinstance(part, Table) else _odd(as_values(part)) for part in parts]
-    place: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
+    indices = []
     try:
-        moved = [np.array([place.setdefault(v, len(place)) for v in table.values], np.int32) for table in tables]
-    except TypeError:
-        moved = []
-    if not moved or name in NUMBERS:   # among what should be numbers, True is no 1
-        return _odd([value for table in tables for value in as_values(table)])
-    return Table(tuple(place), np.concatenate([to[table.index] for to, table in zip(moved, tables, strict=True)]))
+        for table in map(_as_table, parts):
+            renumbered = [numbers.setdefault(value, len(numbers)) for value in table.values]
+            indices.append(np.array(renumbered, np.int32)[table.index])
+    except TypeError:       # a value that cannot be hashed
+        indices = []
+    if not indices or name in NUMBERS:      # among what should be numbers, True is no 1
+        return _odd([*chain.from_iterable(map(as_values, parts))])
+    return Table(tuple(numbers), np.concatenate(indices))
 
 
-def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
+def _as_table(column: Column) -> Table:
+    return column if isinstance(column, Table) else _odd(as_values(column))
+
+
+def _occurring(numbers: Array) -> list[int]:
     """The integers that occur; small ones are counted, which is much faster than to sort them."""
     if len(numbers) and numbers.min() >= 0 and numbers.max() < len(numbers) + 1024:
         return np.flatnonzero(np.bincount(numbers)).tolist()
     return list(distinct(numbers).tolist())
 
 
-def _ranked(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _ranked(numbers: Array) -> Ints:
     return np.unique(numbers, return_inverse=True)[1].astype(np.int64)

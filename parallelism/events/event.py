@@ -49,7 +49,7 @@ class Event:
     peer: int | None = None
     """The other rank of a send or a recv; `HOST` (-1) is the host."""
     algorithm: str | None = None
-    """By which a collective was run."""
+    """The algorithm by which a collective was run."""
     stage: int | None = None
     microbatch: int | None = None
     phase: str | None = None
@@ -67,7 +67,7 @@ class Event:
     sources: tuple[tuple[int, int], ...] = ()
     """For a collective: (rank, bytes received from it)."""
     dtype: str | None = None
-    """Of the arrays that are computed with or sent."""
+    """The dtype of the arrays that are computed with or sent."""
     shape: tuple[int, ...] | None = None
     """Of a compute that consists of products of matrices: (count, m, n, k), so many of m x k with k x n."""
     location: str | None = None

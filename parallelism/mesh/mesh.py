@@ -166,10 +166,8 @@ class Mesh(_NumbersOfAxes):
         if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)
-            members = tuple(
-                self.rank(**{**here, **dict(zip(names, place, strict=True))})
-                for place in product(*(range(self._numbers[axis]) for axis in names))
-            )
+            coordinates = product(*(range(self._numbers[axis]) for axis in names))
+            members = tuple(self.rank(**here | dict(zip(names, each, strict=True))) for each in coordinates)
             self._groups_by_rank.update(((member, axes), members) for member in members)    # all have the same group
         return members
 

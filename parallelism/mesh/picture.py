@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
-from parallelism.display.drawing import folded, kept
+from parallelism.display.drawing import folded, kept, picked
 from parallelism.display.markup import figure, grid
+from parallelism.display.quantities import plural
 from parallelism.mesh.mesh import Mesh
 
 _LABEL = 40
@@ -25,11 +26,12 @@ def picture(mesh: Mesh) -> Drawing:
     """The picture of a mesh.  A large mesh is drawn by its first rows and columns and the last ones."""
     *outer, across = mesh.axes
     places = list(product(*(range(mesh.shape[axis]) for axis in outer)))
-    rows = [" ".join(f"{_short(axis)}={i}" for axis, i in zip(outer, place, strict=True)) for place in places]
+    names = [_short(axis) for axis in outer]
+    rows = [" ".join(map("{}={}".format, names, place)) for place in places]
     if len(rows[-1]) > _LABEL:
         rows = [",".join(map(str, place)) for place in places]
     columns = [f"{_short(across)}={i}" for i in range(mesh.shape[across])]
-    caption = f"{mesh!r}: {mesh.size} device{'s' * (mesh.size != 1)}"
+    caption = f"{mesh!r}: {plural(mesh.size, 'device')}"
     return Drawing(_text(caption, rows, columns), _html(caption, rows, columns))
 
 
@@ -37,13 +39,16 @@ def _text(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     margin = max(map(len, rows))
     widest = max(len(columns[-1]), len(str(len(rows) * len(columns) - 1)))
     cells = _cells(["", *rows], columns, MOST_ROWS, (WIDTH - margin) // (widest + 2))
-    lines = [f"{row[0]:<{margin}}{''.join(f'  {cell:>{widest}}' for cell in row[1:])}" for row in cells]
-    return "\n".join([*folded(caption), "", *(line.rstrip()[:WIDTH] for line in lines)])
+    lines = [*folded(caption), ""]
+    for label, *ranks in cells:
+        line = f"{label:<{margin}}" + "".join(f"  {rank:>{widest}}" for rank in ranks)
+        lines.append(line.rstrip()[:WIDTH])
+    return "\n".join(lines)
 
 
 def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     head, *body = _cells(["", *rows], columns, MOST_HTML, MOST_HTML)
-    cells = [[(cell, -1) for cell in row[1:]] for row in body]
+    cells = [[(rank, -1) for rank in row[1:]] for row in body]
     labels = [(label, 1.0) for label in head[1:]], [(row[0], 1.0) for row in body]
     return figure(grid(*labels, cells, width=46.0 * len(head), height=26.0 * len(body)), title=caption)
 
@@ -51,10 +56,13 @@ def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
 def _cells(labels: Sequence[str], columns: Sequence[str], most_rows: int, most: int) -> Iterator[list[str]]:
     """The rows of the grid: the head, then one row for each further label.  The first cell is the label."""
     across = kept(len(columns), most)
-    yield [labels[0], *("…" if j is None else columns[j] for j in across)]
+    yield [labels[0], *picked(columns, across, "…")]
     for i in kept(len(labels) - 1, most_rows):
-        ranks = ("…" if i is None or j is None else str(i * len(columns) + j) for j in across)
-        yield ["…" if i is None else labels[i + 1], *ranks]
+        if i is None:
+            yield ["…"] * (len(across) + 1)
+        else:
+            ranks = range(i * len(columns), (i + 1) * len(columns))
+            yield [labels[i + 1], *map(str, picked(ranks, across, "…"))]
 
 
 def _short(axis: str) -> str:

@@ -12,6 +12,7 @@ The order inside a group is kept: gathers, scatters and reductions follow it.
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 from parallelism.mesh.mesh import checked_count, checked_integer
 
@@ -44,23 +45,21 @@ def replica_groups(
         "cross_partition": ("partition", partitions), "flattened_ids": ("process", replicas * partitions),
     }.get(strategy, ("replica", replicas))
     checked = _checked(strategy, kind, groups, ids, complete)
-    match strategy:
-        case "cross_replica":
-            return tuple(
-                tuple(replica * partitions + partition for replica in group)
-                for group in checked for partition in range(partitions)
-            )
-        case "cross_partition":
-            return tuple(
-                tuple(replica * partitions + partition for partition in group)
-                for group in checked for replica in range(replicas)
-            )
-        case "cross_replica_and_partition":
-            return tuple(
-                tuple(replica * partitions + partition for partition in range(partitions) for replica in group)
-                for group in checked
-            )
-    return checked
+    found: list[tuple[int, ...]] = []
+    for group in checked:
+        match strategy:
+            case "cross_replica":
+                for partition in range(partitions):
+                    found.append(tuple(replica * partitions + partition for replica in group))
+            case "cross_partition":
+                for replica in range(replicas):
+                    found.append(tuple(replica * partitions + partition for partition in group))
+            case "cross_replica_and_partition":
+                all_partitions = product(range(partitions), group)
+                found.append(tuple(replica * partitions + partition for partition, replica in all_partitions))
+            case "flattened_ids":
+                found.append(group)
+    return tuple(found)
 
 
 def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool) -> RankGroups:

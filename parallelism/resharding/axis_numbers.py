@@ -32,32 +32,32 @@ def bundles(source: TensorSharding, target: TensorSharding, mesh: Mesh, allowed:
     axes = [axis for (axis,) in singles(mesh) if axis in allowed]
     if len(axes) <= MANY_AXES:
         return tuple((axis,) for axis in axes)
-    places = [_places(layout) for layout in (source, target)]
+    before, after = _positions(source), _positions(target)
     groups: list[list[str]] = []
-    used = (axis for axis in axes if any(axis in place for place in places))
+    used = [axis for axis in axes if axis in before or axis in after]
     # Adjacent are axes that are adjacent in the first layout, else in the second.
-    for axis in sorted(used, key=lambda axis: [place.get(axis) or (-2, -2) for place in places]):
-        if groups and all(_follows(place.get(axis), place.get(groups[-1][-1])) for place in places):
+    for axis in sorted(used, key=lambda axis: (before.get(axis) or (-2, -2), after.get(axis) or (-2, -2))):
+        if groups and all(_follows(of.get(axis), of.get(groups[-1][-1])) for of in (before, after)):
             groups[-1].append(axis)
         else:
             groups.append([axis])
     return tuple(map(tuple, groups))
 
 
-Place = tuple[int, int] | None
+Position = tuple[int, int] | None
 """The dim that an axis splits, and the number of axes before it there; (-1, -1) if partial, None if free."""
 
 
-def _places(layout: TensorSharding) -> dict[str, Place]:
-    partial: dict[str, Place] = dict.fromkeys(layout.partial, (-1, -1))
+def _positions(layout: TensorSharding) -> dict[str, Position]:
+    partial: dict[str, Position] = dict.fromkeys(layout.partial, (-1, -1))
     return partial | {axis: (d, i) for d, dim in enumerate(layout.dims) for i, axis in enumerate(dim.axes)}
 
 
-def _follows(place: Place, other: Place) -> bool:
+def _follows(position: Position, other: Position) -> bool:
     """Whether an axis directly follows the other one, or both have no order."""
-    if place is None or other is None or place[0] < 0 or other[0] < 0:
-        return place == other
-    return place == (other[0], other[1] + 1)
+    if position is None or other is None or position[0] < 0 or other[0] < 0:
+        return position == other
+    return position == (other[0], other[1] + 1)
 
 
 @lru_cache(256)
@@ -69,8 +69,11 @@ def blocks_of(shape: tuple[int, ...], mesh: Mesh, axes: Bundles) -> Blocks:
 def state_of(layout: TensorSharding, axes: Bundles) -> State:
     """A layout without ``...`` as a state."""
     number = {bundle[0]: i for i, bundle in enumerate(axes)}
-    dims = tuple(tuple(number[axis] for axis in dim.axes if axis in number) for dim in layout.dims)
-    return State(dims, tuple(sorted(number[axis] for axis in layout.partial if axis in number)))
+
+    def numbers(names: Sequence[str]) -> Axes:
+        return tuple([number[name] for name in names if name in number])
+
+    return State(tuple([numbers(dim.axes) for dim in layout.dims]), tuple(sorted(numbers(layout.partial))))
 
 
 def layout_of(state: State, op: str, axes: Bundles) -> TensorSharding:

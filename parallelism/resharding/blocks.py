@@ -6,12 +6,13 @@ which piece.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Ints
 from parallelism.memoized import memoized
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
@@ -20,7 +21,7 @@ Axes = tuple[int, ...]
 Dims = tuple[Axes, ...]
 NumberedLayout = tuple[Dims, Axes]
 """The axes of each dim, and the partial axes."""
-ByRank = NDArray[np.int64]
+ByRank = Ints
 
 
 class Blocks:
@@ -36,8 +37,8 @@ class Blocks:
         self.size = prod(self.extents)
         self.elements = prod(self.shape)
         flat = [factor for axis in self.factors for factor in axis]
-        places = iter(np.indices(flat, np.int64).reshape(len(flat), self.size))
-        self._places = [tuple((factor, next(places)) for factor in axis) for axis in self.factors]
+        coordinates = zip(flat, np.indices(flat, np.int64).reshape(len(flat), self.size), strict=True)
+        self._coordinates = [tuple(islice(coordinates, len(axis))) for axis in self.factors]
         """For each axis, pairs of an extent and the coordinates of all ranks along it."""
         self._numbers: dict[Any, int] = {}
 
@@ -51,10 +52,10 @@ class Blocks:
             start = np.zeros(self.size, np.int64)
             return start, start + extent
         start, stop = self.interval(extent, axes[:-1])
-        for factor, here in self._places[axes[-1]]:
+        for factor, coordinate in self._coordinates[axes[-1]]:
             least, more = np.divmod(stop - start, factor)
-            start = start + here * least + np.minimum(here, more)
-            stop = start + least + (here < more)
+            start = start + coordinate * least + np.minimum(coordinate, more)
+            stop = start + least + (coordinate < more)
         return start, stop
 
     def sizes(self, dims: Dims) -> ByRank:
@@ -65,7 +66,7 @@ class Blocks:
             held *= stop - start
         return held
 
-    def overlap(self, dims: Dims, others: Sequence[Dims]) -> NDArray[np.int64]:
+    def overlap(self, dims: Dims, others: Sequence[Dims]) -> Ints:
         """The number of elements that each rank holds under ``dims`` and under each of ``others``: (others, ranks)."""
         common = np.ones((len(others), self.size), np.int64)
         for d, extent in enumerate(self.shape):
@@ -125,7 +126,7 @@ class Blocks:
         """The row-major index of each rank along ``axes``; the first varies slowest."""
         number = np.zeros(self.size, np.int64)
         for axis in axes:
-            for factor, here in self._places[axis]:
+            for factor, here in self._coordinates[axis]:
                 number = number * factor + here
         return number
 

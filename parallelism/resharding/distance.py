@@ -22,7 +22,7 @@ from parallelism.resharding.moves import (
     unreductions,
     unslices,
 )
-from parallelism.resharding.permutations import Class, NoWay, Permutations
+from parallelism.resharding.permutations import Class, NoRoute, Permutations
 
 MOST_AXES_HIDDEN = 4
 """On meshes with more axes, a mask may make only those axes partial that are partial in the goal."""
@@ -45,7 +45,7 @@ class Reach:
     """The layouts on routes from ``source`` to ``goal``.
 
     With ``exchange``, a direct exchange to the goal is allowed once every required reduction is done.  ``limit`` is the
-    largest number of layouts to examine; `NoWay` is raised beyond it.
+    largest number of layouts to examine; `NoRoute` is raised beyond it.
     """
 
     def __init__(self, blocks: Blocks, source: State, goal: State, limit: int, *, exchange: bool = False) -> None:
@@ -77,7 +77,7 @@ class Reach:
     def fits(self, state: State) -> bool:
         """Whether no rank holds more than the bound."""
         if self._examined > self._limit:
-            raise NoWay
+            raise NoRoute
         self._examined += 1
         return self._blocks.largest(state.dims) <= self._bound
 
@@ -114,7 +114,7 @@ class Reach:
         permuted: tuple[set[Class], set[Class]] = (set(), set())
         while not any(state in behind for state in levels[-1]):
             if not levels[-1] or not ends[-1]:
-                raise NoWay
+                raise NoRoute
             if self._exchange or len(levels[-1]) <= len(ends[-1]):
                 states = [after for state in levels[-1] for _, after in self._successors(state)]
                 states += self._permuted(levels[-1], permuted[0])
@@ -151,11 +151,11 @@ class Reach:
         for left, level in enumerate(reversed(levels[:-1]), met + 1):
             nearer = {state for state, n in remaining.items() if n == left - 1}
             classes = {self._permutations.class_of(state) for state in nearer}
-            waiting = [
-                state for state in level
-                if self._permutations.class_of(state) in classes
-                or any(after in nearer for _, after in self._successors(state))
-            ]
+            waiting = []
+            for state in level:
+                if self._permutations.class_of(state) in classes or not nearer.isdisjoint(
+                        after for _, after in self._successors(state)):
+                    waiting.append(state)
             others = set(level)
             while waiting:
                 state = waiting.pop()

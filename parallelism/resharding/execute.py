@@ -12,9 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from parallelism.arrays import plain_array
+from parallelism.arrays import Array, Ints, plain_array
 from parallelism.collectives import MemberCall
 from parallelism.dtypes import is_floating
 from parallelism.mesh import Mesh
@@ -24,7 +23,6 @@ from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
 from parallelism.sharding import DimSharding, TensorSharding, device_op
 from parallelism.sharding.partial import combine, identity
 
-Array = NDArray[Any]
 Block = tuple[slice, ...]
 
 
@@ -37,12 +35,12 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 
 def calls_of_groups(
-    step: ReshardingStep, groups: NDArray[np.int64], dtype: np.dtype[Any]
+    step: ReshardingStep, groups: Ints, dtype: np.dtype[Any]
 ) -> list[tuple[MemberCall, ...]]:
     """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
     blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
     """
-    starts, stops = (each[:, groups] for each in _places(step.before, step))
+    starts, stops = (each[:, groups] for each in _intervals(step.before, step))
     held = (stops - starts).prod(axis=0)
     if step.kind == "all_gather":
         moved = held
@@ -51,7 +49,7 @@ def calls_of_groups(
         position[groups] = np.arange(groups.shape[1])
         moved = position[np.array(step.donors)[groups]]
     else:
-        wanted_starts, wanted_stops = (each[:, groups] for each in _places(step.after, step))
+        wanted_starts, wanted_stops = (each[:, groups] for each in _intervals(step.after, step))
         moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
             np.minimum(stops[..., None], wanted_stops[..., None, :])
             - np.maximum(starts[..., None], wanted_starts[..., None, :])).clip(0).prod(axis=0)
@@ -180,18 +178,19 @@ def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
     return layout.slices(step.shape, step.mesh, rank)
 
 
-def _places(layout: TensorSharding, step: ReshardingStep) -> NDArray[np.int64]:
+def _intervals(layout: TensorSharding, step: ReshardingStep) -> Ints:
     """Where the blocks of all ranks start and stop: an array of shape (2, dims, ranks)."""
-    return _places_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
+    return _intervals_of(step.shape, layout.over(len(step.shape)).dims, step.mesh)
 
 
 @lru_cache(maxsize=1024)
-def _places_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> NDArray[np.int64]:
+def _intervals_of(shape: tuple[int, ...], dims: tuple[DimSharding, ...], mesh: Mesh) -> Ints:
     numbers = {axis: number for number, axis in enumerate(mesh.axes)}
     blocks = Blocks(shape, [(extent,) for extent in mesh.shape.values()])
-    places = [blocks.interval(extent, tuple(numbers[axis] for axis in dim.axes))
-              for extent, dim in zip(shape, dims, strict=True)]
-    return np.array(places, np.int64).reshape(len(shape), 2, mesh.size).swapaxes(0, 1)
+    intervals = []
+    for extent, dim in zip(shape, dims, strict=True):
+        intervals.append(blocks.interval(extent, tuple(numbers[axis] for axis in dim.axes)))
+    return np.array(intervals, np.int64).reshape(len(shape), 2, mesh.size).swapaxes(0, 1)
 
 
 def _shape(block: Block) -> tuple[int, ...]:

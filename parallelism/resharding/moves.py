@@ -60,15 +60,12 @@ def masks(state: State, axes: Axes) -> tuple[State, ...]:
 
 def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
     """The states from which one mask leads to ``state``: a partial axis of ``axes`` becomes free."""
-    return tuple(
-        State(state.dims, tuple(axis for axis in state.partial if axis != less))
-        for less in state.partial if less in axes
-    )
+    return tuple(State(state.dims, _without(state.partial, (less,))) for less in state.partial if less in axes)
 
 
 def gathers(state: State) -> tuple[State, ...]:
     """The states after one all_gather: innermost axes are removed from one or several dims."""
-    shorter = [[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]
+    shorter = [_prefixes(axes) for axes in state.dims]
     return tuple(State(dims, state.partial) for dims in product(*shorter) if dims != state.dims)
 
 
@@ -83,7 +80,7 @@ def exchanges(state: State) -> tuple[State, ...]:
 def reductions(state: State) -> Iterator[tuple[str, State]]:
     """The states after one all_reduce or reduce_scatter, with its kind."""
     for chosen in _subsets(state.partial):
-        rest = tuple(axis for axis in state.partial if axis not in chosen)
+        rest = _without(state.partial, chosen)
         yield "all_reduce", State(state.dims, rest)
         yield from (("reduce_scatter", State(dims, rest)) for dims in _appended(state.dims, chosen))
 
@@ -98,8 +95,16 @@ def unreductions(state: State, axes: int) -> tuple[State, ...]:
     return tuple(states)
 
 
+def _prefixes(axes: Axes) -> list[Axes]:
+    return [axes[:n] for n in range(len(axes) + 1)]
+
+
 def _with(dims: Dims, d: int, axes: Axes) -> Dims:
     return (*dims[:d], axes, *dims[d + 1:])
+
+
+def _without(partial: Axes, less: Axes) -> Axes:
+    return tuple([axis for axis in partial if axis not in less])
 
 
 def _joined(partial: Axes, more: list[int] | Axes) -> Axes:

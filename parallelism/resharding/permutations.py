@@ -18,7 +18,7 @@ MOST_AXES = 6
 """On meshes with more axes, a dim can be split in too many ways to list them."""
 
 
-class NoWay(Exception):
+class NoRoute(Exception):
     """No moves lead to the goal within the bound, or the search would examine more layouts than allowed."""
 
 
@@ -29,7 +29,7 @@ class Permutations:
         self._blocks = blocks
         self._axes = len(blocks.extents)
         if self._axes > MOST_AXES:
-            raise NoWay
+            raise NoRoute
         self._partial = partial
 
     @memoized

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import in_columns, plural
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes as MeshAxes, Mesh
 from parallelism.resharding.axis_numbers import blocks_of, bundles, layout_of, leg_axes, names_of, singles, state_of
@@ -131,7 +132,7 @@ class ReshardingStep:
     @property
     def moved(self) -> str:
         """The change in words, such as ``dim 0 -> dim 1``."""
-        left, right = (", ".join(f"dim {d}" for d in dims) for dims in (self.shrunk, self.grown))
+        left, right = ", ".join(map("dim {}".format, self.shrunk)), ", ".join(map("dim {}".format, self.grown))
         match self.kind:
             case "slice" | "reduce_scatter" if right:
                 return right
@@ -194,15 +195,12 @@ class ReshardingPlan:
         return sum(step.kind != "slice" for step in self.steps)
 
     def __str__(self) -> str:
-        count = self.communications
         head = (
             f"{self.source.short()} -> {self.target.short()} of {self.dtype}{_by(self.shape)} on {self.mesh!r}: "
-            f"{sum(self.bytes_received)} bytes in {count} communication{'s' * (count != 1)}"
+            f"{sum(self.bytes_received)} bytes in {plural(self.communications, 'communication')}"
         )
-        rows = [self._row(step) for step in self.steps] or [("nothing moves", "", "", "", "")]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([head, *(f"  {line}".rstrip() for line in lines)])
+        rows = [self._row(step) for step in self.steps] or [("nothing moves",)]
+        return "\n".join([head, *(f"  {line}" for line in in_columns(rows, len(rows[0])))])
 
     def _row(self, step: ReshardingStep) -> tuple[str, ...]:
         local = (layout.local_shape(self.shape, self.mesh, 0) for layout in (step.before, step.after))

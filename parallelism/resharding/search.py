@@ -17,10 +17,10 @@ from itertools import count
 from typing import Any
 
 from parallelism.resharding.blocks import Blocks
+from parallelism.resharding.canonical_form import canonical_form
 from parallelism.resharding.distance import Leg, Reach
 from parallelism.resharding.moves import State
-from parallelism.resharding.permutations import NoWay
-from parallelism.resharding.usual_form import usual_form
+from parallelism.resharding.permutations import NoRoute
 
 LegPrice = Callable[[Leg], float]
 
@@ -40,7 +40,7 @@ def cheapest_route(
     """
     if price is not None:
         return list(_searched(blocks, source, target, limit, price))
-    form = usual_form(blocks, source, target)
+    form = canonical_form(blocks, source, target)
     return [Leg(leg.kind, form.restored(leg.before), form.restored(leg.after))
             for leg in _of_form(form.shape, blocks.factors, form.source, form.target, limit)]
 
@@ -60,7 +60,7 @@ def _searched(
     blocks: Blocks, source: State, target: State, limit: int, price: LegPrice | None = None
 ) -> Sequence[Leg]:
     for exchange in (False, True):
-        with suppress(NoWay):
+        with suppress(NoRoute):
             reach = Reach(blocks, source, target, limit, exchange=exchange)
             return _fewest_elements(blocks, reach) if price is None else _least_price(reach, price)
     return _straight(source, target)
@@ -95,10 +95,11 @@ def _fewest_elements(blocks: Blocks, reach: Reach) -> list[Leg]:
 
     def onward(state: State, spent: int, done: set[State]) -> Iterator[tuple[Leg, int, int]]:
         left = remaining[state]
-        legs = [
-            leg for leg in reach.legs(state)
-            if leg.after not in done and remaining.get(leg.after) == (left if leg.kind == "slice" else left - 1)
-        ]
+        legs = []
+        for leg in reach.legs(state):
+            still = left if leg.kind == "slice" else left - 1
+            if leg.after not in done and remaining.get(leg.after) == still:
+                legs.append(leg)
         if legs:
             common = blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
             least = _least(blocks, reach.goal, [leg.after for leg in legs])
@@ -119,7 +120,7 @@ def _least(blocks: Blocks, goal: State, states: list[State]) -> Iterable[int]:
         return [0] * len(states)
     held = blocks.held(goal.dims)
     common = blocks.overlap(goal.dims, [state.dims for state in states]).sum(axis=1).tolist()
-    return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
+    return [held - same * (not state.partial) for state, same in zip(states, common, strict=True)]
 
 
 def _least_price(reach: Reach, price: LegPrice) -> list[Leg]:
@@ -164,4 +165,4 @@ def _best_first(
                 reached[leg.after] = total
                 came[leg.after] = leg
                 heapq.heappush(waiting, (bound, next(order), leg.after))
-    raise NoWay
+    raise NoRoute

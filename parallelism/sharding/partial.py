@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.dtypes import integer_limits, is_floating, is_narrow, is_numeric, limits_of
 
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -43,7 +43,7 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
     return lowest if op == "max" else highest
 
 
-def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def combine(op: str, terms: Sequence[Array]) -> Array:
     """The reduction of the terms in their order, as a new array of their shape and dtype."""
     total = np.array(terms[0])
     for term in terms[1:]:

@@ -9,10 +9,10 @@
     down: dim 0 over x; across: dim 1 over y
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
-from parallelism.display.drawing import folded, kept
+from parallelism.display.drawing import folded, kept, picked
 from parallelism.display.markup import beside, facts, figure, grid, note
 from parallelism.mesh import Mesh
 from parallelism.sharding.tensor_sharding import TensorSharding
@@ -38,41 +38,53 @@ def drawing(
     one or two dims to draw, rows first; by default the first that are split.
     """
     drawn = _drawn_dims(sharding, dims)
-    names = [f"dim {d} over {', '.join(sharding.dims[d].axes)}" if sharding.dims[d].axes else f"dim {d}, whole"
-             for d in drawn]
-    intervals = [sorted({(p[d].start, p[d].stop) for p in places if p[d].stop > p[d].start}) for d in drawn]
+    names = []
+    for d in drawn:
+        axes = sharding.dims[d].axes
+        names.append(f"dim {d} over {', '.join(axes)}" if axes else f"dim {d}, whole")
+    intervals = [_intervals(places, d) for d in drawn]
     rows, columns = ([[(0, 1)]] * 2 + intervals)[-2:]
     cells: dict[tuple[Interval, Interval], dict[int, list[int]]] = {}
     empty = []
     for rank, place in enumerate(places):
-        if any(piece.start == piece.stop for piece in place):
+        if any(span.start == span.stop for span in place):
             empty.append(rank)
             continue
         spans = [(place[d].start, place[d].stop) for d in drawn]
         row, column = ([(0, 1)] * 2 + spans)[-2:]
         cells.setdefault((row, column), {}).setdefault(terms[rank], []).append(rank)
-    cells_of = [
-        [tuple(tuple(ranks) for _, ranks in sorted(cells.get((row, column), {}).items())) for column in columns]
-        for row in rows
-    ]
+    cells_of = [[_cell_of(cells.get((row, column), {})) for column in columns] for row in rows]
     whole = "x".join(map(str, shape)) or "a scalar"
     row_labels = [f"{a}:{b}" for a, b in rows] if len(drawn) == 2 else [""]
     column_labels = [f"{a}:{b}" for a, b in columns] if drawn else [""]
     caption, notes = f"{sharding.short()} of {whole} on {mesh!r}", _notes(sharding, drawn, empty)
-    extents = [[float(stop - start) for start, stop in spans] for spans in (rows, columns)]
-    labels = [list(zip(*pair, strict=True)) for pair in zip((row_labels, column_labels), extents, strict=True)]
     return Drawing(_text(caption, names, row_labels, column_labels, cells_of, sharding.op, notes),
-                   _html(caption, names, labels[0], labels[1], cells_of, sharding.op, notes))
+                   _html(caption, names, _with_extents(row_labels, rows), _with_extents(column_labels, columns),
+                         cells_of, sharding.op, notes))
+
+
+def _intervals(places: Places, d: int) -> list[Interval]:
+    """The different intervals of a dim, without empty ones."""
+    return sorted({(place[d].start, place[d].stop) for place in places if place[d].stop > place[d].start})
+
+
+def _cell_of(ranks_by_term: Mapping[int, list[int]]) -> Cell:
+    return tuple(tuple(ranks) for _, ranks in sorted(ranks_by_term.items()))
+
+
+def _with_extents(labels: Sequence[str], intervals: Sequence[Interval]) -> list[tuple[str, float]]:
+    return [(label, float(stop - start)) for label, (start, stop) in zip(labels, intervals, strict=True)]
 
 
 def table_of_dims(sharding: TensorSharding) -> str:
-    """The layout of a tensor of any shape on any mesh, as HTML: what each dim is split over."""
+    """The layout of a tensor of any shape on any mesh, as HTML: a table of the axes over which each dim is split."""
     names = [f"dim {d}" for d in range(len(sharding.dims))]
     if sharding.ellipsis is not None:
         later = len(sharding.dims) - sharding.ellipsis
         names[sharding.ellipsis:] = [f"dim -{later - place}" for place in range(later)]
-    rows = [(name, f"split over {', '.join(dim.axes)}" if dim.axes else "whole")
-            for name, dim in zip(names, sharding.dims, strict=True)]
+    rows = []
+    for name, dim in zip(names, sharding.dims, strict=True):
+        rows.append((name, f"split over {', '.join(dim.axes)}" if dim.axes else "whole"))
     if sharding.ellipsis is not None:
         rows.insert(sharding.ellipsis, ("...", "any further dims, whole"))
     if sharding.partial:
@@ -127,7 +139,11 @@ def _ranks(ranks: Sequence[int], width: int) -> str:
     return ", ".join(kept) + tail if kept else f"{len(ranks)} ranks"
 
 
-def _cell(cell: Cell, op: str, width: int) -> str:
+def _cell(grid: Sequence[Sequence[Cell]], i: int | None, j: int | None, op: str, width: int) -> str:
+    """The text of a cell; ``…`` in a row or column that stands for those that are left out."""
+    if i is None or j is None:
+        return "…"
+    cell = grid[i][j]
     text = _SIGNS[op].join(_ranks(ranks, width) for ranks in cell)
     return text if len(text) <= width else f"{len(cell)} terms" if len(cell) > 1 else "…"
 
@@ -145,8 +161,8 @@ def _text(
         rows, columns = kept(len(row_labels), MOST_ROWS), kept(len(column_labels), _MOST_COLUMNS)
         while True:
             widest = max(8, min(_CELL, (WIDTH - margin - 2) // len(columns) - 3))
-            cells = [["…" if i is None or j is None else _cell(grid[i][j], op, widest) for j in columns] for i in rows]
-            heads = ["…" if j is None else column_labels[j] for j in columns]
+            cells = [[_cell(grid, i, j, op, widest) for j in columns] for i in rows]
+            heads = picked(column_labels, columns, "…")
             widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
             if margin + 2 + sum(widths) + 3 * len(widths) <= WIDTH or len(columns) <= 1:
                 break
@@ -155,15 +171,13 @@ def _text(
             heading = " ".join(f" {head:^{n}} " for head, n in zip(heads, widths, strict=True))
             lines += ["", " " * (margin + 2) + heading]
         lines.append(_rule(margin, widths, "┌┬┐"))
-        for i, cell_row in zip(rows, cells, strict=True):
-            label = "…" if i is None else row_labels[i]
+        for label, cell_row in zip(picked(row_labels, rows, "…"), cells, strict=True):
             body = "│".join(f" {cell:<{n}} " for cell, n in zip(cell_row, widths, strict=True))
             lines += [f"{label:>{margin}} │{body}│", _rule(margin, widths, "├┼┤")]
         lines[-1] = _rule(margin, widths, "└┴┘")
+        directions = ("down", "across")[-len(names):]
         if names:
-            lines.append("; ".join(
-                f"{'down' if len(names) == 2 and d == 0 else 'across'}: {name}" for d, name in enumerate(names)
-            ))
+            lines.append("; ".join(map("{}: {}".format, directions, names)))
     for words in notes:
         lines += folded(words)
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
@@ -181,7 +195,12 @@ def _html(
     cells: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
 ) -> str:
     down, across = kept(len(rows), MOST_HTML), kept(len(columns), MOST_HTML)
-    shown = [[("…", -1) if i is None or j is None else (_cell(cells[i][j], op, 60), i * len(columns) + j)
-              for j in across] for i in down]
-    labels = [[("…", 1.0) if i is None else of[i] for i in places] for of, places in ((columns, across), (rows, down))]
-    return figure(beside(grid(labels[0], labels[1], shown), "".join(map(note, [*names, *notes]))), title=caption)
+    shown = []
+    for i in down:
+        row = []
+        for j in across:
+            number = -1 if i is None or j is None else i * len(columns) + j
+            row.append((_cell(cells, i, j, op, 60), number))
+        shown.append(row)
+    labels = picked(columns, across, ("…", 1.0)), picked(rows, down, ("…", 1.0))
+    return figure(beside(grid(*labels, shown), "".join(map(note, [*names, *notes]))), title=caption)

@@ -97,10 +97,10 @@ class TensorSharding:
         places = [i for i, dim in enumerate(dims) if dim is Ellipsis]
         if len(places) > 1:
             raise ValueError(f"a layout has at most one ..., got {len(places)} in {dims!r}")
-        named = tuple(
-            dim if isinstance(dim, DimSharding) else DimSharding(dim)
-            for dim in dims if not isinstance(dim, EllipsisType)
-        )
+        named = []
+        for dim in dims:
+            if not isinstance(dim, EllipsisType):
+                named.append(dim if isinstance(dim, DimSharding) else DimSharding(dim))
         pending = DimSharding(partial).axes
         check_op(op)
         used: dict[str, str] = {}
@@ -112,7 +112,7 @@ class TensorSharding:
                 used[axis] = where
         ellipsis, op = places[0] if places else None, op if pending else "sum"
         vars(self).update(
-            dims=named, ellipsis=ellipsis, partial=pending, op=op,
+            dims=tuple(named), ellipsis=ellipsis, partial=pending, op=op,
             _compared=(tuple([dim.axes for dim in named]), ellipsis, op, frozenset(pending)))
 
     def __eq__(self, other: object) -> bool:
@@ -253,7 +253,10 @@ class TensorSharding:
                                  f"{tuple(shapes[first])}, rank {rank} has {tuple(local)}")
         self.check_axes(mesh)
         dims = self.over(ndim).dims
-        shape = tuple(sum(shapes[rank][d] for rank in mesh.group(first, dim.axes)) for d, dim in enumerate(dims))
+        extents = []
+        for d, dim in enumerate(dims):
+            extents.append(sum(shapes[rank][d] for rank in mesh.group(first, dim.axes)))
+        shape = tuple(extents)
         for rank, local in shapes.items():
             expected = tuple(piece.stop - piece.start for piece in _slices(shape, dims, mesh, rank))
             if tuple(local) != expected:

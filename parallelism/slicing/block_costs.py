@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Floats
 from parallelism.execution import ProgramStage, Share, TrainedPipeline
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, TensorType
@@ -24,7 +23,6 @@ from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.simulation import simulate
-from parallelism.slicing.slices import Floats
 from parallelism.trace import Trace
 from parallelism.transforms import Pipeline, Step, Strategy
 
@@ -46,7 +44,7 @@ class BlockCosts:
     forward_seconds: Floats
     backward_seconds: Floats
     update_seconds: Floats
-    """Of the optimizer, at the end of the step."""
+    """The seconds of the optimizer, at the end of the step."""
     static_bytes: Floats
     """What is held during the whole step: weights, sums of gradients, state, and the data of all microbatches."""
     kept_bytes: Floats
@@ -80,7 +78,7 @@ class BlockCosts:
 
     @property
     def seconds(self) -> Floats:
-        """Of the forward and backward of each block."""
+        """The seconds of the forward and backward of each block."""
         return self.forward_seconds + self.backward_seconds
 
     def memory(self) -> tuple[Floats, Floats]:
@@ -118,19 +116,19 @@ class _OnOneMesh(TrainedPipeline):
         self.apart = False      # its groups lie along the axes of the mesh
 
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
-        """Nothing: each block has an update of its own, which is priced by itself."""
+        """Does nothing: each block has an update of its own, which is priced by itself."""
         return {}
 
     def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
-        """None, likewise."""
+        """No state: it is counted with the update of each block."""
         return {}
 
     def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
-        """0, likewise."""
+        """One class: without an update all devices do the same."""
         return 0
 
     def laid_out(self, stages: Stages) -> Stages:
-        """As there: no sum is pending in what stages send, and gradients are summed in each backward."""
+        """Lays the stages out as `MeshedPipeline` does: no message has a pending sum, each backward sums gradients."""
         inside = self.mesh_inside
         if inside is None:
             return stages
@@ -138,7 +136,7 @@ class _OnOneMesh(TrainedPipeline):
 
 
 def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, float, float]]:
-    """Of a rank, the forwards of all blocks, then the backwards: seconds, most bytes, and the bytes that it leaves."""
+    """The forwards of all blocks on a rank, then the backwards: seconds, most bytes held, and bytes left behind."""
     events = [event for event in trace if event.rank == rank]
     names = [f"{block}F0" for block in range(blocks)] + [f"{block}B0" for block in range(blocks)]
     labels = {event.name: place for place, event in enumerate(events)
@@ -149,7 +147,7 @@ def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, floa
         start = labels[name]
         end = next((place for place in order if place > start), last)
         seconds = (events[end].start_seconds if end < len(events) else trace.makespan_seconds)
-        held: npt.NDArray[np.float64] = np.cumsum([0.0] + [
+        held: Floats = np.cumsum([0.0] + [
             event.nbytes for event in events[start:end] if event.kind == "memory"])
         yield seconds - events[start].start_seconds, float(held.max()), float(held[-1])
 
@@ -159,7 +157,7 @@ class _Update(NamedTuple):
 
     seconds: float
     state_bytes: int
-    """Of the optimizer's state that the block's parameters have, or all have."""
+    """The bytes of the optimizer's state: that of the block's parameters, and what all parameters share."""
 
 
 def _updates(

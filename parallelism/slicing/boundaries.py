@@ -51,10 +51,12 @@ class Boundaries:
         numbers = {batch: self.rows, f"{batch}_whole": self.rows, f"{batch}_first": 0}
         crossing = Crossing(tuple(types[name].specialize(numbers) for name in names),
                             tuple(layouts[name] for name in names), *ends)
-        return max((
-            self.costs.message_seconds(sum(int(piece.type.nbytes) for piece in pieces),
-                                       starts[0] + sender, starts[1] + receiver)
-            for sender in range(ends[0].size) for receiver, pieces in crossing.sent(sender).items()), default=0.0)
+        longest = 0.0
+        for sender in range(ends[0].size):
+            for receiver, pieces in crossing.sent(sender).items():
+                nbytes = sum(int(piece.type.nbytes) for piece in pieces)
+                longest = max(longest, self.costs.message_seconds(nbytes, starts[0] + sender, starts[1] + receiver))
+        return longest
 
     @memoized
     def _layouts(self, whole: Mesh) -> dict[str, TensorSharding]:

@@ -20,12 +20,11 @@ from itertools import count as numbers_from, product
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats
 from parallelism.display.quantities import decimal_bytes, plural
-from parallelism.slicing.slices import Floats, NoSlicingFits, Slice, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slice, Slices, Slicing, check_at_least
 
-Ints = npt.NDArray[np.int64]
 MOST_STAGES = 16
 """Stages are at most so many, unless another number is given."""
 
@@ -59,10 +58,7 @@ def best_slicings(
     >>> [(len(each.slices), each.seconds) for each in found]
     [(1, 8.0), (2, 12.0)]
     """
-    for name, value in (("devices", devices), ("microbatches", microbatches), ("most_stages", most_stages),
-                        ("count", count)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    check_at_least(1, devices=devices, microbatches=microbatches, most_stages=most_stages, count=count)
     search = _Search(slices, devices, microbatches, memory_bytes, min(most_stages, slices.blocks, devices), count)
     search.run()
     if not search.found:
@@ -93,15 +89,15 @@ class _Search:
         blocks = slices.blocks
         is_slice = np.arange(blocks)[:, None] < np.arange(blocks + 1)
         self.seconds: Floats = np.where(is_slice[:, :, None], slices.seconds, np.inf)
-        """By first block, end and submesh."""
+        """The seconds of each slice: an array ``[first block, end, submesh]``."""
         held, each = slices.held_bytes, slices.microbatch_bytes
         assert held is not None and each is not None
         kept = np.minimum(np.arange(1, stages + 1), microbatches)[:, None, None, None]
         self.bytes: Floats = held + kept * each
-        """By number of stages left, minus 1, then as the seconds."""
+        """The bytes of each slice: ``[stages left - 1, first block, end, submesh]``."""
         fitting = np.inf if memory_bytes is None else memory_bytes
         self.cost: Floats = np.where(self.bytes <= fitting, self.seconds, np.inf)
-        """The seconds of what fits, as the bytes."""
+        """The seconds of slices that fit the memory, infinite for others; its axes are those of ``bytes``."""
         self.found: dict[tuple[Slice, ...], Slicing] = {}
         self.tried = 0
 

@@ -13,6 +13,7 @@ from os import PathLike
 
 import numpy as np
 
+from parallelism.arrays import Floats
 from parallelism.cost import Costs
 from parallelism.display.quantities import decimal_bytes, plural
 from parallelism.execution.meshed_pipeline import whole_of
@@ -28,7 +29,7 @@ from parallelism.slicing.block_costs import BlockCosts, in_blocks
 from parallelism.slicing.boundaries import Boundaries
 from parallelism.slicing.dynamic_program import MOST_STAGES, best_slicings
 from parallelism.slicing.sliced_plans import SlicedPlan, SlicedPlans, SlicingTask
-from parallelism.slicing.slices import Floats, NoSlicingFits, Slices, Slicing
+from parallelism.slicing.slices import NoSlicingFits, Slices, Slicing, check_at_least
 from parallelism.slicing.submeshes import meshes_of, node_of, starts_of, submesh_sizes
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, DataParallel, Strategy
@@ -70,10 +71,8 @@ def find_slicing(
 
     `NoSlicingFits` if nothing fits; ``TypeError``, ``ValueError`` for a model, a batch or a strategy that cannot be.
     """
-    for name, value, least in (("batch", batch, 1), ("microbatches", microbatches, 1), ("most_blocks", most_blocks, 1),
-                               ("simulations", simulations, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    check_at_least(1, batch=batch, microbatches=microbatches, most_blocks=most_blocks)
+    check_at_least(0, simulations=simulations)
     if batch % microbatches:
         raise ValueError(f"batch must be a multiple of the {microbatches} microbatches, got {batch}")
     machine, count = machine_of(hardware, devices)
@@ -85,19 +84,19 @@ def find_slicing(
     task = SlicingTask(
         trained.step, inside, tuple(begin), BATCH, batch, microbatches, machine, count, priced_dtype)
     limit = memory_of(memory, machine)
-    told = progress or logged
-    task, costs, refused = _priced(task, told)
+    report = progress or logged
+    task, costs, refused = _priced(task, report)
     slicings = best_slicings(
         _slices(costs), devices=count, microbatches=microbatches, memory_bytes=limit, most_stages=most_stages,
         count=candidates)
     clock = _Timed(task, costs)
     timed = sorted((clock.plan(each) for each in slicings), key=lambda each: each.timeline_seconds)
     _log.info("%d slicings timed of %d blocks on %d meshes", len(timed), len(task.begin) + 1, len(costs))
-    return SlicedPlans(task, _simulated(timed, simulations, limit, told), limit, refused)
+    return SlicedPlans(task, _simulated(timed, simulations, limit, report), limit, refused)
 
 
 def _simulated(
-    timed: Sequence[SlicedPlan], simulations: int, limit: float, told: Progress
+    timed: Sequence[SlicedPlan], simulations: int, limit: float, report: Progress
 ) -> tuple[SlicedPlan, ...]:
     """The plans, so many of which were simulated and fit, the fastest first; then those that were not simulated.
 
@@ -105,7 +104,7 @@ def _simulated(
     """
     fit, needed, left = list[SlicedPlan](), list[int](), list(timed)
     while left and len(fit) < simulations:
-        told("simulating slicings", len(fit), simulations)
+        report("simulating slicings", len(fit), simulations)
         plan = left.pop(0).simulated()
         assert plan.peak_bytes is not None
         needed.append(plan.peak_bytes)
@@ -129,7 +128,7 @@ def _axes_of(strategy: Strategy) -> tuple[str, ...]:
     return tuple(sorted(axes, key=lambda axis: axis == "tp"))
 
 
-def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
+def _priced(task: SlicingTask, report: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
     """The costs of all blocks on each mesh that a stage may have; the meshes that cannot be, with the reasons.
 
     If none can be, one axis of two is left out of the task: the strategy finds nothing to split over it.
@@ -140,7 +139,7 @@ def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, li
     refused: dict[Mesh, str] = {}
     meshes = [mesh for size in submesh_sizes(node, task.devices) for mesh in meshes_of(size, axes, node)]
     for done, mesh in enumerate(meshes):
-        told("pricing blocks on meshes", done, len(meshes))
+        report("pricing blocks on meshes", done, len(meshes))
         if split := next((axis for axis in rows_over if task.rows % mesh.shape[axis]), None):
             refused[mesh] = f"{task.rows} rows of a microbatch are no multiple of {split}={mesh.shape[split]}"
             continue
@@ -155,7 +154,7 @@ def _priced(task: SlicingTask, told: Progress = logged) -> tuple[SlicingTask, li
     for axis in reversed(axes) if len(axes) > 1 else ():
         others = [each for each in task.strategy.transforms if getattr(each, "axis", None) != axis]
         try:
-            fewer, costs, more = _priced(replace(task, strategy=Strategy(*others)), told)
+            fewer, costs, more = _priced(replace(task, strategy=Strategy(*others)), report)
         except NoSlicingFits:
             continue
         return fewer, costs, {mesh: reason for mesh, reason in refused.items() if mesh.shape[axis] > 1} | more
@@ -166,8 +165,8 @@ def _slices(costs: Sequence[BlockCosts]) -> Slices:
     """The costs of all slices of blocks."""
     seconds = Slices.of_blocks(
         np.stack([each.seconds for each in costs], axis=1), [each.mesh.size for each in costs])
-    held, kept = (np.stack(each, axis=2) for each in zip(*(each.memory() for each in costs), strict=True))
-    return replace(seconds, held_bytes=held, microbatch_bytes=kept)
+    held, kept = zip(*(each.memory() for each in costs), strict=True)
+    return replace(seconds, held_bytes=np.stack(held, axis=2), microbatch_bytes=np.stack(kept, axis=2))
 
 
 class _Timed:

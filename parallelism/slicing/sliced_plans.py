@@ -30,7 +30,7 @@ class SlicingTask:
     begin: tuple[str, ...]
     """The regions at which the blocks after the first begin."""
     symbol: str
-    """That of the rows."""
+    """The symbol that stands for the rows."""
     batch: int
     microbatches: int
     hardware: Hardware
@@ -39,7 +39,7 @@ class SlicingTask:
 
     @property
     def rows(self) -> int:
-        """Of a microbatch."""
+        """The rows of a microbatch."""
         return self.batch // self.microbatches
 
 
@@ -51,17 +51,17 @@ class SlicedPlan:
     slicing: Slicing
     """The slices, and the time that they were chosen by."""
     meshes: tuple[Mesh, ...]
-    """Of each stage."""
+    """The mesh of each stage."""
     timeline_seconds: float
-    """By the timeline of the schedule, with the messages between stages and the update."""
+    """The seconds of a step by the timeline of the schedule, with the messages between stages and the update."""
     simulated_seconds: float | None = None
-    """By a simulation of the step; None: it was not simulated."""
+    """The seconds of a step by its simulation; None: it was not simulated."""
     peak_bytes: int | None = None
-    """Of the fullest device, by this simulation."""
+    """The most bytes that a device holds, by this simulation."""
 
     @property
     def seconds(self) -> float:
-        """Of a step: the simulated ones, if there are."""
+        """The seconds of a step: by its simulation if there is one, else by the timeline."""
         return self.timeline_seconds if self.simulated_seconds is None else self.simulated_seconds
 
     @property
@@ -80,7 +80,7 @@ class SlicedPlan:
 
     @property
     def mesh(self) -> Mesh:
-        """That of all devices, on which the step runs."""
+        """The mesh of all devices, on which the step runs."""
         return Mesh(devices=sum(mesh.size for mesh in self.meshes))
 
     @property
@@ -94,7 +94,7 @@ class SlicedPlan:
         return simulate(self.step, self.hardware, **given | options)
 
     def simulated(self) -> SlicedPlan:
-        """The same with the time and the memory of its simulation."""
+        """This plan with the time and the memory of its simulation."""
         trace = self.simulate(fold=False)
         return replace(self, simulated_seconds=trace.makespan_seconds, peak_bytes=max(trace.peaks().values()))
 
@@ -103,7 +103,7 @@ class SlicedPlan:
 
 
 MOST_SHOWN = 10
-"""As many plans as the text has."""
+"""The most plans that the text shows."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class SlicedPlans(Sequence[SlicedPlan]):
     found: tuple[SlicedPlan, ...]
     """First those that were simulated, and fit; then others, which were timed alone."""
     memory_bytes: float
-    """That a device may hold."""
+    """The bytes that a device may hold."""
     refused: Mapping[Mesh, str] = field(default_factory=dict)
     """The meshes that no stage can have, with the reason."""
 
@@ -137,8 +137,9 @@ class SlicedPlans(Sequence[SlicedPlan]):
         task = self.task
         rows = [["step", "chosen by", "memory"]]
         shown = self.found[:MOST_SHOWN]
-        rows += [[seconds(each.seconds), seconds(each.slicing.seconds),
-                  "-" if each.peak_bytes is None else decimal_bytes(each.peak_bytes)] for each in shown]
+        for each in shown:
+            memory = "-" if each.peak_bytes is None else decimal_bytes(each.peak_bytes)
+            rows.append([seconds(each.seconds), seconds(each.slicing.seconds), memory])
         stages = ["stages", *(" | ".join(map(_stage, each.slicing.slices, each.meshes)) for each in shown)]
         more = [f"and {len(self) - len(shown)} more"] * (len(self) > len(shown))
         return "\n".join([
@@ -148,5 +149,4 @@ class SlicedPlans(Sequence[SlicedPlan]):
 
 
 def _stage(each: Any, mesh: Mesh) -> str:
-    blocks = f"{each.first}-{each.last}" if each.last > each.first else f"{each.first}"
-    return f"{blocks}: {'.'.join(f'{axis}={n}' for axis, n in mesh.shape.items() if n > 1) or 'one'}"
+    return f"{each.blocks}: {'.'.join(f'{axis}={n}' for axis, n in mesh.shape.items() if n > 1) or 'one'}"

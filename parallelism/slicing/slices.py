@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from parallelism.arrays import Bools, Floats
+from parallelism.display.quantities import plural
 
 
 class NoSlicingFits(ValueError):
@@ -23,6 +24,13 @@ class NoSlicingFits(ValueError):
         self.least_bytes = least_bytes
 
 
+def check_at_least(least: int, **counts: object) -> None:
+    """``ValueError`` for a number, called by its name, that is no integer or is less."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+
+
 class Slice(NamedTuple):
     """A stage: consecutive blocks on a submesh."""
 
@@ -32,6 +40,11 @@ class Slice(NamedTuple):
     """The number of its last block."""
     submesh: int
     """The number of its submesh among those of `Slices`."""
+
+    @property
+    def blocks(self) -> str:
+        """Its blocks in words: ``2-5``, or ``2``."""
+        return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +62,7 @@ class Slices:
     seconds: Floats
     """Forward and backward; infinite where the slice cannot lie on the submesh."""
     devices: tuple[int, ...]
-    """Of each submesh."""
+    """The number of devices of each submesh."""
     held_bytes: Floats | None = None
     """What a device holds during the whole step.  None: nothing."""
     microbatch_bytes: Floats | None = None
@@ -58,8 +71,7 @@ class Slices:
     def __post_init__(self) -> None:
         devices = tuple(self.devices)
         for count in devices:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"devices of a submesh must be an integer of at least 1, got {count!r}")
+            check_at_least(1, **{"devices of a submesh": count})
         object.__setattr__(self, "devices", devices)
         for name in ("seconds", "held_bytes", "microbatch_bytes"):
             given: Any = getattr(self, name)
@@ -86,8 +98,8 @@ class Slices:
         >>> Slices.of_blocks([[1.0, 0.5], [3.0, 1.5]], (1, 2)).seconds[0, 2].tolist()
         [4.0, 2.0]
         """
-        return cls(_added(seconds), tuple(devices), *(
-            None if each is None else _added(each) for each in (held_bytes, microbatch_bytes)))
+        return cls(_added(seconds), tuple(devices), None if held_bytes is None else _added(held_bytes),
+                   None if microbatch_bytes is None else _added(microbatch_bytes))
 
     @property
     def blocks(self) -> int:
@@ -113,7 +125,7 @@ class Slicing:
 
     slices: tuple[Slice, ...]
     stage_seconds: tuple[float, ...]
-    """Of one microbatch on each stage."""
+    """The seconds of one microbatch on each stage."""
     microbatches: int
 
     @property
@@ -122,12 +134,11 @@ class Slicing:
         return sum(self.stage_seconds) + (self.microbatches - 1) * max(self.stage_seconds)
 
     def __str__(self) -> str:
-        stages = ", ".join(f"{first}-{last} on submesh {submesh}" if last > first else f"{first} on submesh {submesh}"
-                           for first, last, submesh in self.slices)
-        return f"{len(self.slices)} stage{'s' * (len(self.slices) > 1)}, {self.seconds:.4g} s: blocks {stages}"
+        stages = ", ".join(f"{each.blocks} on submesh {each.submesh}" for each in self.slices)
+        return f"{plural(len(self.slices), 'stage')}, {self.seconds:.4g} s: blocks {stages}"
 
 
-def _are_slices(blocks: int) -> npt.NDArray[np.bool_]:
+def _are_slices(blocks: int) -> Bools:
     """Whether ``[first, end]`` has a block."""
     return np.arange(blocks)[:, None] < np.arange(blocks + 1)
 

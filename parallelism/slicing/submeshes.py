@@ -8,7 +8,7 @@ begin at a multiple of their own number of devices: none crosses the end of a no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
@@ -67,7 +67,8 @@ def placed(hardware: Hardware, sizes: Sequence[int]) -> Hardware:
 
     It stays as it is if nothing moves.
     """
-    places = [start + place for start, size in zip(starts_of(sizes), sizes, strict=True) for place in range(size)]
-    if places == [*range(len(places))]:
+    ranks = [*chain.from_iterable(range(start, start + size)
+                                  for start, size in zip(starts_of(sizes), sizes, strict=True))]
+    if ranks == [*range(len(ranks))]:
         return hardware
-    return hardware.placed([hardware.placement[place] if hardware.placement else place for place in places])
+    return hardware.placed([hardware.place(rank) for rank in ranks])

@@ -125,7 +125,7 @@ def test_blocks_are_laid_out_alike():
     assert len(problem.ops) < len(problem_of(
         blocks, Mesh(x=2), Prices(Mesh(x=2), Hardware.of("dgx-h100"))).ops)
     choice = solve(problem)
-    assert problem.seconds(choice.ways, choice.lies) == choice.seconds
+    assert problem.seconds(choice.sharding_of, choice.layout_of) == choice.seconds
 
 
 def test_given_layouts_stay():

@@ -50,7 +50,7 @@ def check_all(seed, most):
     peaks = sorted({peak for peak, _ in found})
     for limit in {peaks[0], peaks[len(peaks) // 2], peaks[-1]}:
         choice = solve(problem, memory=memory, limit_bytes=limit)
-        assert memory.total(choice.ways, choice.lies, choice.kept).max() <= limit
+        assert memory.total(choice.sharding_of, choice.layout_of, choice.kept).max() <= limit
         assert choice.seconds == pytest.approx(
             min(seconds for peak, seconds in found if peak <= limit), rel=1e-9, abs=1e-15)
     with pytest.raises(NoLayoutFits, match=r"fit in .* a device: at least .* are held while") as caught:
@@ -76,7 +76,7 @@ def test_what_is_counted_is_what_the_program_holds(seed):
     problem = problem_on(random_program(np.random.default_rng(seed), most=5), mesh)
     choice = solve(problem)
     function = laid_out_by(problem, choice)
-    counted = int(Memory(problem).total(choice.ways, choice.lies, choice.kept or ()).max(initial=0))
+    counted = int(Memory(problem).total(choice.sharding_of, choice.layout_of, choice.kept or ()).max(initial=0))
     if any(op.kind == "reshard" for op in function.ops):
         assert peak_bytes(function, mesh) > 0
     else:
@@ -108,7 +108,7 @@ def check_what_is_counted(solution):
     Returns the names of the values that are laid out anew.
     """
     step, choice = solution.problem.function, solution.choice
-    counted = Memory(solution.problem, replaced_by(step)).total(choice.ways, choice.lies, choice.kept)
+    counted = Memory(solution.problem, replaced_by(step)).total(choice.sharding_of, choice.layout_of, choice.kept)
     local = Localized(solution.function, Devices.of(solution.mesh)).program(0)
     live = live_bytes(local, replaced_by(step))
     place = {value.name: at for at, op in enumerate(local.ops) for value in op.outputs}

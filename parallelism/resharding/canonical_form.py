@@ -1,4 +1,4 @@
-"""One form for all searches that differ in the order of the dims alone.
+"""The canonical form of a search: one for all searches that differ in the order of the dims alone.
 
 A route is searched once for each form (`parallelism.resharding.search`), so the plan for a transposed tensor is the
 transposed plan.
@@ -12,7 +12,7 @@ from parallelism.resharding.blocks import Axes, Blocks
 from parallelism.resharding.moves import State
 
 
-class UsualForm(NamedTuple):
+class CanonicalForm(NamedTuple):
     """A search, and how its dims are numbered in the search that stands for it."""
 
     shape: tuple[int, ...]
@@ -29,12 +29,12 @@ class UsualForm(NamedTuple):
         return State(tuple(dims), state.partial)
 
 
-def usual_form(blocks: Blocks, source: State, target: State) -> UsualForm:
-    """The form of a search: its dims are sorted, by their axes first.
+def canonical_form(blocks: Blocks, source: State, target: State) -> CanonicalForm:
+    """The canonical form of a search: its dims are sorted, by their axes first.
 
     So dims that are whole before and after come first, whatever their extents are.
     """
     rows = sorted(zip(source.dims, target.dims, blocks.shape, range(len(blocks.shape)), strict=True))
-    return UsualForm(
+    return CanonicalForm(
         tuple([extent for _, _, extent, _ in rows]), State(tuple([before for before, *_ in rows]), source.partial),
         State(tuple([after for _, after, *_ in rows]), target.partial), tuple([dim for *_, dim in rows]))

@@ -9,8 +9,8 @@ import pytest
 from auto_programs import random_program
 
 from parallelism import Mesh, TensorSharding, ir, models
-from parallelism.auto_sharding import auto_shard, joined_axes
-from parallelism.auto_sharding.joined_axes import is_large, joined, joinings, over_joined
+from parallelism.auto_sharding import auto_shard, merged_axes
+from parallelism.auto_sharding.merged_axes import groupings, is_large, merged, over_merged
 from parallelism.layouts import annotate
 
 CUBE = Mesh(x=2, y=2, z=2)
@@ -20,13 +20,13 @@ SMALL = models.mlp((64, 128, 32), 16)
 @pytest.fixture
 def always(monkeypatch):
     """Every program is too large."""
-    monkeypatch.setattr(joined_axes, "MOST_SHARDINGS", 0)
+    monkeypatch.setattr(merged_axes, "MOST_SHARDINGS", 0)
 
 
 def test_neighbours_are_joined():
-    assert joinings(CUBE) == [{"x": ("x",), "y_z": ("y", "z")}, {"x_y": ("x", "y"), "z": ("z",)}]
-    assert [joined(CUBE, each) for each in joinings(CUBE)] == [Mesh(x=2, y_z=4), Mesh(x_y=4, z=2)]
-    assert len(joinings(Mesh(a=2, b=1, c=2, d=2, e=2))) == 3
+    assert groupings(CUBE) == [{"x": ("x",), "y_z": ("y", "z")}, {"x_y": ("x", "y"), "z": ("z",)}]
+    assert [merged(CUBE, each) for each in groupings(CUBE)] == [Mesh(x=2, y_z=4), Mesh(x_y=4, z=2)]
+    assert len(groupings(Mesh(a=2, b=1, c=2, d=2, e=2))) == 3
 
 
 def test_what_is_large():
@@ -36,24 +36,24 @@ def test_what_is_large():
 
 
 def test_given_layouts_are_joined_where_they_can_be():
-    first, second = joinings(CUBE)
+    first, second = groupings(CUBE)
     given = annotate(SMALL, {"p.w0": "[x, (y, z)]"})
-    layouts = {value.name: value.layout for value in over_joined(given, first).inputs}
+    layouts = {value.name: value.layout for value in over_merged(given, first).inputs}
     assert layouts["p.w0"] == TensorSharding("x", "y_z")
-    assert over_joined(given, second) is None
+    assert over_merged(given, second) is None
     for layout in ("[x, y]", "[(z, y), x]", "[y, z]"):
-        assert over_joined(annotate(SMALL, {"p.w0": layout}), first) is None
+        assert over_merged(annotate(SMALL, {"p.w0": layout}), first) is None
 
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("seed", range(4))
-def test_no_slower_than_with_joined_axes_and_no_faster_than_the_least(seed):
+def test_no_slower_than_with_merged_axes_and_no_faster_than_the_least(seed):
     function = random_program(np.random.default_rng(seed), most=1)
     found = auto_shard(function, CUBE, "dgx-h100")
     least = auto_shard(function, CUBE, "dgx-h100", time_limit=math.inf)
-    for groups in joinings(CUBE):
-        coarse = auto_shard(function, joined(CUBE, groups), "dgx-h100")
+    for groups in groupings(CUBE):
+        coarse = auto_shard(function, merged(CUBE, groups), "dgx-h100")
         assert found.seconds <= coarse.seconds * (1 + 1e-9)
     assert found.choice.bound_seconds <= least.seconds * (1 + 1e-9) <= found.seconds * (1 + 2e-9)
     assert least.choice.gap == 0

@@ -1,9 +1,9 @@
-"""What more memory on each device, or the same devices in another mesh, would buy.
+"""Dual prices: the seconds that more memory on each device, or the same devices in another mesh, would save.
 
     print(dual(solution))
 
-Memory is worth something only where it limits.  There the integer program is solved again with more of it.  And it is
-solved on the meshes in which one axis has fewer devices and another one more.
+More memory saves time only where memory limits the solution.  There the integer program is solved again with more of
+it.  And it is solved on the meshes in which one axis has fewer devices and another one more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class OtherMesh:
 
     mesh: Mesh
     saved_seconds: float
-    """What the program takes less there; negative if it takes more, and negative infinity if it does not fit."""
+    """By how many seconds the program is faster there; negative if it is slower, minus infinity if it does not fit."""
     is_proved: bool
-    """Whether both times are the least."""
+    """Whether the seconds of both meshes are proved to be the least."""
 
     def __str__(self) -> str:
         shape = " ".join(f"{axis}={n}" for axis, n in self.mesh.shape.items())
@@ -40,17 +40,17 @@ class Dual:
     """What more memory, or another mesh of the same devices, would buy."""
 
     seconds: float
-    """Of the program as it is laid out."""
+    """The seconds of the program as the solution has it."""
     limit_bytes: int | None
     """What a device may hold now; None: anything."""
     more_bytes: int
     """How much more it might hold."""
     saved_seconds: float
-    """What the program takes less then."""
+    """By how many seconds the program is faster then."""
     is_limited: bool
     """Whether memory limits the solution: without a limit another one might be faster."""
     is_proved: bool
-    """Whether both times are the least."""
+    """Whether the seconds with and without the additional memory are proved to be the least."""
     meshes: tuple[OtherMesh, ...]
     """The best first."""
 
@@ -84,16 +84,20 @@ def dual(
     for other in other_splits(mesh) if meshes is None else meshes:
         if other.size != mesh.size:
             raise ValueError(f"{other!r} has {other.size} devices, the solution is for {mesh.size}")
-        try:
-            found = auto_shard(
-                solution.problem.function, other, solution.hardware, priced_dtype=solution.priced_dtype,
-                blocks=solution.blocks, ties=solution.ties, limit_bytes=limit, time_limit=time_limit)
-            others.append(OtherMesh(other, solution.seconds - found.seconds,
-                                    not (solution.choice.gap or found.choice.gap)))
-        except NoLayoutFits:
-            others.append(OtherMesh(other, -float("inf"), True))
+        others.append(_on(other, solution, time_limit))
     return Dual(solution.seconds, limit, more_bytes, saved, is_limited, proved,
                 tuple(sorted(others, key=lambda each: -each.saved_seconds)))
+
+
+def _on(mesh: Mesh, solution: AutoSharding, time_limit: float | None) -> OtherMesh:
+    """What another mesh would save."""
+    try:
+        found = auto_shard(
+            solution.problem.function, mesh, solution.hardware, priced_dtype=solution.priced_dtype,
+            blocks=solution.blocks, ties=solution.ties, limit_bytes=solution.limit_bytes, time_limit=time_limit)
+    except NoLayoutFits:
+        return OtherMesh(mesh, -float("inf"), True)
+    return OtherMesh(mesh, solution.seconds - found.seconds, not (solution.choice.gap or found.choice.gap))
 
 
 def other_splits(mesh: Mesh) -> tuple[Mesh, ...]:
