@@ -66,11 +66,10 @@ def replaced(function: Function, path: str, new: Function) -> Function:
                              f"{texts[1]}")
     before, after = _around(function, path, old)
     values = _named(function, old, new)
-    ops = [
-        replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values),
-                region=op.region if inside(op, path) else joined(path, op.region))
-        for op in new.ops
-    ]
+    ops = []
+    for op in new.ops:
+        region = op.region if inside(op, path) else joined(path, op.region)
+        ops.append(replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values), region=region))
     results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
     ops += [replace(op, inputs=each(op.inputs, results)) for op in after]
     return replace(function, ops=(*before, *ops), outputs=each(function.outputs, results))
