@@ -199,8 +199,12 @@ def reshape(before: Shape, after: Shape) -> Rule:
     for letter, (dim, extent) in zip(names, chain(*rests), strict=False):
         extents[letter] = extent
         dim.append(letter)
-    inputs, outputs = ([tuple(dim) or ("1",) for dim in side] for side in sides)
-    return Rule((tuple(inputs),), (tuple(outputs),), extents, frozenset(extents.keys() - shared))
+    inputs, outputs = (tuple(map(_dim, side)) for side in sides)
+    return Rule((inputs,), (outputs,), extents, frozenset(extents.keys() - shared))
+
+
+def _dim(letters: list[str]) -> Dim:
+    return tuple(letters) or ("1",)
 
 
 def _common(left: Sequence[tuple[Any, Extent]], right: Sequence[tuple[Any, Extent]]) -> Extent | None:
@@ -208,7 +212,7 @@ def _common(left: Sequence[tuple[Any, Extent]], right: Sequence[tuple[Any, Exten
 
     The extents are the second members of the pairs.
     """
-    (m, *after_m), (n, *after_n) = ([extent for _, extent in side] for side in (left, right))
+    (_, (m, *after_m)), (_, (n, *after_n)) = zip(*left, strict=True), zip(*right, strict=True)
     if m == n:
         return m or None
     if isinstance(m, int) and isinstance(n, int):

@@ -15,7 +15,10 @@ def _of_one_dtype(function: str, *operands: Any) -> list[Traced]:
     """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
     dtype = common_dtype(*map(_promoting, operands))
     check_promotion(function, operands, dtype)
-    return [lift(x, dtype=dtype if _is_weak(x) else None).astype(dtype) for x in operands]
+    lifted = []
+    for x in operands:
+        lifted.append(lift(x, dtype=dtype if _is_weak(x) else None).astype(dtype))
+    return lifted
 
 
 def _is_weak(x: Any) -> bool:
