@@ -212,7 +212,8 @@ def _common(left: Sequence[tuple[Any, Extent]], right: Sequence[tuple[Any, Exten
 
     The extents are the second members of the pairs.
     """
-    (_, (m, *after_m)), (_, (n, *after_n)) = zip(*left, strict=True), zip(*right, strict=True)
+    m, *after_m = [extent for _, extent in left]
+    n, *after_n = [extent for _, extent in right]
     if m == n:
         return m or None
     if isinstance(m, int) and isinstance(n, int):
