@@ -92,7 +92,7 @@ def run_actions(
             messages.run(move)
             continue
         x = messages.take(move)
-        if following is not None and not messages.listed:
+        if following is not None and not messages.listed and following.source not in (NOBODY, messages.here):
             messages.post(following)
         y = run_action(device, stages[number], action, x)
         if y is not None:
@@ -121,9 +121,8 @@ class _Messages:
             self._send(move, self.kept.pop(move.given))
 
     def post(self, move: Passed) -> None:
-        """Posts the receive of what an action takes from another device, if it takes anything from there."""
-        if move.source not in (NOBODY, self.here):
-            self.posted[move.taken] = self.device.irecv(move.source, tag=move.taken, axes=self.axis)
+        """Posts the receive of what an action takes from another device."""
+        self.posted[move.taken] = self.device.irecv(move.source, tag=move.taken, axes=self.axis)
 
     def take(self, move: Passed) -> Array | None:
         """What an action takes; None if it takes nothing."""
