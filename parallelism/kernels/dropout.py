@@ -49,8 +49,9 @@ def dropout_mask(
     The element at row-major position i of the whole tensor is kept if the upper 53 bits of ``splitmix64(key, i)`` are
     at least ``rate * 2**53``, where ``key`` is number ``step`` of the sequence of ``seed``.
     """
-    places = [np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
-              for piece in ([slice(0, n) for n in shape] if block is None else block)]
+    places = []
+    for part in map(slice, shape) if block is None else block:
+        places.append(np.arange(part.start or 0, part.stop) if isinstance(part, slice) else part)
     # The state of position i is key + (i + 1) gamma.  It is a sum over dims: multiply along each dim, then add.
     state, stride = splitmix64(seed, [step]) + _GAMMA, 1
     for dim in reversed(range(len(shape))):

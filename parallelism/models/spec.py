@@ -104,9 +104,8 @@ class TransformerSpec:
     @property
     def rates(self) -> tuple[float, float]:
         """The rates of dropout: of attention weights, and of hidden values."""
-        given = self.attention_dropout, self.hidden_dropout
-        attention_rate, hidden_rate = (self.dropout if rate is None else rate for rate in given)
-        return attention_rate, hidden_rate
+        attention, hidden = self.attention_dropout, self.hidden_dropout
+        return self.dropout if attention is None else attention, self.dropout if hidden is None else hidden
 
     def padded(self, multiple: int = VOCABULARY_MULTIPLE) -> TransformerSpec:
         """The same model with its vocabulary padded to a multiple, so that devices can share it evenly.

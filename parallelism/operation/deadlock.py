@@ -64,7 +64,7 @@ def describe(
             steps[MOST_STEPS - 1 : -1] = ["..."]
         head = f"deadlock: {'; '.join(steps)}"
     else:
-        first = next((each for each in stuck if any(peer in finished for peer in each.waits_for)), stuck[0])
+        first = next((each for each in stuck if not {*finished}.isdisjoint(each.waits_for)), stuck[0])
         head = f"deadlock: rank {first.rank} waits for {ranks_in_words(first.waits_for)}"
         if gone := [peer for peer in first.waits_for if peer in finished]:
             head = f"deadlock: {ranks_in_words(gone)} returned without {_omission(first)}"

@@ -81,8 +81,10 @@ class CollectiveMismatchError(ClusterError):
         ``locations`` are the lines of the ranks that raised it.  A rank that was ended before it could raise stands
         with those that called the same, if all of them called it at one line.
         """
-        lines_of = {call: {locations[rank] for rank in ranks if rank in locations}
-                    for call, ranks in keys_by_value(self.calls).items()}
+        lines_of: dict[str, set[str]] = {call: set() for call in self.calls.values()}
+        for rank, at in locations.items():
+            if rank in self.calls:
+                lines_of[self.calls[rank]].add(at)
         texts = {}
         for rank, call in self.calls.items():
             line = locations.get(rank) or (min(lines_of[call]) if len(lines_of[call]) == 1 else None)
@@ -137,10 +139,10 @@ class Undelivered(NamedTuple):
 def undelivered_error(messages: Sequence[Undelivered]) -> UndeliveredMessageError:
     """The error of a run that ended with these messages undelivered; those of one source in the order of sending."""
     messages = sorted(messages, key=lambda each: each.source)       # stable: of one source, in the order given
-    texts = [
-        f"rank {each.source} sent {f'{each.how_many} messages' if each.how_many > 1 else 'a message'} "
-        f"to rank {each.target} (tag {each.tag}) at {each.location}" for each in messages
-    ]
+    texts = []
+    for each in messages:
+        count = f"{each.how_many} messages" if each.how_many > 1 else "a message"
+        texts.append(f"rank {each.source} sent {count} to rank {each.target} (tag {each.tag}) at {each.location}")
     return UndeliveredMessageError(
         f"the run ended with messages that nobody received: {'; '.join(texts)}",
         ranks=sorted({rank for each in messages for rank in each[:2]}), operation="send",
@@ -157,7 +159,9 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    texts = [text for span in spans for text in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
+    texts: list[str] = []
+    for span in spans:
+        texts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
     words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(texts)] if texts else []
     if any(rank < 0 for rank in ranks):
         words.append("the host")

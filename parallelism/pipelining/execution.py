@@ -84,46 +84,66 @@ def run_actions(
     **Memory**: ``activations`` hold the bytes that stages keep, by stage and microbatch.
     """
     order = list(actions)
-    here, listed = device.position(axis) if axis is not None else 0, pipeline.schedule.lists_messages
-    kept: dict[int, Array] = {}         # results that pass between actions of this device, by their tags
-    posted: dict[int, Work[Array]] = {}
-    sent: list[Work[None]] = []
     moves = passed(pipeline, order)
-
-    def pass_message(move: Passed) -> None:
-        """Posts the receive, or starts the send, of a message that the schedule lists."""
-        if move.source != NOBODY:
-            posted[move.taken] = device.irecv(move.source, tag=move.taken, axes=axis)
-        else:
-            sent.append(device.isend(kept.pop(move.given), move.target, tag=move.given, axes=axis))
-
-    def taken_by(move: Passed) -> Array | None:
-        """What an action takes."""
-        if move.source == here:
-            return kept.pop(move.taken)
-        if move.source == NOBODY:
-            return None
-        work = posted.pop(move.taken, None)
-        return device.recv(move.source, tag=move.taken, axes=axis) if work is None else work.wait()
-
+    messages = _Messages(device, axis, listed=pipeline.schedule.lists_messages)
     for action, move, following in zip(order, moves, [*moves[1:], None], strict=True):
         number, kind, k = action
         if kind in MESSAGES:
-            pass_message(move)
+            messages.run(move)
             continue
-        x = taken_by(move)
-        if not listed and following is not None and following.source not in (NOBODY, here):
-            posted[following.taken] = device.irecv(following.source, tag=following.taken, axes=axis)
+        x = messages.take(move)
+        if following is not None and not messages.listed and following.source not in (NOBODY, messages.here):
+            messages.post(following)
         y = run_action(device, stages[number], action, x)
-        if y is not None and move.target != NOBODY:
-            if listed or move.target == here:
-                kept[move.given] = y
-            else:
-                sent.append(device.isend(y, move.target, tag=move.given, axes=axis))
+        if y is not None:
+            messages.give(move, y)
         if done is not None and kind in ("B", "W"):
             done(number, k)
-    for work in sent:
+    for work in messages.sent:
         work.wait()
+
+
+class _Messages:
+    """The messages of a device, and the results that pass between its own actions, all by their tags."""
+
+    def __init__(self, device: Device, axis: str | None, *, listed: bool) -> None:
+        self.device, self.axis, self.listed = device, axis, listed
+        self.here = device.position(axis) if axis is not None else 0
+        self.kept: dict[int, Array] = {}
+        self.posted: dict[int, Work[Array]] = {}
+        self.sent: list[Work[None]] = []
+
+    def run(self, move: Passed) -> None:
+        """Posts the receive, or starts the send, of a message that the schedule lists."""
+        if move.source != NOBODY:
+            self.post(move)
+        else:
+            self._send(move, self.kept.pop(move.given))
+
+    def post(self, move: Passed) -> None:
+        """Posts the receive of what an action takes from another device."""
+        self.posted[move.taken] = self.device.irecv(move.source, tag=move.taken, axes=self.axis)
+
+    def take(self, move: Passed) -> Array | None:
+        """What an action takes; None if it takes nothing."""
+        if move.source == self.here:
+            return self.kept.pop(move.taken)
+        if move.source == NOBODY:
+            return None
+        work = self.posted.pop(move.taken, None)
+        return self.device.recv(move.source, tag=move.taken, axes=self.axis) if work is None else work.wait()
+
+    def give(self, move: Passed, y: Array) -> None:
+        """Passes on the result of an action, or keeps it: for this device, or for its listed ``SEND``."""
+        if move.target == NOBODY:
+            return
+        if self.listed or move.target == self.here:
+            self.kept[move.given] = y
+        else:
+            self._send(move, y)
+
+    def _send(self, move: Passed, y: Array) -> None:
+        self.sent.append(self.device.isend(y, move.target, tag=move.given, axes=self.axis))
 
 
 def run_action(device: Device, stage: Stage, action: Action, x: Array | None) -> Array | None:

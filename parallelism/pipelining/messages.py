@@ -43,7 +43,7 @@ def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray
     schedule, count = pipeline.schedule, pipeline.microbatches
     ranks = np.array([*schedule.placement, NOBODY])     # also of the stage before the first, and of that after the last
     kinds = {kind: number for number, kind in enumerate((*KINDS, *MESSAGES))}
-    step_of = np.array([1 if kind[-1] == "F" else -1 for kind in kinds])
+    step_of = np.where([kind[-1] == "F" for kind in kinds], 1, -1)
     passes = np.array([kind in MESSAGES or schedule.passes_on(kind) for kind in kinds])
     takes = passes & [kind[0] != "S" for kind in kinds]
     gives = passes & [kind[0] != "R" for kind in kinds]

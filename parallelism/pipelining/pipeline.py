@@ -137,11 +137,11 @@ class PipelineStage:
 
     @cached_property
     def _work(self) -> dict[int, tuple[Status, int | None]]:
-        return {
-            int(start): (Status.FORWARD if action.kind == "F" else Status.BACKWARD, action.microbatch)
-            for action, start, _ in self.pipeline.schedule.timeline(SLOTS).spans[self.rank]
-            if action.stage == self.stage
-        }
+        work: dict[int, tuple[Status, int | None]] = {}
+        for (stage, kind, microbatch), start, _ in self.pipeline.schedule.timeline(SLOTS).spans[self.rank]:
+            if stage == self.stage:
+                work[int(start)] = Status.FORWARD if kind == "F" else Status.BACKWARD, microbatch
+        return work
 
 
 def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> Schedule:
@@ -191,4 +191,5 @@ def _generated(
     generator: Callable[..., Iterable[Written]], ranks: int, microbatches: int, chunks: int
 ) -> list[Iterable[Written]]:
     """The actions of each rank; the generator is told the number of ``chunks`` if there are several."""
-    return [generator(rank, ranks, microbatches, *([chunks] if chunks > 1 else [])) for rank in range(ranks)]
+    more = [chunks] if chunks > 1 else []
+    return [generator(rank, ranks, microbatches, *more) for rank in range(ranks)]

@@ -80,7 +80,7 @@ class Schedule:
         """
         rows = [[as_step(given) for given in row] for row in actions]
         works = [work for row in rows for step in row for work in step.works]
-        stages, microbatches = (len({work[i] for work in works}) for i in (0, 2))
+        stages, microbatches = len({work.stage for work in works}), len({work.microbatch for work in works})
         if not rows or stages % len(rows):
             raise ValueError(f"schedule {name!r} has {stages} stages, which {len(rows)} ranks cannot hold equally")
         return cls(
@@ -100,7 +100,10 @@ class Schedule:
     @cached_property
     def works(self) -> tuple[tuple[Action, ...], ...]:
         """The actions of every rank; the two of an overlapped pair follow each other."""
-        return tuple(tuple(chain.from_iterable(step.works for step in row)) for row in self.actions)
+        rows = []
+        for row in self.actions:
+            rows.append(tuple(chain.from_iterable(step.works for step in row)))
+        return tuple(rows)
 
     @cached_property
     def lists_messages(self) -> bool:
@@ -117,10 +120,10 @@ class Schedule:
         if self.local and action.kind in ("B", "I"):
             return needs[:1]
         if self.lists_messages and action.kind in KINDS:
-            here, received = self.placement[action.stage], "RECV_F" if action.kind == "F" else "RECV_B"
-            return [
-                need if self.placement[need.stage] == here else action._replace(kind=received) for need in needs
-            ]
+            received = action._replace(kind="RECV_F" if action.kind == "F" else "RECV_B")
+            for i, need in enumerate(needs):
+                if self.placement[need.stage] != self.placement[action.stage]:
+                    needs[i] = received
         return needs
 
     def with_messages(self) -> Schedule:
@@ -131,11 +134,13 @@ class Schedule:
         """
         if self.lists_messages:
             return self
-        return replace(self, actions=tuple(
-            tuple(entry for step in row
-                  for entry in (*self._messages("RECV", step, rank), step, *self._messages("SEND", step, rank)))
-            for rank, row in enumerate(self.actions)
-        ))
+        rows = []
+        for rank, row in enumerate(self.actions):
+            entries: list[Step] = []
+            for step in row:
+                entries += *self._messages("RECV", step, rank), step, *self._messages("SEND", step, rank)
+            rows.append(tuple(entries))
+        return replace(self, actions=tuple(rows))
 
     def _messages(self, verb: str, step: Step, rank: int) -> Iterator[Action]:
         """The messages that an entry of a rank receives (``RECV``) or sends (``SEND``)."""
@@ -182,8 +187,11 @@ class Schedule:
         if not self.training:
             return (0,) * self.ranks
         changes = {"F": 1, "B": -1, "W": -1}
-        return tuple(
-            max(accumulate((changes.get(work.kind, 0) for work in row), initial=0)) for row in self.works)
+        peaks = []
+        for row in self.works:
+            live = accumulate((changes.get(work.kind, 0) for work in row), initial=0)
+            peaks.append(max(live))
+        return tuple(peaks)
 
     # ---------------------------------------------------------------------------------------------- as text
 

@@ -153,8 +153,11 @@ def _pairs(chart: Chart, timeline: ScheduleTimeline, rank: int) -> Iterator[str]
 
 def _legend(chart: Chart, timelines: Sequence[ScheduleTimeline]) -> None:
     kinds = {span.action.kind for each in timelines for row in each.spans for span in row}
-    entries = [(f"var(--{_FILL[kind]})" + (f"|url(#{chart.mark}-{kind})" if kind in _HATCH else ""), kind, words)
-               for kind, words in _MEANING.items() if kind in kinds]
+    entries = []
+    for kind, words in _MEANING.items():
+        if kind in kinds:
+            hatch = f"|url(#{chart.mark}-{kind})" if kind in _HATCH else ""
+            entries.append((f"var(--{_FILL[kind]}){hatch}", kind, words))
     if any(each.schedule.chunks > 1 for each in timelines):
         entries.append(("color-mix(in srgb,var(--panel),var(--shade) 35%)", "", "later stages of a rank"))
     if any(each.schedule.training for each in timelines):

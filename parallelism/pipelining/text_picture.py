@@ -28,16 +28,14 @@ def text(schedule: Schedule) -> str:
     margin = max(len(head) for head, _ in rows) + 2
     width = max(len(cell) for _, cells in rows for cell in cells) + 1
     fold = (WIDTH - margin + 1) // width
-    return "\n".join(
-        [caption(schedule)]
-        + ["one chunk a rank, so nothing is interleaved; chunks=2 gives each rank two stages"]
-        * is_alone
-        + [
-            (head.ljust(margin) + "".join(cell.ljust(width) for cell in cells[first : first + fold])).rstrip()
-            for first in range(0, len(numbers), fold)
-            for head, cells in rows
-        ]
-    )
+    picture = [caption(schedule)]
+    if is_alone:
+        picture.append("one chunk a rank, so nothing is interleaved; chunks=2 gives each rank two stages")
+    for first in range(0, len(numbers), fold):
+        for head, cells in rows:
+            line = "".join(cell.ljust(width) for cell in cells[first : first + fold])
+            picture.append((head.ljust(margin) + line).rstrip())
+    return "\n".join(picture)
 
 
 def cycles(schedule: Schedule) -> list[list[Action | None]]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,12 +70,12 @@ class ScheduleTimeline:
     @property
     def busy(self) -> tuple[float, ...]:
         """By rank, the time in which it works."""
-        return tuple(sum(span.end - span.start for span in row) for row in self.spans)
+        return tuple(map(_work, self.spans))
 
     @property
     def rank_spans(self) -> tuple[float, ...]:
         """By rank, the time from its first start to its last end."""
-        return tuple(row[-1].end - row[0].start if row else 0 for row in self.spans)
+        return tuple(map(_duration, self.spans))
 
     @property
     def bubble_fraction(self) -> float:
@@ -108,7 +108,10 @@ class ScheduleTimeline:
 
     def peak_live(self) -> tuple[int, ...]:
         """By rank, the most forwards that are kept at once."""
-        return tuple(max((count for _, count in self.live(rank)), default=0) for rank in range(len(self.spans)))
+        peaks = []
+        for rank in range(len(self.spans)):
+            peaks.append(max((count for _, count in self.live(rank)), default=0))
+        return tuple(peaks)
 
     def beside(self, *others: ScheduleTimeline) -> Drawing:
         """A picture of this timeline and others on one time axis: ``print`` it, or display it in a notebook.
@@ -133,6 +136,14 @@ class ScheduleTimeline:
         from parallelism.pipelining import svg
 
         return svg.html([self])
+
+
+def _work(row: Sequence[Span]) -> float:
+    return sum(span.end - span.start for span in row)
+
+
+def _duration(row: Sequence[Span]) -> float:
+    return row[-1].end - row[0].start if row else 0
 
 
 def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
@@ -224,15 +235,20 @@ class _Lanes:
         self.places: list[list[int]] = []
         """By rank, the place of the event of each action."""
         self.keys: Sequence[int] = ()
-        kinds = [dict.fromkeys((work.stage, work.kind) for work in row) for row in schedule.works]
-        ranks_of = Counter(stage for row in kinds for stage in {stage for stage, _ in row})
-        waits = [{each: self._waits(*each, rank) for each in row} for rank, row in enumerate(kinds)]
-        received = {slot for row in waits for each in row.values() for pair in each for slot in pair}
-        self.patterns = [
-            {(stage, kind): self._pattern(stage, kind, each, received, ranks_of[stage] > 1)
-             for (stage, kind), each in row.items()}
-            for row in waits
-        ]
+        waits: list[dict[tuple[int, str], tuple[tuple[int, int], ...]]] = []    # by rank, then by stage and kind
+        received: set[int] = set()
+        ranks_of = Counter[int]()
+        for rank, row in enumerate(schedule.works):
+            kinds = dict.fromkeys((work.stage, work.kind) for work in row)
+            ranks_of.update({stage for stage, _ in kinds})
+            waits.append({each: self._waits(*each, rank) for each in kinds})
+            received.update(*chain(*waits[-1].values()))
+        self.patterns: list[dict[tuple[int, str], _Pattern]] = []
+        for by_kind in waits:
+            patterns = {}
+            for (stage, kind), each in by_kind.items():
+                patterns[stage, kind] = self._pattern(stage, kind, each, received, ranks_of[stage] > 1)
+            self.patterns.append(patterns)
 
     def events(self) -> LaneEvents:
         """The events of all ranks, rank after rank."""

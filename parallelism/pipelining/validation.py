@@ -21,9 +21,10 @@ def validate(schedule: Schedule) -> None:
         for step, entry in enumerate(row):
             for action in entry.works:
                 _check_needs(schedule, places, rank, step, action)
+    kinds = "FIW" if schedule.training else "F"
     for stage, rank in enumerate(schedule.placement):
         for k in range(schedule.microbatches):
-            lacking = [kind for kind in ("FIW" if schedule.training else "F") if (stage, kind, k) not in places]
+            lacking = [kind for kind in kinds if (stage, kind, k) not in places]
             if lacking:
                 action = Action(stage, "B" if lacking == ["I", "W"] else lacking[0], k)
                 raise ValueError(f"{_at(schedule, rank, len(schedule.actions[rank]))}, the end: {action} is missing")

@@ -43,5 +43,9 @@ def blank(call: MemberCall) -> Array | None:
 
 def zeros(value: Any) -> Any:
     """Zeros in the shape of a value: an array, a scalar or a tree of these."""
-    arrays = [(leaf, np.zeros(np.shape(leaf), np.asarray(leaf).dtype)) for leaf in leaves(value)]
-    return rebuild(value, [array if isinstance(leaf, np.ndarray) else array[()] for leaf, array in arrays])
+    return rebuild(value, list(map(_zeros, leaves(value))))
+
+
+def _zeros(leaf: Any) -> Any:
+    array = np.zeros(np.shape(leaf), np.asarray(leaf).dtype)
+    return array if isinstance(leaf, np.ndarray) else array[()]

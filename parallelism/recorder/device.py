@@ -221,9 +221,10 @@ class RecordingDevice:
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         peer = self._peer("dst", dst, axes)
-        nbytes = sum(
-            (checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)).nbytes
-            for leaf in leaves(x))
+        nbytes = 0
+        for leaf in leaves(x):
+            array = checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+            nbytes += array.nbytes
         self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1,
                   dtype=x.dtype.name if isinstance(x, np.ndarray) else None)
         self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))

@@ -266,10 +266,15 @@ class Lockstep:
     def _deadlock(self) -> DeadlockError:
         waiting = self._waiting
         frames = frames_by_thread()
-        lines = {rank: [*user_lines(frames.get(self._threads[rank].ident or 0))] for rank in waiting}
-        stuck = [
-            Stuck(rank, wait.text() + ("" if lines[rank] else ", never waited for,"),
-                  lines[rank][0].place if lines[rank] else wait.issued_at or "?", wait.lane, tuple(wait.waits_for()))
-            for rank, wait in sorted(waiting.items())
-        ]
-        return deadlock_error(stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})
+        stacks = {}
+        stuck = []
+        for rank, wait in sorted(waiting.items()):
+            lines = [*user_lines(frames.get(self._threads[rank].ident or 0))]
+            text, location = wait.text(), wait.issued_at or "?"
+            if lines:
+                location = lines[0].place
+            else:
+                text += ", never waited for,"
+            stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))
+            stacks[rank] = lines[::-1]
+        return deadlock_error(stuck, self._returned, stacks)

@@ -57,7 +57,9 @@ def collective_prices(
     of_event = price_of[operation]
     if events.present("parent").any():
         prices, of_event = _with_reshardings(events, prices, price_of, operation)
-    names = {name: place for place, name in enumerate(dict.fromkeys(found.algorithm for found in prices))}
+    names: dict[str | None, int] = {}
+    for found in prices:
+        names.setdefault(found.algorithm, len(names))
     name_of = np.array([names[found.algorithm] for found in prices], np.int32)
     return (
         np.array([found.seconds for found in prices])[of_event], Table(tuple(names), name_of[of_event]),

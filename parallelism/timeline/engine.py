@@ -176,13 +176,7 @@ class Replay:
             else:
                 end = clock if role == POINT else self.meet(lane, i, role, clock)
                 if work is not None:
-                    self.issued[lane, work] = i
-                    if end is not None:
-                        self.finish(lane, i, end)
-                    if role == SEND:
-                        clock += self.overheads[i]
-                    elif self.share and role == COLLECTIVE:
-                        clock += self.share * costs[i]
+                    clock = self.issue(lane, i, work, role, clock, end)
                     continue
             if end is None:
                 self.clock[lane], self.next[lane], self.blocked[lane] = clock, i, waited
@@ -191,6 +185,17 @@ class Replay:
                 durations[i] = end - clock
                 clock = end
         self.clock[lane], self.next[lane] = clock, self.ends[lane]
+
+    def issue(self, lane: int, i: int, work: int, role: int, clock: Any, end: Any) -> Any:
+        """Starts an asynchronous operation that ends at ``end``, if this is known; the lane's clock afterwards."""
+        self.issued[lane, work] = i
+        if end is not None:
+            self.finish(lane, i, end)
+        if role == SEND:
+            clock += self.overheads[i]
+        elif self.share and role == COLLECTIVE:
+            clock += self.share * self.costs[i]
+        return clock
 
     def meet(self, lane: int, i: int, role: int, start: Any) -> Any:
         """The end of the operation that starts here; None if it is not known yet."""

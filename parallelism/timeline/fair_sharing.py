@@ -314,34 +314,21 @@ class SharedLinks:
         flows, channels = [flow], []
         for each in flows:      # grows
             for channel in each.channels:
-                if seen[channel] != serial:
-                    seen[channel] = serial
-                    channels.append(channel)
-                    users = all_users[channel]
-                    if len(users) > 1:
-                        for other in users.values():
-                            if other.version != serial:
-                                other.version = serial
-                                flows.append(other)
+                if seen[channel] == serial:
+                    continue
+                seen[channel] = serial
+                channels.append(channel)
+                for other in all_users[channel].values():
+                    if other.version != serial:
+                        other.version = serial
+                        flows.append(other)
         return flows, channels
 
     def _filled(self, flows: list[_Flow], channels: list[int]) -> None:
         """Progressive filling: all rates grow alike until a channel is full or a transfer has what it asks for."""
         room, weight, all_users = self._room, self._weight, self._users
-        for channel in channels:
-            room[channel] = self._whole[channel]
-            weight[channel] = float(len(all_users[channel]))
-        limits: list[tuple[float, int]] = []
+        limits = self._limits(flows, channels)
         reached: Iterable[_Flow]
-        for place, flow in enumerate(flows):
-            flow.fixed = 0.0
-            if flow.wanted < 1.0 or flow.share < 1.0:
-                limits.append((flow.wanted, -1 - place))
-            if flow.parts is not None or flow.share < 1.0:
-                for channel, part in zip(flow.channels, flow.parts or repeat(1.0), strict=False):
-                    weight[channel] -= 1.0 - part * flow.share
-        limits += [(room[channel] / weight[channel], channel) for channel in channels]
-        heapify(limits)
         left = len(flows)
         while left:
             level, full = heappop(limits)
@@ -358,19 +345,42 @@ class SharedLinks:
                     level = grown
                 reached = all_users[full].values()
             for flow in reached:
-                if not flow.fixed:
-                    flow.fixed = level
-                    left -= 1
-                    share = flow.share
-                    if flow.parts is None:
-                        used = level * share
-                        for channel in flow.channels:
-                            room[channel] -= used
-                            weight[channel] -= share
-                    else:
-                        for channel, part in zip(flow.channels, flow.parts, strict=True):
-                            room[channel] -= level * share * part
-                            weight[channel] -= share * part
+                if flow.fixed:
+                    continue
+                flow.fixed = level
+                left -= 1
+                share = flow.share
+                if flow.parts is not None:
+                    self._fill_parts(flow.channels, flow.parts, level, share)
+                    continue
+                used = level * share
+                for channel in flow.channels:
+                    room[channel] -= used
+                    weight[channel] -= share
+
+    def _limits(self, flows: list[_Flow], channels: list[int]) -> list[tuple[float, int]]:
+        """The rates at which growth may end, as a heap: with channels, and -1 - i for flow i, which asks for less."""
+        room, weight = self._room, self._weight
+        for channel in channels:
+            room[channel] = self._whole[channel]
+            weight[channel] = float(len(self._users[channel]))
+        limits: list[tuple[float, int]] = []
+        for place, flow in enumerate(flows):
+            flow.fixed = 0.0
+            if flow.wanted < 1.0 or flow.share < 1.0:
+                limits.append((flow.wanted, -1 - place))
+            if flow.parts is not None or flow.share < 1.0:
+                for channel, part in zip(flow.channels, flow.parts or repeat(1.0), strict=False):
+                    weight[channel] -= 1.0 - part * flow.share
+        limits += [(room[channel] / weight[channel], channel) for channel in channels]
+        heapify(limits)
+        return limits
+
+    def _fill_parts(self, channels: Iterable[int], parts: Iterable[float], level: float, share: float) -> None:
+        """Takes the room of a transfer whose rate goes over its channels in parts."""
+        for channel, part in zip(channels, parts, strict=True):
+            self._room[channel] -= level * share * part
+            self._weight[channel] -= share * part
 
     def _numbered(self, channel: Channel) -> int:
         number = self._numbers.setdefault(channel, len(self._numbers))

@@ -79,10 +79,9 @@ def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
 
 def with_free_overhead(events: Columns) -> Columns:
     """The events of a program that declares every op: its nameless compute is the library's own, declared as 0 s."""
-    seconds = [
-        0.0 if nameless else declared
-        for nameless, declared in zip(nameless_compute(events).tolist(), events.values("seconds"), strict=True)
-    ]
+    seconds = list(events.values("seconds"))
+    for place in np.flatnonzero(nameless_compute(events)).tolist():
+        seconds[place] = 0.0
     return events.with_columns(seconds=column_of("seconds", seconds))
 
 

@@ -8,7 +8,8 @@ it, the times are those that `parallelism.timeline.engine` finds, to the last bi
 Only steps that do something are run one by one; what follows from their times is computed for all events at once.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,13 +106,13 @@ def undisturbed(
     run = np.flatnonzero(runs)
     until = np.searchsorted(run, ends)
     place = np.searchsorted(run, np.maximum(asks, 0))[run]
-    found = _run(
+    found = _Run(
         _Program(until.tolist(), does[run].tolist(), slots[run].tolist(), place.tolist(),
                  np.where(does == _PASS, own, flights)[run].tolist(), before[run].tolist(),
                  overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
                  np.bincount(slot_of_meet, minlength=len(groups)).tolist()),
         len(messages), ordered=ordered, share=share)
-    if found is None:
+    if not found.is_complete():
         return None
 
     clocks = np.array(found.clocks, costs.dtype)
@@ -190,91 +191,105 @@ class _Program(NamedTuple):
     """By collective."""
 
 
-class _Found(NamedTuple):
-    starts: list[Any]
-    clocks: list[Any]
-    arrivals: list[Any]
-    begun: list[Any]
-    """By collective: when it begins, after all that its members called before."""
-    concluded: list[Any]
-    """By collective: its end."""
-    queued: bool
-    """Whether a collective waited for the end of another that a member had called before."""
+class _Run:
+    """The run of the lanes: the times found so far, and what lanes wait for."""
 
+    def __init__(self, program: _Program, messages: int, *, ordered: bool, share: Any) -> None:
+        self.program, self.ordered, self.share = program, ordered, share
+        self.starts: list[Any] = [0] * len(program.does)
+        self.clocks: list[Any] = [0] * len(program.until)
+        self.arrivals: list[Any] = [None] * messages
+        self.begun: list[Any] = [0] * len(program.members)
+        """By collective: when it begins, after all that its members called before."""
+        self.concluded: list[Any] = [None] * len(program.members)
+        """By collective: its end."""
+        self.queued = False
+        """Whether a collective waited for the end of another that a member had called before."""
+        self.has_order = True
+        """Whether the collectives of each lane came in an order that is known without the engine."""
+        self._ready = list(range(len(program.until) - 1, -1, -1))
+        self._met = defaultdict[int, dict[int, None]](dict)     # collective -> the lanes that reached it, in order
+        self._stream: list[Any] = [0] * len(program.until)      # by lane: when its communication stream is free,
+        self._joined: list[Any] = [-1] * len(program.until)     # and when all members had reached its last collective
+        self._for_message: dict[int, list[int]] = {}
+        self._for_collective = defaultdict[int, list[int]](list)
 
-def _run(program: _Program, messages: int, *, ordered: bool, share: Any) -> _Found | None:
-    """Runs the lanes; None if one is blocked for ever, or if collectives of a lane are not in its order."""
-    until, does, slots, operation, costs, before, overheads, members = program
-    starts: list[Any] = [0] * len(does)
-    clocks: list[Any] = [0] * len(until)
-    following = [0, *until[:-1]]
-    arrivals: list[Any] = [None] * messages
-    concluded: list[Any] = [None] * len(members)
-    begun: list[Any] = [0] * len(members)
-    met: dict[int, dict[int, None]] = {}        # collective -> the lanes that reached it, in this order
-    stream: list[Any] = [0] * len(until)        # by lane: when its communication stream is free,
-    joined: list[Any] = [-1] * len(until)       # and when all members had reached its last collective
-    for_message: dict[int, list[int]] = {}
-    for_collective: dict[int, list[int]] = {}
-    queued = False
-    ready = list(range(len(until) - 1, -1, -1))
-    while ready:
-        lane = ready.pop()
-        clock = clocks[lane]
-        i = following[lane]
-        for i in range(following[lane], until[lane]):
-            starts[i] = clock
-            what = does[i]
-            if what == _PASS:
-                clock += costs[i]
-            elif what == _TAKE:
-                end = arrivals[slots[i]]
+    def is_complete(self) -> bool:
+        """Runs the lanes; whether all of them come to their ends, with the collectives of each in its order."""
+        until, does, slots, _, costs, before, overheads, _ = self.program
+        starts, clocks, arrivals, concluded = self.starts, self.clocks, self.arrivals, self.concluded
+        ready, for_message = self._ready, self._for_message
+        following = [0, *until[:-1]]
+        while ready and self.has_order:
+            lane = ready.pop()
+            clock = clocks[lane]
+            i = following[lane]
+            for i in range(following[lane], until[lane]):
+                starts[i] = clock
+                what = does[i]
+                if what == _PASS:
+                    clock += costs[i]
+                    continue
+                slot = slots[i]
+                if what == _SEND:
+                    arrivals[slot] = clock + before[i] + costs[i]
+                    clock += overheads[i]
+                    if slot in for_message:
+                        ready += for_message.pop(slot)
+                    continue
+                end = arrivals[slot] if what == _TAKE else concluded[slot]
+                if end is None or overheads[i]:
+                    end = self._take(i, lane) if what == _TAKE else self._meet(i, what, lane, clock)
                 if end is None:
-                    for_message.setdefault(slots[i], []).append(lane)
                     break
-                overhead = overheads[i]
-                if overhead:
-                    asked = starts[operation[i]]
-                    end = (end if end > asked else asked) + overhead
                 if end > clock:
                     clock = end
-            elif what == _SEND:
-                slot = slots[i]
-                arrivals[slot] = clock + before[i] + costs[i]
-                clock += overheads[i]
-                if slot in for_message:
-                    ready += for_message.pop(slot)
             else:
-                slot = slots[i]
-                end = concluded[slot]
-                if end is None and what != _JOIN:
-                    reached = met.setdefault(slot, {})
-                    if lane not in reached:
-                        reached[lane] = None
-                        begun[slot] = max(begun[slot], clock)
-                    if len(reached) == members[slot]:
-                        time = begun[slot]
-                        for member in reached if ordered else ():
-                            if stream[member] > time:
-                                if joined[member] >= time:
-                                    return None
-                                begun[slot], queued = max(begun[slot], stream[member]), True
-                        concluded[slot] = end = begun[slot] + costs[i]
-                        for member in reached:
-                            stream[member], joined[member] = end, time
-                        ready += for_collective.pop(slot, ())
-                if what != _CALL:
-                    if end is None:
-                        for_collective.setdefault(slot, []).append(lane)
-                        break
-                    if end > clock:
-                        clock = end
-                elif share:
-                    clock += share * costs[i]
-        else:
-            i = until[lane]
-        following[lane], clocks[lane] = i, clock
-    return None if following != list(until) else _Found(starts, clocks, arrivals, begun, concluded, queued)
+                i = until[lane]
+            following[lane], clocks[lane] = i, clock
+        return self.has_order and following == list(until)
+
+    def _take(self, i: int, lane: int) -> Any:
+        """When a message is taken; None if it has not been sent: the lane waits."""
+        end = self.arrivals[self.program.slots[i]]
+        if end is None:
+            self._for_message.setdefault(self.program.slots[i], []).append(lane)
+            return None
+        overhead = self.program.overheads[i]
+        return max(end, self.starts[self.program.operation[i]]) + overhead if overhead else end
+
+    def _meet(self, i: int, what: int, lane: int, clock: Any) -> Any:
+        """When a lane goes on that calls a collective, or waits for its end; None if it waits."""
+        slot = self.program.slots[i]
+        end = self.concluded[slot]
+        if end is None and what != _JOIN:
+            reached = self._met[slot]
+            if lane not in reached:
+                reached[lane] = None
+                if clock > self.begun[slot]:
+                    self.begun[slot] = clock
+            if len(reached) == self.program.members[slot]:
+                end = self._conclude(slot, reached, self.program.costs[i])
+        if what == _CALL:
+            return clock + self.share * self.program.costs[i] if self.share else clock
+        if end is None:
+            self._for_collective[slot].append(lane)
+        return end
+
+    def _conclude(self, slot: int, reached: Iterable[int], cost: Any) -> Any:
+        """All members have reached a collective; its end."""
+        time = self.begun[slot]
+        for member in reached if self.ordered else ():
+            if self._stream[member] > time:
+                if self._joined[member] >= time:
+                    self.has_order = False
+                    return None
+                self.begun[slot], self.queued = max(self.begun[slot], self._stream[member]), True
+        self.concluded[slot] = end = self.begun[slot] + cost
+        for member in reached:
+            self._stream[member], self._joined[member] = end, time
+        self._ready += self._for_collective.pop(slot, ())
+        return end
 
 
 class _Crossing(NamedTuple):

@@ -63,8 +63,10 @@ def _write(path: str | PathLike[str], trace: Trace, records: Iterable[Record], r
         file.write('{"schemaVersion":1,"displayTimeUnit":"ms",\n')
         # With a space after each colon, and before any name: HolisticTraceAnalysis looks for the first "rank": 0.
         file.write(f'"distributedInfo":{json.dumps(about)},\n"traceEvents":[\n')
-        file.writelines(
-            (",\n" if i else "") + json.dumps(record, separators=(",", ":")) for i, record in enumerate(records))
+        comma = ""
+        for record in records:
+            file.write(comma + json.dumps(record, separators=(",", ":")))
+            comma = ",\n"
         file.write("\n]}\n")
 
 

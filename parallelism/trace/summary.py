@@ -4,6 +4,7 @@ Virtual time and wall time stand on lines of their own and are never added or di
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from math import inf
 from typing import NamedTuple
 
@@ -54,10 +55,10 @@ def as_html(trace: Trace) -> str:
 
 def _without_zeros(one: _Table) -> _Table:
     """The table without the columns in which every figure is 0; what remains is easier to read."""
-    kept = [place for place, column in enumerate(zip(*one.rows, strict=True))
-            if place < max(one.left, 1) or not _ZEROS.issuperset(column)]
-    return one._replace(columns=[one.columns[place] for place in kept],
-                        rows=[[row[place] for place in kept] for row in one.rows])
+    kept = []
+    for place, column in enumerate(zip(*one.rows, strict=True)):
+        kept.append(place < max(one.left, 1) or not _ZEROS.issuperset(column))
+    return one._replace(columns=[*compress(one.columns, kept)], rows=[[*compress(row, kept)] for row in one.rows])
 
 
 def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
@@ -97,18 +98,22 @@ def _headline(trace: Trace) -> list[str]:
 def _tables(trace: Trace, moved: Moving, by_rank: Mapping[int, Split]) -> list[_Table]:
     tables = [_split_table(trace, by_rank)] if by_rank else []
     held = trace.peaks()
-    ranks = [[str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
-              count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])]
-             for rank, totals in sorted(trace.totals.items())]
-    tables.append(_Table(
-        ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])], ranks, 0,
-        len(ranks)))
+    columns = ["rank", "received", "sent", "messages", "flops", "peak memory"]
+    ranks = []
+    for rank, totals in sorted(trace.totals.items()):
+        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
+                      count(totals.flops), nbytes(held.get(rank, 0))])
+    if not held:        # no memory was recorded
+        columns, ranks = columns[:-1], [row[:-1] for row in ranks]
+    tables.append(_Table(columns, ranks, 0, len(ranks)))
 
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
-        groups = [[fit(row.name, longest), fit(row.algorithm, longest),
-                   fit("-" if row.axes is None else ", ".join(row.axes), longest), count(row.operations),
-                   nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
+        groups = []
+        for row in rows:
+            words = row.name, row.algorithm, "-" if row.axes is None else ", ".join(row.axes)
+            groups.append([*(fit(word, longest) for word in words), count(row.operations), nbytes(row.bytes_received),
+                           seconds(row.seconds), rate(row.bus_bytes_per_second)])
         last = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
         if not groups or max(map(len, _lines(last))) <= WIDTH:
             break
@@ -125,8 +130,9 @@ def _split_table(trace: Trace, by_rank: Mapping[int, Split]) -> _Table:
     shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
     total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
     shares = ["", *(f"{part / (trace.makespan_seconds * len(by_rank)):.1%}" for part in total)]
-    return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
-                  [["all", *map(seconds, total)], shares, *shown], 0, len(shown))
+    columns = ["rank", *PARTS]
+    columns[columns.index("communication")] = "exposed"
+    return _Table(columns, [["all", *map(seconds, total)], shares, *shown], 0, len(shown))
 
 
 def _lines(one: _Table) -> list[str]:

@@ -36,14 +36,17 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
         return Markup("")
     parts, present = [], set[int]()
     for (title, trace), since in zip(traces, moved, strict=True):
-        ranks = [None if place is None else trace.ranks[place] for place in kept(len(trace.ranks), _MOST_ROWS)]
-        shown = [rank for rank in ranks if rank is not None]
+        places = kept(len(trace.ranks), _MOST_ROWS)         # None where some are left out
+        shown = [trace.ranks[place] for place in places if place is not None]
         bars = _bars(trace, since, shown, span, _MOST_BARS // max(1, len(shown) * len(traces)))
         present |= {part for row in bars.values() for _, _, part, _ in row}
-        words = ("…" if rank is None else f"rank {rank}" for rank in ranks)
-        labels = "".join(f'<div style="height:{_ROW}px;line-height:20px">{word}</div>' for word in words)
-        lines = [line for place, rank in enumerate(ranks) for line in _row(bars.get(rank, []), place * _ROW, span)]
-        height = _ROW * len(ranks)
+        labels, height = "", 0
+        lines: list[str] = []
+        for place in places:
+            word = "…" if place is None else f"rank {trace.ranks[place]}"
+            labels += f'<div style="height:{_ROW}px;line-height:20px">{word}</div>'
+            lines += _row([] if place is None else bars[trace.ranks[place]], height, span)
+            height += _ROW
         parts.append(
             (f'<div class="title" style="margin-top:12px">{escape(title)}</div>' if title else "")
             + f'<div style="display:flex;gap:8px"><div style="flex:none">{labels}</div>'
@@ -57,7 +60,7 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
 
 def _bars(
     trace: Trace, moved: Moving, ranks: Sequence[int], span: float, most: int,
-) -> dict[int | None, list[tuple[float, float, int, str]]]:
+) -> dict[int, list[tuple[float, float, int, str]]]:
     """By rank: start, end, number of the part and tooltip of what is drawn.  About ``most`` for each part of a rank."""
     columns = trace.columns
     start = columns.numbers("start_seconds").astype(np.float64)
@@ -69,7 +72,7 @@ def _bars(
     since = np.where(blocking, np.clip(rounded(moved.since, end), start, end), start)
     since = np.where(columns.isin("kind", {"wait"}), end, since)       # its operation has the transfer
     names = columns.values("name")
-    bars: dict[int | None, list[tuple[float, float, int, str]]] = {rank: [] for rank in ranks}
+    bars: dict[int, list[tuple[float, float, int, str]]] = {rank: [] for rank in ranks}
     least = span / max(50, most)
     for first, last, parts in ((start, since, np.full(len(part), _WAIT)), (since, end, part)):
         here = drawn & (last > first)
@@ -92,7 +95,7 @@ def _bars(
 def _row(bars: Sequence[tuple[float, float, int, str]], y: int, span: float) -> Iterator[str]:
     yield f'<rect x="0" y="{y}" width="100%" height="{_COMPUTE + _MOVES + 1}" fill="var(--panel)"/>'
     for low, high, part, tip in bars:
-        name = "wait" if part == _WAIT else PARTS[part]
+        name = _name(part)
         top, height = {"communication": (y + _COMPUTE + 1, _MOVES), "wait": (y + _COMPUTE + 4, _WAITS)}.get(
             name, (y, _COMPUTE))
         yield (f'<rect x="{100 * low / span:.3f}%" y="{top}" width="{max(100 * (high - low) / span, .05):.3f}%" '
@@ -108,8 +111,12 @@ def _axis(span: float, y: int) -> Iterator[str]:
         yield f'<text x="{share:.2f}%" y="{y + 16}" text-anchor="{anchor}">{seconds(tick)}</text>'
 
 
+def _name(part: int) -> str:
+    return "wait" if part == _WAIT else PARTS[part]
+
+
 def _legend(parts: set[int]) -> str:
-    names = [("wait" if part == _WAIT else PARTS[part]) for part in sorted(parts)]
+    names = map(_name, sorted(parts))
     words = {"communication": "data moves", "wait": "waits", "other": "other compute"}
     swatch = '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid ' \
              'var(--line);margin-right:6px;vertical-align:middle"></span>{}'

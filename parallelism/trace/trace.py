@@ -182,8 +182,10 @@ class Trace(Sequence[Event]):
         """
         given: dict[str, Any] = {"kind": kind, "name": name, "rank": rank, "stage": stage, "microbatch": microbatch,
                                  "phase": phase, "peer": peer}
-        wanted = {field: {value} if isinstance(value, (str, int)) else set(value)
-                  for field, value in given.items() if value is not None}
+        wanted: dict[str, set[Any]] = {}
+        for field, value in given.items():
+            if value is not None:
+                wanted[field] = {value} if isinstance(value, (str, int)) else set(value)
         kinds = wanted.get("kind", set())
         if unknown := kinds - set(KINDS):
             raise ValueError(f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}")

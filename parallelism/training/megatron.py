@@ -154,11 +154,15 @@ class MegatronFlags:
 
     def words(self) -> tuple[str, ...]:
         """The flags as words of a command line."""
+        words: list[str] = []
         given = self.given()
-        return tuple(word for option in OPTIONS if option.field in given
-                     for word in ((f"--{option.name}",) if option.switch else
-                                  (f"--{option.name}", f"{given[option.field]:g}" if option.rate or option.amount
-                                   else str(given[option.field]))))
+        for option in OPTIONS:
+            if option.field in given:
+                value = given[option.field]
+                words.append(f"--{option.name}")
+                if not option.switch:
+                    words.append(f"{value:g}" if option.rate or option.amount else str(value))
+        return tuple(words)
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -332,7 +336,10 @@ def _most_again(again: Recompute, layers: int, stages: int) -> int | None:
     if not all(number.isdecimal() for number in numbers):
         return None
     starts = [*first_layers(layers, stages), layers]
-    return max(sum(start <= int(number) < end for number in numbers) for start, end in pairwise(starts))
+    most = 0
+    for start, end in pairwise(starts):
+        most = max(most, sum(start <= int(number) < end for number in numbers))
+    return most
 
 
 _AXES = {

@@ -183,8 +183,8 @@ def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:
     columns = trace.columns
     columns = columns.take(columns.isin("kind", {"memory"}))
     names, ranks, sizes = columns.values("name"), columns.numbers("rank"), columns.numbers("nbytes")
-    number = np.array([CATEGORIES.index(name if name in CATEGORIES else "other")
-                       for name in names], np.int64)
+    place = {name: number for number, name in enumerate(CATEGORIES)}
+    number = np.array([place.get(name, place["other"]) for name in names], np.int64)
     found = {}
     for rank in trace.ranks:
         own = np.flatnonzero(ranks == rank)

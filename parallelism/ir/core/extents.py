@@ -114,8 +114,11 @@ class Expression:
     @property
     def symbols(self) -> frozenset[str]:
         """The names of its symbols."""
-        atoms = (atom for monomial, _ in self.terms for atom, _ in monomial)
-        return frozenset().union(*({atom} if isinstance(atom, str) else atom.symbols for atom in atoms))
+        found: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom, _ in monomial:
+                found |= {atom} if isinstance(atom, str) else atom.symbols
+        return frozenset(found)
 
     def specialize(self, **numbers: Extent) -> Extent:
         """The expression with symbols replaced by numbers or expressions.
@@ -171,8 +174,10 @@ def rounded_up(extent: Extent) -> Extent:
 
 def _is_whole(extent: Extent) -> bool:
     """Whether nothing in it is divided."""
-    return all(isinstance(coefficient, int) and all(power > 0 for _, power in monomial)
-               for monomial, coefficient in _terms(extent))
+    for monomial, coefficient in _terms(extent):
+        if not isinstance(coefficient, int) or any(power <= 0 for _, power in monomial):
+            return False
+    return True
 
 
 def divided(extent: Extent, parts: Extent) -> Extent:
@@ -281,7 +286,10 @@ def _product_of(a: Terms, b: Terms) -> Extent:
 
 
 def _normal(terms: Mapping[Monomial, Number]) -> Extent:
-    kept = {m: int(c) if c.denominator == 1 else c for m, c in terms.items() if c}
+    kept: dict[Monomial, Number] = {}
+    for monomial, coefficient in terms.items():
+        if coefficient:
+            kept[monomial] = int(coefficient) if coefficient.denominator == 1 else coefficient
     constant = kept.get((), 0)
     if kept.keys() <= {()} and isinstance(constant, int):
         return constant

@@ -188,8 +188,7 @@ class Function:
     def symbols(self) -> frozenset[str]:
         """The names of all symbolic extents."""
         attributes = {op.attributes for op in self.ops if op.attributes}
-        return frozenset().union(
-            *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes))
+        return frozenset().union(*(type.symbols for type in self._types()), *map(_symbols, attributes))
 
     @cached_property
     def symbols_of_work(self) -> frozenset[str]:
@@ -198,12 +197,18 @@ class Function:
         The attribute ``starts`` of an op says where its part of a tensor begins, as for the mask of a dropout.  It
         changes values only.
         """
-        placed = [op for op in self.ops if any(name == "starts" and _symbols(value) for name, value in op.attributes)]
-        attributes = {
-            tuple(pair for pair in op.attributes if pair[0] != "starts") for op in self.ops if op.attributes}
+        attributes: set[Attributes] = set()
+        work: list[Extent] = []
+        for op in self.ops:
+            attributes.add(tuple(pair for pair in op.attributes if pair[0] != "starts"))
+            if any(name == "starts" and _symbols(value) for name, value in op.attributes):
+                work += op.flops, op.nbytes
         return frozenset().union(
-            *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes),
-            *(names_in(extent) for op in placed for extent in (op.flops, op.nbytes)))
+            *(type.symbols for type in self._types()), *map(_symbols, attributes), *map(names_in, work))
+
+    def _types(self) -> set[TensorType]:
+        """The different types of its values: many values have the same."""
+        return {value.type for value in self.values}
 
     @property
     def flops(self) -> Extent:
@@ -241,10 +246,11 @@ class Function:
             raise type(error)(f"@{self.name} cannot have {given}: {reason}") from None
 
     def _specialized(self, numbers: Mapping[str, Extent]) -> Function:
-        types = {type: type.specialize(numbers) for type in {value.type for value in self.values}}
-        values = {
-            value: Value(value.name, types[value.type], value.layout) if types[value.type] is not value.type else value
-            for value in self.values}
+        types = {type: type.specialize(numbers) for type in self._types()}
+        values: dict[Value, Value] = {}
+        for value in self.values:
+            type = types[value.type]
+            values[value] = value if type is value.type else Value(value.name, type, value.layout)
         ops = tuple(_specialized_op(op, values, numbers) for op in self.ops)
         return Function(
             self.name, regions.each(self.inputs, values), ops, regions.each(self.outputs, values), self.attributes)
@@ -300,7 +306,8 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
-    if any(operator(kind).reuses for kind in {op.kind for op in function.ops}):
+    kinds = {op.kind for op in function.ops}
+    if any(operator(kind).reuses for kind in kinds):
         _check_reused(function)
 
 

@@ -67,8 +67,12 @@ def print_layout(layout: TensorSharding) -> str:
 
 
 def _axes(axes: tuple[str, ...]) -> str:
-    text = ", ".join(name if PLAIN.fullmatch(name) else json.dumps(name) for name in axes)
+    text = ", ".join(map(_axis, axes))
     return f"({text})" if len(axes) > 1 else text or "None"
+
+
+def _axis(name: str) -> str:
+    return name if PLAIN.fullmatch(name) else json.dumps(name)
 
 
 def print_attributes(attributes: Iterable[tuple[str, Any]]) -> str:

@@ -35,9 +35,18 @@ def matching(function: Function, given: Sequence[str], subject: str) -> dict[Op,
             known = function.regions
             hint = did_you_mean(pattern, known) or f"; its regions are {', '.join(known[:12]) or 'none'}"
             raise ValueError(f"{subject}: @{function.name} has no region {pattern!r}{hint}")
-    found = ((op, next((path for path in paths(op) if any(fnmatchcase(path, pattern) for pattern in given)), None))
-             for op in function.ops)
-    return {op: path for op, path in found if path is not None}
+    matched = {path for path in function.regions if _matches(path, given)}
+    found = {}
+    for op in function.ops:
+        for path in paths(op):
+            if path in matched:
+                found[op] = path
+                break
+    return found
+
+
+def _matches(path: str, given: Sequence[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in given)
 
 
 def paths(op: Op) -> Iterator[str]:

@@ -56,21 +56,23 @@ def part(function: Function, path: str) -> Function:
     return replace(function, name=path, inputs=tuple(inputs), ops=tuple(ops), outputs=tuple(outputs))
 
 
+def _types(values: Iterable[Value]) -> str:
+    return ", ".join(str(value.type) for value in values) or "nothing"
+
+
 def replaced(function: Function, path: str, new: Function) -> Function:
     """See `Function.replaced`."""
     old = part(function, path)
     for what, given, wanted in (("takes", new.inputs, old.inputs), ("returns", new.outputs, old.outputs)):
         if [v.type for v in given] != [v.type for v in wanted]:
-            texts = [", ".join(str(v.type) for v in values) or "nothing" for values in (wanted, given)]
-            raise ValueError(f"region {path!r} of @{function.name} {what} {texts[0]}, but @{new.name} {what} "
-                             f"{texts[1]}")
+            raise ValueError(f"region {path!r} of @{function.name} {what} {_types(wanted)}, but @{new.name} {what} "
+                             f"{_types(given)}")
     before, after = _around(function, path, old)
     values = _named(function, old, new)
-    ops = [
-        replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values),
-                region=op.region if inside(op, path) else joined(path, op.region))
-        for op in new.ops
-    ]
+    ops = []
+    for op in new.ops:
+        region = op.region if inside(op, path) else joined(path, op.region)
+        ops.append(replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values), region=region))
     results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
     ops += [replace(op, inputs=each(op.inputs, results)) for op in after]
     return replace(function, ops=(*before, *ops), outputs=each(function.outputs, results))

@@ -65,15 +65,22 @@ class Rule:
 
     def shape(self, dims: Sequence[Dim]) -> Shape:
         """The extents of these dims."""
-        return tuple(product(self.extents[letter] for letter in dim if letter != "1") for dim in dims)
+        return tuple(map(self._extent, dims))
+
+    def _extent(self, dim: Dim) -> Extent:
+        return product(self.extents[letter] for letter in dim if letter != "1")
 
     def __str__(self) -> str:
-        return "->".join(",".join("".join(map(self._written, tensor)) for tensor in side)
-                         for side in (self.inputs, self.outputs))
+        sides = [",".join(map(self._term, side)) for side in (self.inputs, self.outputs)]
+        return "->".join(sides)
 
-    def _written(self, dim: Dim) -> str:
-        letters = "".join(f"{letter}!" if letter in self.whole else letter for letter in dim)
-        return letters if len(dim) == 1 else f"({letters})"
+    def _term(self, tensor: Sequence[Dim]) -> str:
+        """The dims of a tensor as they are written: ``(ij)k!``."""
+        text = ""
+        for dim in tensor:
+            letters = "".join(letter + "!" * (letter in self.whole) for letter in dim)
+            text += letters if len(dim) == 1 else f"({letters})"
+        return text
 
 
 def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = None, op: str = "sum") -> Rule:
@@ -110,11 +117,12 @@ def shape_text(shape: Sequence[Extent]) -> str:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
-    inputs, outputs = (
-        tuple(tuple(tuple(dim.strip("()")) for dim in _DIM.findall(tensor)) for tensor in side.split(","))
-        for side in text.replace("!", "").split("->")
-    )
+    inputs, outputs = (tuple(map(_dims, side.split(","))) for side in text.replace("!", "").split("->"))
     return inputs, outputs, frozenset(_WHOLE.findall(text))
+
+
+def _dims(term: str) -> tuple[Dim, ...]:
+    return tuple(tuple(dim.strip("()")) for dim in _DIM.findall(term))
 
 
 # -- rules that many operators share -----------------------------------------------------------------------------------
@@ -137,9 +145,11 @@ def broadcast_term(shape: Shape, out: Shape, names: str) -> str:
 
     A dim that is broadcast is written 1.
     """
+    term = ""
     first = len(out) - len(shape)
-    dims = zip(shape, out[first:], names[first:], strict=True)
-    return "".join("1" if extent == 1 and wide != 1 else name for extent, wide, name in dims)
+    for extent, wide, name in zip(shape, out[first:], names[first:], strict=True):
+        term += "1" if extent == 1 and wide != 1 else name
+    return term
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -170,12 +180,13 @@ def reshape(before: Shape, after: Shape) -> Rule:
     """The rule of a reshape: the common factors of the dims of both shapes, outermost first."""
     names = iter(ascii_letters)
     extents: dict[str, Extent] = {}
-    sides: list[list[list[str]]] = [[[] for _ in shape] for shape in (before, after)]
-    rests: list[list[tuple[list[str], Any]]] = [
-        [(dim, n) for dim, n in zip(side, shape, strict=True) if n != 1]
-        for side, shape in zip(sides, (before, after), strict=True)
-    ]
-    while all(rests) and (factor := _common(*([n for _, n in rest] for rest in rests))) is not None:
+    sides: list[list[list[str]]] = []       # by shape and dim, the letters found so far,
+    rests: list[list[tuple[list[str], Any]]] = []       # and what is left of the dims that are not done
+    for shape in (before, after):
+        side: list[list[str]] = [[] for _ in shape]
+        sides.append(side)
+        rests.append([(dim, n) for dim, n in zip(side, shape, strict=True) if n != 1])
+    while all(rests) and (factor := _common(*rests)) is not None:
         letter = next(names)
         extents[letter] = factor
         for rest in rests:
@@ -188,13 +199,21 @@ def reshape(before: Shape, after: Shape) -> Rule:
     for letter, (dim, extent) in zip(names, chain(*rests), strict=False):
         extents[letter] = extent
         dim.append(letter)
-    inputs, outputs = (tuple(tuple(dim) or ("1",) for dim in side) for side in sides)
+    inputs, outputs = (tuple(map(_dim, side)) for side in sides)
     return Rule((inputs,), (outputs,), extents, frozenset(extents.keys() - shared))
 
 
-def _common(left: Sequence[Extent], right: Sequence[Extent]) -> Extent | None:
-    """The outermost factor that the first extents share: the smaller of them, if it divides the other; else None."""
-    (m, *after_m), (n, *after_n) = left, right
+def _dim(letters: list[str]) -> Dim:
+    return tuple(letters) or ("1",)
+
+
+def _common(left: Sequence[tuple[Any, Extent]], right: Sequence[tuple[Any, Extent]]) -> Extent | None:
+    """The outermost factor that the first extents share: the smaller of them, if it divides the other; else None.
+
+    The extents are the second members of the pairs.
+    """
+    m, *after_m = [extent for _, extent in left]
+    n, *after_n = [extent for _, extent in right]
     if m == n:
         return m or None
     if isinstance(m, int) and isinstance(n, int):

@@ -91,8 +91,12 @@ class Operator:
             return kernel(*arrays)
         if out is not None and not is_narrow(out.dtype) and not is_narrow_integer(out.dtype):
             return kernel(*arrays, out=out)
-        result = in_wider_dtype(kernel, arrays, lambda: [output.dtype for output in meaning(
-            self.name, tuple(TensorType(array.dtype, array.shape) for array in arrays), attributes).outputs])
+
+        def dtypes() -> list[np.dtype[Any]]:        # asked for narrow numbers only
+            types = tuple(TensorType(array.dtype, array.shape) for array in arrays)
+            return [output.dtype for output in meaning(self.name, types, attributes).outputs]
+
+        result = in_wider_dtype(kernel, arrays, dtypes)
         if out is None:
             return result
         out[...] = result

@@ -139,9 +139,7 @@ def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
             return shape
     if isinstance(shape, int | np.integer | Expression):
         shape = (shape,)
-    extents = tuple(
-        extent if type(extent) is int or isinstance(extent, Expression) else _integer(extent) for extent in shape
-    )
+    extents = tuple(map(_extent, shape))
     if len(extents) > MOST_DIMS:
         raise ValueError(f"a tensor has at most {MOST_DIMS} dims, got {len(extents)}")
     for extent in extents:
@@ -150,7 +148,9 @@ def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
     return extents
 
 
-def _integer(extent: Any) -> int:
+def _extent(extent: Any) -> Extent:
+    if type(extent) is int or isinstance(extent, Expression):
+        return extent
     if isinstance(extent, bool | np.bool_) or not hasattr(extent, "__index__"):
         raise TypeError(f"an extent must be an integer or an expression of symbols, got {extent!r}")
     return int(extent)

@@ -35,8 +35,10 @@ def no_extent(form: str, expression: Any, *others: Any, kinds: Any = float) -> A
     """Raise `SymbolError` for an operation with numbers of these kinds; else ``NotImplemented``."""
     if not all(isinstance(other, kinds) for other in others):
         return NotImplemented
-    texts = [f"({x})" if others and not isinstance(x, Number) and not str(x).isidentifier() else str(x)
-             for x in (expression, *others)]
+    texts = []
+    for x in (expression, *others):
+        is_sum = others and not isinstance(x, Number) and not str(x).isidentifier()
+        texts.append(f"({x})" if is_sum else str(x))
     raise SymbolError(f"{form.format(*texts)} needs a number, and {expression} has symbols: {_remedy(expression)}")
 
 

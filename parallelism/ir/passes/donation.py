@@ -30,7 +30,11 @@ class Kinds(NamedTuple):
     @classmethod
     def of(cls, function: Function) -> "Kinds":
         """The types and layouts of the inputs and outputs of a function."""
-        return cls(*([(value.type, value.layout) for value in side] for side in (function.inputs, function.outputs)))
+        return cls(list(map(_kind, function.inputs)), list(map(_kind, function.outputs)))
+
+
+def _kind(value: Value) -> Kind:
+    return value.type, value.layout
 
 
 def owns_nothing(op: Op) -> bool:

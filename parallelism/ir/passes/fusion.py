@@ -10,6 +10,7 @@ away (``accumulate``) is the end of that op, as in a product with BLAS's beta.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from parallelism.ir.core import Extent, Function, Op, Value
 
@@ -52,12 +53,15 @@ class _Chains:
 
     def __init__(self, function: Function, mark: Callable[[Op], object] | None, *, rows: bool) -> None:
         self.ops, self.outputs, self.mark = function.ops, function.outputs, mark
-        self.spaces = [space_of(op) if rows or _is_elementwise(op) else None for op in function.ops]
+        self.spaces: list[Shape | None] = []
+        """By op, its `space_of`; None if it may be in no chain."""
         self.users: dict[Value, set[int]] = {}
+        self.maker: dict[Value, int] = {}
         for number, op in enumerate(function.ops):
+            self.spaces.append(space_of(op) if rows or _is_elementwise(op) else None)
             for value in op.inputs:
                 self.users.setdefault(value, set()).add(number)
-        self.maker = {value: number for number, op in enumerate(function.ops) for value in op.outputs}
+            self.maker.update(dict.fromkeys(op.outputs, number))
         self.chain_of: dict[int, int] = {}
         """By op in a chain, the chain."""
         self.members: dict[int, list[int]] = {}
@@ -130,11 +134,11 @@ def space_of(op: Op) -> Shape | None:
             or op.kind in _APART:
         return None
     rule = op.rule
-    tensors = [*rule.inputs, *rule.outputs]
-    if any(len(dim) > 1 for tensor in tensors for dim in tensor):
-        return None
-    terms = [tuple(letter for (letter,) in tensor) if all(tensor) else () for tensor in tensors]
-    bare = [tuple(letter for letter in term if letter != "1") for term in terms]
+    bare = []       # by tensor, the letters of its dims without those of extent 1
+    for tensor in (*rule.inputs, *rule.outputs):
+        if any(len(dim) > 1 for dim in tensor):
+            return None
+        bare.append(tuple(dim[0] for dim in tensor if dim != ("1",)) if all(tensor) else ())
     whole = max(bare, key=len, default=())
     if {*rule.letters} != {*whole} or len(whole) != len(rule.letters) or not {*whole[:-1]}.isdisjoint(rule.whole):
         return None         # it contracts, or moves elements, or needs another dim than the last one whole
@@ -148,8 +152,7 @@ def space_of(op: Op) -> Shape | None:
 def _is_elementwise(op: Op) -> bool:
     """Whether each element of the results depends on one element of each input."""
     rule = op.rule
-    results = [{letter for dim in tensor for letter in dim} - {"1"} for tensor in rule.outputs]
-    return not rule.whole and all(result == {*rule.letters} - {"1"} for result in results)
+    return not rule.whole and all({*chain(*tensor)} - {"1"} == {*rule.letters} for tensor in rule.outputs)
 
 
 def _is_kernel(op: Op) -> bool:

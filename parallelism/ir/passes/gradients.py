@@ -82,7 +82,8 @@ class _Backward:
         derivative = op.operator.derivative
         if derivative is None:
             raise ValueError(f"@{self.function.name}: the operator {op.kind} has no derivative: {op}")
-        inputs, outputs = ([self.traced[value] for value in side] for side in (op.inputs, op.outputs))
+        inputs = [self.traced[value] for value in op.inputs]
+        outputs = [self.traced[value] for value in op.outputs]
         with self.builder.region(op.region and f"{MARK}.{op.region}"):
             grads = [self._gradient(value) for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))

@@ -42,7 +42,10 @@ def interpret(
     for op, taken, freed, unread in zip(
         function.ops, taken_by(function, donated), freed_after(function), unread_after(function, donated), strict=True
     ):
-        into = [values[donated[value]] if value in donated else None for value in op.outputs] if donated else ()
+        into: list[Array | None] = []
+        for value in op.outputs:
+            place = donated.get(value)
+            into.append(None if place is None else values[place])
         outputs = run(op, [values[value] for value in op.inputs], in_place=True, into=into)
         values.update(zip(op.outputs, outputs, strict=True))
         held += sum(values[value].nbytes for value in taken)

@@ -294,9 +294,14 @@ class _Ordering:
 
     def _first_reader(self, number: int) -> int:
         """The number of the first op that reads what a late op makes and is not late itself."""
-        return min((
-            self.update if each in self.sums else self._first_reader(each) if each in self.late else each
-            for each in self._after(number)), default=self.count)
+        first = self.count
+        for each in self._after(number):
+            if each in self.sums:
+                each = self.update
+            elif each in self.late:
+                each = self._first_reader(each)
+            first = min(first, each)
+        return first
 
 
 def _layer(op: Op) -> str | None:

@@ -40,7 +40,7 @@ class Form:
         numbers = _Numbers()
         ops = [numbers.key(function) for function in functions]
         named = list(map(numbers.named, names))
-        self._key = *ops, *named, tuple(numbers.looks), tuple(numbers.texts), more
+        self._key = *ops, *named, tuple(numbers.kinds), tuple(numbers.texts), more
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -58,36 +58,36 @@ class _Numbers:
         self.names: dict[str, int] = {}
         self.regions: dict[str, int] = {}
         self.seeds: dict[Any, int] = {}
-        self.looks: dict[tuple[TensorType, TensorSharding | None], int] = {}
+        self.kinds: dict[tuple[TensorType, TensorSharding | None], int] = {}
         """Types with layouts."""
         self.texts: dict[str, int] = {}
         """Attributes.  As texts, because 1, 1.0 and True are equal, but not as attributes."""
         self._known: dict[Any, int] = {}
-        """Numbers of looks and texts by the ids of objects, which the functions keep alive."""
+        """Numbers of kinds and texts by the ids of objects, which the functions keep alive."""
 
     def key(self, function: Function | None) -> Any:
         """The function in numbers."""
         if function is None:
             return None
-        return (
-            self.named([value.name for value in function.inputs]), tuple(map(self.look, function.inputs)),
-            tuple([
-                (op.kind, self.named([value.name for value in op.inputs]), self.text(op.attributes),
-                 self.named([value.name for value in op.outputs]), *map(self.look, op.outputs), self.region(op.region))
-                for op in function.ops]),
-            self.named([value.name for value in function.outputs]))
+        inputs = self.named([value.name for value in function.inputs]), tuple(map(self.kind, function.inputs))
+        ops = []
+        for op in function.ops:
+            ops.append((
+                op.kind, self.named([value.name for value in op.inputs]), self.text(op.attributes),
+                self.named([value.name for value in op.outputs]), *map(self.kind, op.outputs), self.region(op.region)))
+        return inputs, tuple(ops), self.named([value.name for value in function.outputs])
 
     def named(self, names: Sequence[str]) -> tuple[int, ...]:
         """The numbers of names."""
         numbers = self.names
         return tuple([numbers.setdefault(name, len(numbers)) for name in names])
 
-    def look(self, value: Value) -> int:
+    def kind(self, value: Value) -> int:
         """The number of the type and the layout of a value."""
         own = id(value.type), id(value.layout)
         number = self._known.get(own)
         if number is None:
-            number = self._known[own] = self.looks.setdefault((value.type, value.layout), len(self.looks))
+            number = self._known[own] = self.kinds.setdefault((value.type, value.layout), len(self.kinds))
         return number
 
     def text(self, attributes: Attributes) -> int:
@@ -110,7 +110,9 @@ def _with_seeds(attributes: Attributes, seed: Callable[[Any], Any]) -> Attribute
     """The attributes with ``seed(s)`` in place of a seed s."""
     if all(name != _SEED for name, _ in attributes):
         return attributes
-    return tuple((name, seed(value) if name == _SEED else value) for name, value in attributes)
+    numbered = dict(attributes)
+    numbered[_SEED] = seed(numbered[_SEED])
+    return tuple(numbered.items())
 
 
 def _unmarked(region: str) -> tuple[str, str]:
@@ -119,6 +121,11 @@ def _unmarked(region: str) -> tuple[str, str]:
     while region.startswith(_MARKED, marks):
         marks += len(_MARKED)
     return region[:marks], region[marks:]
+
+
+def _decimals(names: Iterable[str]) -> list[int]:
+    """The names that are numbers, sorted."""
+    return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
 
 
 def names_between(old: Iterable[Function | None], new: Iterable[Function | None]) -> dict[str, str]:
@@ -143,9 +150,8 @@ class Renaming:
     """The old names that are numbers; and for each new one the number of free numbers before it."""
 
     def __post_init__(self) -> None:
-        old, new = (sorted(int(name) for name in side if name.isdecimal() and str(int(name)) == name)
-                    for side in (self.names, self.names.values()))
-        self._taken = old, [taken - count for count, taken in enumerate(new)]
+        new = _decimals(self.names.values())
+        self._taken = _decimals(self.names), [taken - count for count, taken in enumerate(new)]
         self._values: dict[int, tuple[Value, Value]] = {}
 
     @classmethod

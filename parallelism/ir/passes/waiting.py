@@ -87,39 +87,52 @@ def _with_waits(
     function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value], left: Collection[str]
 ) -> list[Step]:
     call_of = {number: which for which, call in enumerate(calls) for number in call}
-    steps: list[Step] = []
-    under_way: dict[int, tuple[Op, ...]] = {}
-
-    def wait(which: int) -> None:
-        steps.append(Wait(which, under_way.pop(which)))
-
-    def wait_for(read: Collection[Value], written: Collection[Value]) -> None:
-        for which, ops in [*under_way.items()]:
-            made = {value for op in ops for value in op.outputs}
-            sent = {owner[value] for op in ops for value in op.inputs}
-            if not made.isdisjoint(read) or not sent.isdisjoint(written):
-                wait(which)
-
+    waits = _Waits(owner)
     for number, op in enumerate(function.ops):
         which = call_of.get(number)
         if which is None:
             over = {owner[value] for value in op.outputs if owner[value] is not value} if not op.operator.view else ()
-            wait_for(op.inputs, over)
-            steps.append(Run(op))
+            waits.wait_for(op.inputs, over)
+            waits.steps.append(Run(op))
         elif number == calls[which][0]:
-            ops = tuple(function.ops[each] for each in calls[which])
-            inputs = [value for each in ops for value in each.inputs]
-            wait_for(inputs, {owner[value] for each in ops for value in each.outputs} - {owner[v] for v in inputs})
-            if op.kind == "reduce_scatter":
-                scatters = [each for each, started in under_way.items() if started[0].kind == op.kind]
-                for each in scatters[:len(scatters) - UNDER_WAY + 1]:
-                    wait(each)
-            under_way[which] = ops
-            steps.append(Start(which, ops))
-    for which, ops in [*under_way.items()]:
+            waits.start(which, tuple(function.ops[each] for each in calls[which]))
+    for which, ops in [*waits.under_way.items()]:
         if not all(value.name in left for op in ops for value in op.outputs):
-            wait(which)
-    return steps
+            waits.wait(which)
+    return waits.steps
+
+
+class _Waits:
+    """The steps so far, and the calls that are under way after them."""
+
+    def __init__(self, owner: Mapping[Value, Value]) -> None:
+        self.owner = owner
+        self.steps: list[Step] = []
+        self.under_way: dict[int, tuple[Op, ...]] = {}
+
+    def wait(self, which: int) -> None:
+        """Waits for a call."""
+        self.steps.append(Wait(which, self.under_way.pop(which)))
+
+    def wait_for(self, read: Collection[Value], written: Collection[Value]) -> None:
+        """Waits for the calls that make a value that is read, or send one whose memory is written into."""
+        for which, ops in [*self.under_way.items()]:
+            made = {value for op in ops for value in op.outputs}
+            sent = {self.owner[value] for op in ops for value in op.inputs}
+            if not made.isdisjoint(read) or not sent.isdisjoint(written):
+                self.wait(which)
+
+    def start(self, which: int, ops: tuple[Op, ...]) -> None:
+        """Starts a call, after those that it needs; few reduce_scatters are under way at one time."""
+        inputs = [value for op in ops for value in op.inputs]
+        made = {self.owner[value] for op in ops for value in op.outputs}
+        self.wait_for(inputs, made - {self.owner[value] for value in inputs})
+        if ops[0].kind == "reduce_scatter":
+            scatters = [each for each, started in self.under_way.items() if started[0].kind == ops[0].kind]
+            for each in scatters[:len(scatters) - UNDER_WAY + 1]:
+                self.wait(each)
+        self.under_way[which] = ops
+        self.steps.append(Start(which, ops))
 
 
 def owners_overlapped(

@@ -13,13 +13,23 @@ from parallelism.ir.tracing import CALLS, PASSING, Traced, apply, check_promotio
 
 def _of_one_dtype(function: str, *operands: Any) -> list[Traced]:
     """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
-    weak = [isinstance(x, int | float | Expression) and not isinstance(x, np.generic) for x in operands]
-    dtype = common_dtype(*(
-        (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x).dtype
-        for x, w in zip(operands, weak, strict=True)
-    ))
+    dtype = common_dtype(*map(_promoting, operands))
     check_promotion(function, operands, dtype)
-    return [lift(x, dtype=dtype if w else None).astype(dtype) for x, w in zip(operands, weak, strict=True)]
+    lifted = []
+    for x in operands:
+        lifted.append(lift(x, dtype=dtype if _is_weak(x) else None).astype(dtype))
+    return lifted
+
+
+def _is_weak(x: Any) -> bool:
+    return isinstance(x, int | float | Expression) and not isinstance(x, np.generic)
+
+
+def _promoting(x: Any) -> Any:
+    """What an operand brings into a common dtype: its dtype, or a Python scalar."""
+    if _is_weak(x):
+        return 1 if isinstance(x, Expression) else x
+    return x.dtype if isinstance(x, Traced) else np.asarray(x).dtype
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ def _keys(x: Any, key: Any) -> list[Any]:
     There is one key for each dim, one for several dims if it is an array of bools, and None for each new dim.  ``...``
     stays where it stands for no dim.
     """
-    keys = [np.asarray(k, None if np.size(k) else np.int64) if isinstance(k, list) else k
-            for k in (key if isinstance(key, tuple) else (key,))]
-    used = sum(k.ndim if _is_mask(k) else 1 for k in keys if k is not None and k is not Ellipsis)
+    keys = []
+    for k in key if isinstance(key, tuple) else (key,):
+        keys.append(np.asarray(k, None if np.size(k) else np.int64) if isinstance(k, list) else k)
+    used = sum(map(_dims_used, keys))
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")
     dots = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
@@ -32,8 +33,15 @@ def _keys(x: Any, key: Any) -> list[Any]:
     for k in keys:
         if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis:axis + k.ndim]):
             refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
-        axis += 0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1
+        axis += _dims_used(k)
     return keys
+
+
+def _dims_used(key: Any) -> int:
+    """The number of dims that one key stands for; 0 for ``...``, which is not expanded."""
+    if key is None or key is Ellipsis:
+        return 0
+    return key.ndim if _is_mask(key) else 1
 
 
 def _is_mask(key: Any) -> bool:
@@ -161,23 +169,35 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
     value = lift(value, builder=x.builder, dtype=None if hasattr(value, "dtype") else x.dtype).astype(x.dtype)
     keys = [k for k in _keys(x, key) if k is not Ellipsis]
     arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
-    if arrays:
-        axis, one = next((axis, k) for axis, k in enumerate(keys) if k is arrays[0])
-        alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
-        if alone and _is_mask(one):
-            rest = x.ndim - axis - one.ndim
-            if value.ndim > rest:
-                refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
-                       "use numpy.where")
-            return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
-        if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
-            refuse("writing at the indices of an array", "use numpy.where, or one_hot and a product")
-        return _replaced(x, axis, one, value)
-    spans = [_span(extent, k) for extent, k in zip(x.shape, (k for k in keys if k is not None), strict=True)]
+    return _written_at(x, keys, arrays[0], value) if arrays else _written_in_spans(x, keys, value)
+
+
+def _written_at(x: Any, keys: list[Any], one: Any, value: Any) -> Any:
+    """``x`` with ``value`` where the array ``one`` of its keys is true, or at the indices in it."""
+    alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
+    axis = next(axis for axis, k in enumerate(keys) if k is one)
+    if alone and _is_mask(one):
+        rest = x.ndim - axis - one.ndim
+        if value.ndim > rest:
+            refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
+                   "use numpy.where")
+        return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
+    if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
+        refuse("writing at the indices of an array", "use numpy.where, or one_hot and a product")
+    return _replaced(x, axis, one, value)
+
+
+def _written_in_spans(x: Any, keys: list[Any], value: Any) -> Any:
+    """``x`` with ``value`` in the part that slices and numbers select."""
+    selecting = [k for k in keys if k is not None]
+    spans = [_span(extent, k) for extent, k in zip(x.shape, selecting, strict=True)]
     counts = [count(begin, end, abs(step)) for begin, end, step in spans]
     extents = iter(counts)
-    sizes = [(k, 1 if k is None else next(extents)) for k in keys]
-    shape = [size for k, size in sizes if k is None or isinstance(k, slice)]
+    shape: list[Extent] = []        # of the part, as reading it returns it
+    for k in keys:
+        size = 1 if k is None else next(extents)
+        if k is None or isinstance(k, slice):
+            shape.append(size)
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = reshaped(value, value.shape[1:])
     value = reshaped(broadcast(value, shape), counts)
@@ -186,7 +206,8 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
         if step < 0:
             value = apply("flip", value, axis=axis)
         if (begin, end, abs(step)) != (0, x.shape[axis], 1):
-            here = [counts[axis] if d == axis else 1 if there is None else there.shape[d] for d in range(x.ndim)]
+            here = [1] * x.ndim if there is None else [*there.shape]
+            here[axis] = counts[axis]
             there = apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool)) if there is None else \
                 broadcast(there, here)
             value, there = (apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])

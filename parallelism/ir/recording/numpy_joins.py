@@ -32,10 +32,15 @@ def _hstack(tup: Sequence[Any]) -> Any:
     return _concatenate(parts, 0 if parts[0].ndim == 1 else 1)
 
 
+def _as_columns(x: Any) -> Any:
+    x = lift(x)
+    return expanded(x, 1) if x.ndim == 1 else x
+
+
 CALLS.update({
     np.stack: lambda arrays, axis=0: _concatenate([expanded(lift(x), axis) for x in arrays], axis),
     np.vstack: lambda tup: _concatenate([_of_ndim(x, 2) for x in tup]),
-    np.column_stack: lambda tup: _concatenate([expanded(x, 1) if x.ndim == 1 else x for x in map(lift, tup)], 1),
+    np.column_stack: lambda tup: _concatenate(list(map(_as_columns, tup)), 1),
     np.append: lambda arr, values, axis=None: _concatenate([arr, values], axis),
 })
 

@@ -1,6 +1,7 @@
 """Recording of NumPy's products: they become ``matmul`` and ``einsum``."""
 
 from functools import reduce
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,10 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     if len(terms) != len(arrays):
         raise ValueError(f"{equation} takes {len(terms)} operands, got {len(arrays)}")
     spare = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in equation)
-    hidden = [array.ndim - len(term.replace("...", "")) for term, array in zip(terms, arrays, strict=True)]
-    dots = [next(spare) for _ in range(max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0))]
+    hidden = []         # by operand, the number of dims that ... stands for
+    for term, array in zip(terms, arrays, strict=True):
+        hidden.append(array.ndim - len(term.replace("...", "")) if "..." in term else 0)
+    dots = list(islice(spare, max(hidden)))
     terms = [term.replace("...", "".join(dots[len(dots) - n:])) for n, term in zip(hidden, terms, strict=True)]
     if arrow:
         right = right.replace("...", "".join(dots))
@@ -74,7 +77,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     if isinstance(axes, int):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:
-        left, right = ([side] if isinstance(side, int) else list(side) for side in axes)
+        left, right = (np.atleast_1d(side).tolist() for side in axes)
     names = letters(a.ndim + b.ndim)
     first, second = list(names[:a.ndim]), list(names[a.ndim:])
     for i, j in zip(left, right, strict=True):

@@ -100,8 +100,13 @@ def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
 
 
 def _extreme(kind: str, x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-    index, reduced = _in_one_dim(kind, x, axis), axes_of(axis, x.ndim)
-    return index.reshape([1 if d in reduced else n for d, n in enumerate(x.shape)]) if keepdims else index
+    index = _in_one_dim(kind, x, axis)
+    if not keepdims:
+        return index
+    kept = list(x.shape)
+    for d in axes_of(axis, x.ndim):
+        kept[d] = 1
+    return index.reshape(kept)
 
 
 @stands_for(np.std)

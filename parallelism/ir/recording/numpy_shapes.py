@@ -36,7 +36,12 @@ def axis_of(axis: Any, ndim: int) -> int:
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    return tuple(sorted(axis_of(a, ndim) for a in (axis if isinstance(axis, tuple | list) else (axis,))))
+    return tuple(sorted(axis_of(a, ndim) for a in _as_list(axis)))
+
+
+def _as_list(axes: Any) -> list[Any]:
+    """Axes or extents, or one of them, as a list."""
+    return list(axes) if isinstance(axes, tuple | list) else [axes]
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -46,7 +51,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
     if order != "C":
         refuse(f"numpy.reshape in order {order!r}", "it is by rows: order='C'")
-    extents = list(shape) if isinstance(shape, tuple | list) else [shape]
+    extents = _as_list(shape)
     unknown = [d for d, extent in enumerate(extents) if isinstance(extent, int) and extent == -1]
     if len(unknown) > 1:
         raise ValueError("at most one extent can be -1")
@@ -84,9 +89,10 @@ def _swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 
 @stands_for(np.moveaxis, view=True)
 def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
-    sources, destinations = ([a] if isinstance(a, int) else list(a) for a in (source, destination))
-    pairs = sorted((axis_of(d, x.ndim), axis_of(s, x.ndim)) for d, s in zip(destinations, sources, strict=True))
-    order = [d for d in range(x.ndim) if d not in {s for _, s in pairs}]
+    sources = [axis_of(a, x.ndim) for a in np.atleast_1d(source).tolist()]
+    destinations = [axis_of(a, x.ndim) for a in np.atleast_1d(destination).tolist()]
+    pairs = sorted(zip(destinations, sources, strict=True))
+    order = [d for d in range(x.ndim) if d not in sources]
     for to, axis in pairs:
         order.insert(to, axis)
     return transposed(x, order)
@@ -101,7 +107,7 @@ def _rollaxis(x: Any, axis: int, start: int = 0) -> Any:
 @stands_for(np.expand_dims, view=True)
 def expanded(x: Any, axis: Any) -> Any:
     shape = list(x.shape)
-    for a in axes_of(axis, x.ndim + (len(axis) if isinstance(axis, tuple | list) else 1)):
+    for a in axes_of(axis, x.ndim + len(_as_list(axis))):
         shape.insert(a, 1)
     return reshaped(x, shape)
 

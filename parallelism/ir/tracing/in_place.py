@@ -7,7 +7,7 @@ that an index selected is written into the base, too.
 ``reshape`` makes a view or a copy.  Which of them is decided at the first write, from the order of the memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ref
@@ -32,6 +32,11 @@ class View(NamedTuple):
     """Says whether it is a view, and not a copy; None if that is not known.  Without it, it is a view."""
     read_only: str = ""
     """The name of the function, if NumPy does not allow to write into what it returned."""
+
+
+def _is_in(array: Any, arrays: Sequence[Any]) -> bool:
+    """Whether an array is one of these: NumPy's ``==`` compares elements."""
+    return any(each is array for each in arrays)
 
 
 class Writable:
@@ -97,7 +102,7 @@ class Writable:
                 refuse(f"changing what {part._view.read_only} returned in place", "it cannot be changed in NumPy "
                        "either: change a copy")
         chain[-1]._inherit()
-        others = [other for other in self._those_who_share() if not any(other is one for one in chain)]
+        others = [other for other in self._those_who_share() if not _is_in(other, chain)]
         owned = chain[-1]._view is None
         if (owned and not all(part._view.key for part in chain[:-1])) or (others and not owned):
             refuse("changing a view of an array in place (x.T, x.reshape(...), a part of np.split)",
@@ -132,19 +137,20 @@ class Writable:
 
     def _inherit(self) -> None:
         """Own the memory, if the base is gone and all who share the memory are views of this array."""
-        if self._view is not None and all(any(one is self for one in other._bases())
-                                          for other in self._those_who_share()):
+        if self._view is not None and all(_is_in(self, other._bases()) for other in self._those_who_share()):
             self._view = None
 
     def own_memory(self) -> None:
         """Become an array of its own, with its views."""
         if self._view is None:
             return
-        mine = [other for other in self._those_who_share() if any(one is self for one in other._bases())]
-        rest = [other for other in self._those_who_share() if not any(other is one for one in mine)]
+        mine: list[Any] = []
+        rest: list[Any] = []
+        for other in self._those_who_share():
+            (mine if _is_in(self, other._bases()) else rest).append(other)
         assert self._sharing is not None
         self._sharing[:] = map(ref, rest)
-        own = [ref(other) for other in mine]
+        own = list(map(ref, mine))
         for other in mine:
             other._sharing = own
         self._view = None

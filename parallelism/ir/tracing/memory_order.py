@@ -90,11 +90,15 @@ def lie(place: Place, trial: int) -> Lying:
     return Lying(shape, known[trial] if trial in known else place.order.strides(trial))
 
 
+def _number(symbol: str, trial: int) -> int:
+    return 2 ** (1 + crc32(f"{trial} {symbol}".encode()) % 12) if trial else 1
+
+
 def _numbers(shape: Sequence[Extent], trial: int) -> Numbers:
     """A shape with numbers in place of symbols: powers of two, of which many quotients are whole."""
     numbers = []
     for extent in shape:
-        chosen = {name: 2 ** (1 + crc32(f"{trial} {name}".encode()) % 12) if trial else 1 for name in names_in(extent)}
+        chosen = {name: _number(name, trial) for name in names_in(extent)}
         number = specialized(extent, chosen) if chosen else extent
         assert isinstance(number, int)
         numbers.append(max(number, 1) if chosen else number)
@@ -194,7 +198,7 @@ def _changed_at(strides: Numbers, axis: int, stride: int) -> Numbers:
 def _broadcast(new: Numbers, old: Lying) -> Numbers:
     assert old.strides is not None
     added = len(new) - len(old.shape)
-    kept = [stride if n == m else 0 for n, m, stride in zip(old.shape, new[added:], old.strides, strict=True)]
+    kept = [stride * (n == m) for n, m, stride in zip(old.shape, new[added:], old.strides, strict=True)]
     return (*[0] * added, *kept)
 
 
@@ -268,8 +272,8 @@ def place_of(x: Any) -> Place:
 def _small(lying: Lying, dtype: np.dtype[Any]) -> Any:
     """An array with two elements in each dim that has several, and with strides in the same order."""
     assert lying.strides is not None
-    sizes = sorted({abs(stride) for stride in lying.strides} - {0})
-    steps = [_sign(stride) * (1 + sizes.index(abs(stride))) if stride else 0 for stride in lying.strides]
+    sizes = sorted({0, *map(abs, lying.strides)})
+    steps = [_sign(stride) * sizes.index(abs(stride)) for stride in lying.strides]
     shape = [min(n, 2) for n in lying.shape]
     numbers = np.ones(1 + 2 * sum(map(abs, steps)), dtype if dtype.kind in "biuf" else np.float32)
     middle = numbers[sum(map(abs, steps)):]

@@ -127,6 +127,11 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             return _REDUCTIONS[ufunc](inputs[0], **{**options, "axis": axis})
         if method != "__call__":
             refuse(f"{name}.{method}")
+        return self._called(ufunc, inputs, options)
+
+    def _called(self, ufunc: np.ufunc, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A ufunc that is called on its inputs."""
+        name = f"numpy.{ufunc.__name__}"
         dtype = options.pop("dtype", None) if ufunc.nout == 1 else None
         if options:
             refuse(f"{name} with {', '.join(options)}=")

@@ -56,8 +56,8 @@ class Borders:
         found: Counter[tuple[str, ...]] = Counter()
         first: dict[tuple[str, ...], Border] = {}
         for row in self.rows:
-            key = (*(re.sub(r"\.\d+", ".*", end or OUTSIDE) for end in (row.source, row.target)),
-                   row.before.short(), row.after.short(), *row.steps, str(row.bytes_received))
+            key = (_without_numbers(row.source), _without_numbers(row.target), row.before.short(), row.after.short(),
+                   *row.steps, str(row.bytes_received))
             found[key] += 1
             first.setdefault(key, row)
         cells = [("received", "count", "value", "from -> to")]
@@ -66,9 +66,14 @@ class Borders:
             steps = ", then ".join(row.steps) or "nothing to move"
             cells += [(nbytes(row.bytes_received), str(found[key]), f"%{row.value.name}", f"{source} -> {target}"),
                       ("", "", "", f"{row.before.short()} -> {row.after.short()}: {steps}")]
+        width = max(len(value) for _, _, value, _ in cells)
         lines = [fit(f"{received:>{RECEIVED}}  {count:>5}  {value:<{width}}  {ends}".rstrip())
-                 for width in (max(len(row[2]) for row in cells),) for received, count, value, ends in cells]
+                 for received, count, value, ends in cells]
         return "\n".join([*lines, f"a device receives at most {nbytes(self.bytes_received)} at borders"])
+
+
+def _without_numbers(region: str) -> str:
+    return re.sub(r"\.\d+", ".*", region or OUTSIDE)
 
 
 def borders(localized: Localized, regions: Sequence[str] = ()) -> Borders:
@@ -113,8 +118,10 @@ def borders(localized: Localized, regions: Sequence[str] = ()) -> Borders:
 
 def _reached(op: Op, users: dict[Value, list[Op]]) -> list[Op]:
     """The ops that use the result of a reshard, also through other reshards."""
-    return [end for user in users.get(op.outputs[0], ())
-            for end in (_reached(user, users) if user.kind == "reshard" else [user])]
+    found = []
+    for user in users.get(op.outputs[0], ()):
+        found += _reached(user, users) if user.kind == "reshard" else [user]
+    return found
 
 
 def _region(op: Op, regions: Sequence[str]) -> str:
@@ -127,5 +134,8 @@ def _region(op: Op, regions: Sequence[str]) -> str:
         found = re.match(r"\w+(\.\d+)?", path)
         return back + found[0] if found else back
     outer = [*accumulate(path.split("."), "{}.{}".format)]
-    first = (next((each for each in outer if fnmatchcase(each, pattern)), "") for pattern in regions)
-    return back + max(first, key=len)
+    innermost = ""
+    for pattern in regions:
+        first = next((each for each in outer if fnmatchcase(each, pattern)), "")
+        innermost = max(innermost, first, key=len)
+    return back + innermost

@@ -46,13 +46,12 @@ class _Placed:
         return replace(self.whole, ops=tuple(self.ops))
 
     def _place(self, number: int, op: Op) -> None:
-        layouts, homes = ([layout_of(value) for value in side] for side in (op.inputs, op.outputs))
-        place = op_placement(op, tuple(layouts), tuple(homes), self.devices, self.constants)
+        layouts, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
+        place = op_placement(op, layouts, homes, self.devices, self.constants)
         inputs = [self._laid(number, op, *each) for each in zip(op.inputs, place.inputs, strict=True)]
-        computed = [
-            value if layout == value.layout else Value(self._name(value), value.type, layout)
-            for value, layout in zip(op.outputs, place.outputs, strict=True)
-        ]
+        computed = []
+        for value, layout in zip(op.outputs, place.outputs, strict=True):
+            computed.append(value if layout == value.layout else Value(self._name(value), value.type, layout))
         self.ops.append(repeated_op(op, inputs, computed))
         for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:

@@ -98,7 +98,8 @@ def local_program(
             ops.append(Op(move.kind, (x,), tuple(given.items()), (y,), op.region))
             x = y
         values[result.name] = x
-    inputs, outputs = (tuple(values[value.name] for value in side) for side in (function.inputs, function.outputs))
+    inputs = tuple(values[value.name] for value in function.inputs)
+    outputs = tuple(values[value.name] for value in function.outputs)
     return Function(function.name, inputs, tuple(ops), outputs, function.attributes)
 
 
@@ -116,7 +117,8 @@ def begun_at(program: Function, whole: Function, devices: Devices, place: Mappin
     places = {op.outputs[0].name: shards.part(op)[1] for op in whole.ops if _has_place(op)}
     if not places:
         return program
-    return replace(program, ops=tuple(
-        replace(op, attributes=places[op.outputs[0].name]) if op.outputs and op.outputs[0].name in places else op
-        for op in program.ops
-    ))
+    ops = []
+    for op in program.ops:
+        begins = places.get(op.outputs[0].name) if op.outputs else None
+        ops.append(op if begins is None else replace(op, attributes=begins))
+    return replace(program, ops=tuple(ops))

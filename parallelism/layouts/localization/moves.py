@@ -71,13 +71,14 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
         return moves(source, middle, type, devices) + moves(middle, target, type, devices)
     axes = {*source.axes, *source.partial, *target.axes, *target.partial}
     mesh = Mesh(**{axis: n for axis, n in devices.stand_in.shape.items() if axis in axes} or {"": 1})
-    shape = tuple(
-        4 * mesh.size if isinstance(extent, Expression) or _symbolic(before.axes + after.axes, devices) else extent
-        for extent, before, after in zip(type.shape, source.dims, target.dims, strict=True)
-    )
+    shape = []
+    for extent, before, after in zip(type.shape, source.dims, target.dims, strict=True):
+        if isinstance(extent, Expression) or _symbolic(before.axes + after.axes, devices):
+            extent = 4 * mesh.size
+        shape.append(extent)
     plan = plan_resharding(source, target, shape, type.dtype, mesh)
     ops = [move for step in plan.steps for move in _of_step(step)]
-    if shape != type.shape or _symbolic(tuple(axes), devices):
+    if tuple(shape) != type.shape or _symbolic(tuple(axes), devices):
         for move in ops:
             if move.kind == "relayout":
                 raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
@@ -95,10 +96,12 @@ def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
 def _scattered(source: TensorSharding, target: TensorSharding) -> TensorSharding | None:
     """The layout between the two halves of a sum over more axes than the target is split over; else None."""
     split = [axis for axis in source.partial if axis in target.axes]
-    before = [tuple(axis for axis in dim.axes if axis not in split) for dim in target.dims]
     left = tuple(axis for axis in source.partial if axis not in split)
-    if not split or {*left} == {*target.partial} or before != [dim.axes for dim in source.dims]:
+    if not split or {*left} == {*target.partial}:
         return None
+    for before, after in zip(source.dims, target.dims, strict=True):
+        if before.axes != tuple(axis for axis in after.axes if axis not in split):
+            return None
     return TensorSharding(*target.dims, partial=left, op=source.op)
 
 

@@ -26,7 +26,9 @@ class SymbolicProgram:
 
     def localized(self, alone: Collection[str] = ()) -> Localized:
         """The program laid out on symbols; axes in ``alone`` have one device, so nothing is communicated over them."""
-        return localize(self.function, {axis: 1 if axis in alone else symbol(axis) for axis in self.axes})
+        devices: dict[str, Extent] = {axis: symbol(axis) for axis in self.axes}
+        devices.update((axis, 1) for axis in self.axes if axis in alone)
+        return localize(self.function, devices)
 
     def program(self, alone: Collection[str] = ()) -> Function:
         """The program of one device for any numbers of devices above 1, but 1 along the axes in ``alone``.

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parallelism.ir.core import Function, Value
+from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import laid_value, with_values
+from parallelism.ir.core.printing import names
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
@@ -26,7 +27,7 @@ def annotate(function: Function, layouts: Layouts) -> Function:
         name = key.name if isinstance(key, Value) else key
         if name not in known:
             raise ValueError(f"@{function.name} has no value %{name}; its inputs are "
-                             f"{', '.join(f'%{value.name}' for value in function.inputs) or 'none'}")
+                             f"{names(function.inputs) or 'none'}")
         given[name] = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     return laid_out(function, given)
 
@@ -38,13 +39,20 @@ def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -
     """
     if not layouts:
         return function
-    laid = with_values(function, {
-        value.name: laid_value(value, layouts[value.name]) if value.name in layouts else value
-        for value in function.values})
-    moved = {op.outputs: laid_text for op in laid.ops if op.kind == "reshard" and op.outputs[0].name in layouts
-             if (layout := op.outputs[0].layout) is not None and (laid_text := layout_text(layout)) != op["layout"]}
-    return laid if not moved else replace(laid, ops=tuple(
-        replace(op, attributes=(("layout", moved[op.outputs]),)) if op.outputs in moved else op for op in laid.ops))
+    values = {value.name: value for value in function.values}
+    for name, value in values.items():
+        if name in layouts:
+            values[name] = laid_value(value, layouts[name])
+    laid = with_values(function, values)
+    moved: dict[int, Op] = {}
+    for number, op in enumerate(laid.ops):
+        if op.kind == "reshard" and op.outputs[0].name in layouts:
+            layout = op.outputs[0].layout
+            if layout is not None and layout_text(layout) != op["layout"]:
+                moved[number] = replace(op, attributes=(("layout", layout_text(layout)),))
+    if not moved:
+        return laid
+    return replace(laid, ops=tuple(moved.get(number, op) for number, op in enumerate(laid.ops)))
 
 
 def redistribute(x: Any, layout: TensorSharding | str) -> Any:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
-from parallelism.layouts.propagation.placement import Placement, dims_of
+from parallelism.ir.core.printing import names
+from parallelism.layouts.propagation.placement import Placement, dims_of, moved_dim
 from parallelism.layouts.propagation.relations import relation
 from parallelism.sharding import TensorSharding
 
@@ -21,8 +22,8 @@ class Origin(NamedTuple):
     """The ops through which the axes were propagated from there, in order."""
 
     def __str__(self) -> str:
-        through = [f"{op.kind} {', '.join(f'%{value.name}' for value in op.outputs)}" for op in self.ops]
-        return f"%{self.value}, dim {self.dim}{', through ' if through else ''}{', '.join(through)}"
+        through = ", ".join(f"{op.kind} {names(op.outputs)}" for op in self.ops)
+        return f"%{self.value}, dim {self.dim}{', through ' * bool(through)}{through}"
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class Paths:
         """The conflicts at one op, given the layouts of its values and its placement."""
         for value, wanted in zip(op.inputs, placed.inputs, strict=True):
             lies = layouts[value.name]
-            if (dim := _differing(lies, wanted)) is not None:
+            if (dim := moved_dim(lies, wanted)) is not None:
                 yield Conflict(op, value, lies, wanted, dim, self._of(value.name, dim, lies),
                                self._wish(op, value, layouts, placed, dim))
         for value, computed in zip(op.outputs, placed.outputs, strict=True):
             wanted = layouts[value.name]
-            if (dim := _differing(computed, wanted)) is not None:
+            if (dim := moved_dim(computed, wanted)) is not None:
                 yield Conflict(op, value, computed, wanted, dim, None, self._of(value.name, dim, wanted))
 
     def _of(self, name: str, dim: int, layout: TensorSharding) -> Origin | None:
@@ -108,8 +109,3 @@ class Paths:
                 if same or instead:
                     return self.origin(other.name, d)
         return None
-
-
-def _differing(lies: TensorSharding, wanted: TensorSharding) -> int | None:
-    pairs = enumerate(zip(dims_of(lies), dims_of(wanted), strict=True))
-    return next((d for d, (old, new) in pairs if old != new[:len(old)]), None)

@@ -35,8 +35,9 @@ class Devices:
             return cls(tuple(mesh.shape.items()))
         if not isinstance(mesh, Mapping):
             raise TypeError(f"mesh must be a Mesh, or a mapping of axes to extents, got {mesh!r}")
-        known = Mesh(**{axis: 1 if isinstance(n, Expression) else n for axis, n in mesh.items()})
-        return cls(tuple((axis, n if isinstance(n, Expression) else known.shape[axis]) for axis, n in mesh.items()))
+        extents: dict[str, Extent] = dict(Mesh(**{axis: _number(n, 1) for axis, n in mesh.items()}).shape)
+        extents.update((axis, n) for axis, n in mesh.items() if isinstance(n, Expression))
+        return cls(tuple(extents.items()))
 
     @cached_property
     def shape(self) -> Mapping[str, Extent]:
@@ -58,7 +59,7 @@ class Devices:
     @cached_property
     def stand_in(self) -> Mesh:
         """A mesh with `STAND_IN` devices along each symbolic axis."""
-        return Mesh(**{axis: STAND_IN if isinstance(n, Expression) else n for axis, n in self.extents})
+        return Mesh(**{axis: _number(n, STAND_IN) for axis, n in self.extents})
 
     def along(self, axes: Axes) -> Extent:
         """The number of devices along these axes: the product of their extents."""
@@ -96,3 +97,7 @@ class Devices:
 
     def __str__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.extents)})"
+
+
+def _number(extent: Extent, stand_in: int) -> int:
+    return stand_in if isinstance(extent, Expression) else extent

@@ -55,18 +55,23 @@ def placement(
     if carries and (kept := _kept(inputs)):
         place = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
         # A partial input is not resharded: its reduction stays pending only if the input can stay where it is.
-        if all(
-            all(new[:len(old)] == old for old, new in zip(dims_of(given), dims_of(wanted), strict=True))
-            for given, wanted in zip(inputs, place.inputs, strict=True) if given.partial
-        ):
+        pairs = zip(inputs, place.inputs, strict=True)
+        if all(moved_dim(lies, wanted) is None for lies, wanted in pairs if lies.partial):
             return place
     return _placement(of, types, (kind, attributes), inputs, outputs, devices, ())
 
 
 def _kept(inputs: Sequence[TensorSharding]) -> Axes:
     """The axes over which all partial inputs are partial."""
-    pending = [layout.partial for layout in inputs if layout.partial]
-    return tuple(axis for axis in pending[0] if all(axis in partial for partial in pending))
+    first, *others = [layout.partial for layout in inputs if layout.partial]
+    shared = {*first}.intersection(*others)
+    return tuple(axis for axis in first if axis in shared)
+
+
+def moved_dim(lies: TensorSharding, wanted: TensorSharding) -> int | None:
+    """The first dim that differs in more than a further split; None if there is none."""
+    pairs = enumerate(zip(dims_of(lies), dims_of(wanted), strict=True))
+    return next((d for d, (old, new) in pairs if old != new[:len(old)]), None)
 
 
 def _placement(
@@ -88,22 +93,20 @@ def placement_by(
     A reduction by ``op`` stays pending over the axes ``kept``, in the inputs that are ``carrying`` it.
     """
     def lying(letters: Letters) -> Dims:
-        return tuple(split.get(letter, ()) if letter else () for letter in letters)
+        return tuple(split.get(letter or "", ()) for letter in letters)
 
     def partial(reduced: frozenset[str]) -> Axes:
         pending = {*kept, *(axis for letter in reduced for axis in split.get(letter, ()))}
         return tuple(axis for axis in devices.shape if axis in pending)
 
-    return Placement(
-        tuple(
-            sharding(lying(letters), kept if carries else (), op if carries and kept else "sum")
-            for letters, carries in zip(of.inputs, carrying, strict=True)
-        ),
-        tuple(
-            sharding(lying(letters), partial(reduced), op)
-            for letters, reduced in zip(of.outputs, of.reduced, strict=True)
-        ),
-    )
+    inputs = []
+    for letters, carries in zip(of.inputs, carrying, strict=True):
+        pending = kept if carries else ()
+        inputs.append(sharding(lying(letters), pending, op if pending else "sum"))
+    outputs = [
+        sharding(lying(letters), partial(reduced), op)
+        for letters, reduced in zip(of.outputs, of.reduced, strict=True)]
+    return Placement(tuple(inputs), tuple(outputs))
 
 
 def letters_split(
@@ -128,11 +131,13 @@ def letters_split(
     }
     split = {}
     for letter, asked in wishes.items():
-        left = Counter(tuple(axis for axis in axes if winner[axis] == letter) for axes in asked)
-        order = sorted(left, key=lambda axes: (-left[axes], -len(axes)))
-        chosen = order[0]
-        for axes in order[1:]:
-            chosen = axes if axes[:len(chosen)] == chosen else chosen
+        left = Counter[Axes]()
+        for axes in asked:
+            left[tuple(axis for axis in axes if winner[axis] == letter)] += 1
+        chosen, *others = sorted(left, key=lambda axes: (-left[axes], -len(axes)))
+        for axes in others:
+            if axes[:len(chosen)] == chosen:
+                chosen = axes
         split[letter] = of.exact(letter, chosen, devices)
     return split
 

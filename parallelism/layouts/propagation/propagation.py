@@ -117,9 +117,10 @@ class _Propagation:
 
     def _step(self, number: int, side: range) -> set[str]:
         """Propagate to the values on one side of an op from all its other values; the names of what changed."""
-        every = range(len(self.values[number]))
-        changed = dict.fromkeys(
-            value.name for target in side for value in self._take(number, target, [i for i in every if i != target]))
+        changed: dict[str, None] = {}
+        for target in side:
+            others = [i for i in range(len(self.values[number])) if i != target]
+            changed.update(dict.fromkeys(value.name for value in self._take(number, target, others)))
         return {*changed}.union(*[self._one_to_one(self.near[name]) for name in changed])
 
     def _one_to_one(self, numbers: Iterable[int]) -> set[str]:

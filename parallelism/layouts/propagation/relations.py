@@ -8,6 +8,7 @@ So this split is not allowed; with extent 4 for ``a`` it is.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -50,10 +51,10 @@ class Relation(NamedTuple):
         sizes = split_sizes(extent, numbers)
         if self.op in ("max", "min") and 0 in sizes and any(letter in reduced for reduced in self.reduced):
             return False                        # An empty shard has no largest or smallest element.
-        return all(
-            isinstance(n, int) and split_sizes(extent * n, numbers) == tuple(n * size for size in sizes)
-            for n in self.inside[letter]
-        )
+        for n in self.inside[letter]:
+            if not isinstance(n, int) or split_sizes(extent * n, numbers) != tuple(n * size for size in sizes):
+                return False
+        return True
 
 
 @lru_cache(maxsize=8192)
@@ -62,27 +63,32 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
     rule, entry = meaning(kind, types, attributes).rule, OPERATORS[kind]
     blocked = set(rule.whole)
     inside: dict[str, list[Extent]] = {}
-    for dim in (dim for tensor in (*rule.inputs, *rule.outputs) for dim in tensor if dim != ("1",)):
+    for dim in chain(*rule.inputs, *rule.outputs):
+        if dim == ("1",):
+            continue
         at = _outermost(dim, rule.extents)
         blocked.update(dim[:at], dim[at + 1:])
+        rests = inside.setdefault(dim[at], [])
         rest = product(rule.extents[letter] for letter in dim[at + 1:])
-        inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
+        if rest != 1 and rest not in rests:
+            rests.append(rest)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
-        outermost = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
-        return tuple(None if letter == "1" or letter in blocked else letter for letter in outermost)
+        letters: list[str | None] = []
+        for dim in dims:
+            letter = None if dim == ("1",) else dim[_outermost(dim, rule.extents)]
+            letters.append(None if letter in blocked else letter)
+        return tuple(letters)
 
     inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
-    sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]
+    sets = [{*letters} - {None} for letters in (*inputs, *outputs)]
+    above = []
+    for i, own in enumerate(sets):
+        above.append(tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs))
+    free = frozenset(rule.letters) - blocked
     return Relation(
-        inputs, outputs, rule.extents,
-        inside={letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()},
-        above=tuple(
-            tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)),
-        reduced=tuple(
-            frozenset(rule.letters) - blocked - {letter for dim in dims for letter in dim} for dims in rule.outputs),
-        op=rule.op, indexed=entry.indexed,
-    )
+        inputs, outputs, rule.extents, {letter: tuple(rests) for letter, rests in inside.items()}, tuple(above),
+        reduced=tuple(free.difference(*dims) for dims in rule.outputs), op=rule.op, indexed=entry.indexed)
 
 
 def _outermost(dim: Dim, extents: Mapping[str, Extent]) -> int:

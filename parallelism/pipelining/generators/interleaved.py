@@ -35,8 +35,8 @@ def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bo
     each = -(-microbatches // count)
     total = count * each * chunks
     ahead = (chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank)
-    forwards, backwards, weights = (
-        _by_rounds(rank, ranks, each, total, chunks, kind) for kind in ("FIW" if split else "FBW"))
+    kinds = "FIW" if split else "FBW"
+    forwards, backwards, weights = (_by_rounds(rank, ranks, each, total, chunks, kind) for kind in kinds)
     yield from islice(forwards, ahead)
     for step in range(total):
         yield from islice(forwards, 1)      # none are left at the end

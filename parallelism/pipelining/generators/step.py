@@ -16,6 +16,7 @@ rank, if it is more than 1."""
 def only_first(microbatches: int, steps: Iterable[Slot]) -> Iterator[Slot]:
     """The steps of the first ``microbatches`` microbatches.  An overlapped pair may be reduced to one work."""
     for step in steps:
-        works = [work for work in (step if len(step) == 2 else (step,)) if work[2] < microbatches]
+        pair = step if len(step) == 2 else (step,)
+        works = [work for work in pair if work[2] < microbatches]
         if works:
             yield works[0] if len(works) == 1 else (works[0], works[1])

@@ -153,9 +153,14 @@ def _pattern(ranks: int) -> tuple[dict[str, int], ...]:
             {"Fa": fa + down, "Fb": fb + up, "Ib": ib + down, "Ia": ia + up}
             for down, up in zip(range(ranks), reversed(range(ranks)), strict=True)
         ]
-        if all(len({time % _PERIOD for time in row.values()}) == 4 for row in rows):
+        if all(map(_is_free_of_clashes, rows)):
             return tuple(map(_with_weights, rows))
     raise AssertionError(f"every number of ranks has a pattern, but there is none for {ranks}")
+
+
+def _is_free_of_clashes(times: dict[str, int]) -> bool:
+    """Whether the four actions of a rank take different slots when the pattern is repeated."""
+    return len({time % _PERIOD for time in times.values()}) == 4
 
 
 def _with_weights(times: dict[str, int]) -> dict[str, int]:
