@@ -66,6 +66,10 @@ class ProcessCrew:
         """The last message and its bytes. A message for all devices is pickled once."""
         self._waker = os.pipe()
         os.set_blocking(self._waker[1], False)
+        self._is_closed = False
+        """Whether this crew is closed."""
+        self._waking: list[None] = []
+        """One entry for each `wake` that is under way; the handler of a signal may `close` in the middle of it."""
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
 
     def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
@@ -153,9 +157,15 @@ class ProcessCrew:
 
     def wake(self) -> None:
         """Make `receive` return. A signal handler or another thread may call this."""
-        if self._waker[1] >= 0:
-            with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
-                os.write(self._waker[1], b"!")
+        self._waking.append(None)
+        try:
+            if self._waker[1] >= 0:
+                with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
+                    os.write(self._waker[1], b"!")
+        finally:
+            self._waking.pop()
+            if self._is_closed:
+                self._close_waker()
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
@@ -191,6 +201,13 @@ class ProcessCrew:
         self._processes.clear()
         self._wires.clear()
         self._selector.close()
+        self._is_closed = True
+        self._close_waker()
+
+    def _close_waker(self) -> None:
+        """Close the pipe of wake-ups, unless one is under way: that closes it at its end."""
+        if self._waking or self._waker[1] < 0:
+            return
         ends, self._waker = self._waker, (-1, -1)
         for fd in ends:
             os.close(fd)
