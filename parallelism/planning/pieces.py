@@ -28,6 +28,7 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
+from parallelism.pipelining.actions import BEFORE
 from parallelism.planning.sheets import (
     COLLECTIVE,
     LEFT,
@@ -52,8 +53,6 @@ Split = tuple[Extent, tuple[str, ...]]
 
 ANY: Part = 0, 0
 """Stands for every part of the batch."""
-BEFORE = {"R": "F", "B": "F", "I": "F", "W": "I"}
-"""For each kind of action the one before it, of the same microbatch, if nothing is computed again."""
 
 
 class SymbolicStage(StagePrograms):
