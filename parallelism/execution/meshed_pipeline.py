@@ -130,7 +130,7 @@ class MeshedPipeline(TrainedPipeline):
         run_actions(sender, self.pipeline, self.pipeline.axis, stages, works, done)
 
     def exchanged(
-        self, device: Device, mine: Array, names: Sequence[str], other: int, tag: int, axis: str | None
+        self, device: Device, axis: str | None, mine: Array, names: Sequence[str], other: int, tag: int
     ) -> Array:
         """The sums of another position for weights that both have, as one array, in exchange for those of this one."""
         here, values = self.position(device), {value.name: value for value in self.stages.function.inputs}

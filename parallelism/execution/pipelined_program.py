@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.execution.device_calls import waited_for
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
-from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
+from parallelism.execution.endings import Endings, StepEnd
+from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
 from parallelism.execution.overlapping import arranged
 from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
@@ -212,8 +212,25 @@ class PipelinedProgram(PipelinedOperation):
 
     def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
         """What a device returns after the last action of its ``stages``."""
-        sums = self.added_up(device, stages)
-        return sums | {name: loss_of(sums[name]) for name in ("",) if name in sums}
+        axis, replicas = self.axes(device.mesh)
+        position = self.position(device)
+        end = StepEnd(device, position, stages, partial(self.exchanged, device, axis),
+                      partial(self.updated, device, position, share))
+        for each in self.endings.at(position, replicas):
+            each.run(end)
+        return end.sums
+
+    def updated(
+        self, device: Device, position: int, share: Share, sums: dict[str, Any]
+    ) -> dict[str, Array]:
+        """What the update makes of the sums: these, if there is none."""
+        return sums
+
+    @cached_property
+    def endings(self) -> Endings:
+        """What devices do after their last actions."""
+        return Endings(self.stages.functions, self.pipeline.schedule.placement, self.sums, free_tag(self.pipeline),
+                       updated=self.gives_up, later=self.overlap is not None)
 
     def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
         """Devices at a position of one class take as long for the same in `finish`."""
@@ -247,14 +264,10 @@ class PipelinedProgram(PipelinedOperation):
             return {}
         group = prod(place.mesh.shape[axis] for axis in replicas)
         given = (("axes", replicas), ("group", group), ("op", "sum"))
+        types, alone = zip(programs.functions.trained, programs.sum_types, strict=True), self.endings.alone
         return {
             name: (Op("all_reduce", (Value(name, type),), given, (Value(f"summed.{name}", type),)),)
-            for name, type in zip(programs.functions.trained, programs.sum_types, strict=True) if name in self.alone}
-
-    @cached_property
-    def alone(self) -> frozenset[str]:
-        """The weights that one stage has alone."""
-        return frozenset(name for name, holders in self.stages.holders.items() if len(holders) == 1)
+            for name, type in types if name in alone}
 
     def _closing(self, mesh: Mesh, rank: int, number: int, share: Share) -> LastBackward | None:
         """The last backward of a stage on a device; None if it sums nothing over replicas."""
@@ -308,59 +321,8 @@ class PipelinedProgram(PipelinedOperation):
     def _programs_at(self, place: Place) -> StagePrograms:
         return self.programs(place.number, dict(place.numbers), place.rows, place.mesh, place.rank)
 
-    @cached_property
-    def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """The weights that several positions of the pipeline have: these positions, and the weights' names."""
-        placement, found = self.pipeline.schedule.placement, dict[tuple[int, ...], list[str]]()
-        for name, holders in self.stages.holders.items():
-            positions = tuple(sorted({placement[number] for number in holders}))
-            if len(positions) > 1 and any(name in stage.trained for stage in self.stages.functions):
-                found.setdefault(positions, []).append(name)
-        return sorted((positions, tuple(names)) for positions, names in found.items())
-
-    def added_up(
-        self, device: Device, stages: Mapping[int, ProgramStage], *, over_replicas: bool = True
-    ) -> dict[str, Any]:
-        """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss.
-
-        Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.  With overlap the
-        loss is the `Work` that sums it.
-        """
-        axis, replicas = self.axes(device.mesh)
-        sums: dict[str, Any] = {}
-        for stage in stages.values():
-            loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
-            if replicas:
-                if over_replicas:
-                    for terms in stage.unsummed:
-                        device.all_reduce(terms, replicas, out=terms)
-                later: dict[str, Any] = {"async_op": True} if self.overlap else {}
-                loss = [device.all_reduce(part, replicas, **later) for part in loss]
-            sums.update(("", part) for part in loss)
-            for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
-                if over_replicas and name in stage.summed:
-                    gradient = waited_for(stage.summed[name])
-                elif gradient is None:
-                    continue        # summed, and not kept
-                sums[name] = sums[name] + gradient if name in sums else gradient
-        here, first = self.position(device), free_tag(self.pipeline)
-        tags = {name: first + i for i, name in enumerate(name for _, names in self.shared for name in names)}
-        for positions, names in (shared for shared in self.shared if here in shared[0]):
-            for dtype in dict.fromkeys(sums[name].dtype for name in names):
-                same = [name for name in names if sums[name].dtype == dtype]
-                mine = np.concatenate([sums[name].ravel() for name in same])
-                parts = [
-                    mine if other == here else self.exchanged(device, mine, same, other, tags[same[0]], axis)
-                    for other in positions
-                ]
-                total, start = reduce(np.add, parts), 0
-                for name in same:
-                    end = start + sums[name].size
-                    sums[name], start = total[start:end].reshape(sums[name].shape), end
-        return sums
-
     def exchanged(
-        self, device: Device, mine: Array, names: Sequence[str], other: int, tag: int, axis: str | None
+        self, device: Device, axis: str | None, mine: Array, names: Sequence[str], other: int, tag: int
     ) -> Array:
         """The sums of another position for weights that both have, as one array, in exchange for those of this one."""
         received: Array = device.sendrecv(mine, other, other, tag=tag, axes=axis)

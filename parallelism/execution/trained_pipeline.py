@@ -12,10 +12,9 @@ import numpy as np
 from parallelism.arrays import Array, plain_array
 from parallelism.execution.device_calls import Later
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
-from parallelism.execution.last_backward import Place, Sums, gradients_of, loss_of, sums_behind, without_sums
+from parallelism.execution.last_backward import Place, Sums, gradients_of, sums_behind, without_sums
 from parallelism.execution.overlapping import arranged
 from parallelism.execution.pipelined_program import PipelinedProgram, Share
-from parallelism.execution.stage_runner import ProgramStage
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.ir.passes.overlapping import Order, overlapped, uneven
@@ -81,18 +80,6 @@ class TrainedPipeline(PipelinedProgram):
         """The stages with a layout on every value, if a stage is on several devices."""
         return laid_out_stages(stages, self.mesh_inside, self.sums, pending=True) if self.mesh_inside else stages
 
-    @cached_property
-    def pending(self) -> Mapping[str, tuple[str, ...]]:
-        """The axes inside a stage over which the gradients of weights are summed once, after the last backward."""
-        return {name: value.layout.partial for stage in self.stages.functions
-                for name, value in zip(stage.trained, stage.backward.outputs[len(stage.returned):], strict=True)
-                if value.layout is not None and value.layout.partial}
-
-    @cached_property
-    def alone(self) -> frozenset[str]:
-        """The weights that one stage has alone, and whose gradients need no sum inside of it."""
-        return frozenset(name for name, holders in self.stages.holders.items() if len(holders) == 1) - {*self.pending}
-
     def _inside(self, pipeline: Pipeline, replicas: Sequence[str]) -> dict[str, int]:
         """The axes inside a stage."""
         return {axis: n for axis, n in self.mesh.shape.items() if axis not in (pipeline.axis, *replicas)}
@@ -113,7 +100,7 @@ class TrainedPipeline(PipelinedProgram):
         if position not in self._updates:
             names = dict.fromkeys(
                 name for number in self.stages_on(position) for name in self.stages.functions[number].trained)
-            placement, holders = self.pipeline.schedule.placement, self.stages.holders
+            placement, holders = self.pipeline.schedule.placement, self.endings.holders
             counted = [name for name in names if position == min(placement[number] for number in holders[name])]
             function = self.step.update(
                 names, self._laid, replicas=self.replicas, counted=counted, stages=self.stages_summed)
@@ -137,7 +124,7 @@ class TrainedPipeline(PipelinedProgram):
         if self.overlap is None or not self.replicas:
             return ()
         return tuple(number for number, value in enumerate(function.inputs)
-                     if value.name.startswith(GRADIENT) and value.name.removeprefix(GRADIENT) in self.alone)
+                     if value.name.startswith(GRADIENT) and value.name.removeprefix(GRADIENT) in self.endings.alone)
 
     def sums_over_replicas(self, place: Place) -> Sums:
         """The ops that the update of a stage begins with, for gradients that no other stage has."""
@@ -216,20 +203,13 @@ class TrainedPipeline(PipelinedProgram):
             shares.append((replace(share, state=mine),))
         return shares
 
-    def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
-        """Runs the update; the new parameters and state of this device, and under ``""`` the loss if it has it."""
-        sums = self.added_up(device, stages, over_replicas=False)
-        for name in [name for name in sums if name in self.pending]:
-            sums[name] = device.all_reduce(sums[name], self.pending[name], out=sums[name])
-        for stage in stages.values():
-            sums.update(stage.summed)
-            stage.summed.clear()
-            stage.gradients.give_up(range(len(stage.gradients.arrays)))
-        losses = {"": loss_of(sums.pop(""))} if "" in sums else {}
-        position = self.position(device)
+    def updated(
+        self, device: Device, position: int, share: Share, sums: dict[str, Any]
+    ) -> dict[str, Array]:
+        """New parameters and state of this device."""
         update, program = self.update(position), self.program_of_update(device.mesh, device.rank, position)
         made = program.run(device, program.own(self._given(update, program, share, sums)))
-        return {value.name: array for value, array in zip(update.function.outputs, made, strict=True)} | losses
+        return {value.name: array for value, array in zip(update.function.outputs, made, strict=True)}
 
     @staticmethod
     def _given(update: _Update, program: DeviceProgram, share: Share, sums: dict[str, Any]) -> list[Any]:

@@ -150,7 +150,7 @@ def is_about_parameters(text: str) -> bool:
 
 
 def earlier(kind: str) -> tuple[str, ...]:
-    """The kinds of actions that a microbatch has had on a stage before one of this kind, in order: ``FI`` of a ``W``."""
+    """The kinds of the actions that a microbatch has had on a stage before one of this kind, in order."""
     before = BEFORE.get(kind)
     return () if before is None else (*earlier(before), before)
 
