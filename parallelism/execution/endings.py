@@ -39,8 +39,8 @@ class StepEnd:
     exchanged: Callable[[Array, Sequence[str], int, int], Array]
     """Gives the sums of another position for weights of these names, as one array, in exchange for those of this one:
     ``exchanged(mine, names, position, tag)``."""
-    updated: Callable[[dict[str, Any]], dict[str, Array]]
-    """The new parameters and state, from the sums, which it takes out and frees."""
+    updated: Callable[[dict[str, Any]], dict[str, Array]] | None
+    """Gives the new parameters and state, from the sums, which it takes out and frees."""
     sums: dict[str, Any] = field(default_factory=dict)
     """The sums of the gradients by the names of weights, and under ``""`` the loss; new values after an `Update`."""
 
@@ -101,6 +101,7 @@ class ExchangeShared(NamedTuple):
     dtype: np.dtype[Any]
     positions: tuple[int, ...]
     tag: int
+    """Another one for each exchange of a step."""
 
     def run(self, end: StepEnd) -> None:
         """Replaces the sums by those over all positions."""
@@ -142,6 +143,7 @@ class Update(NamedTuple):
 
     def run(self, end: StepEnd) -> None:
         """Replaces the sums of gradients by new parameters and state."""
+        assert end.updated is not None
         losses = {"": end.sums.pop("")} if "" in end.sums else {}
         for stage in end.stages.values():
             end.sums.update(stage.summed)
@@ -162,8 +164,6 @@ class Endings:
     """The position of each stage."""
     dtypes: Mapping[str, Any]
     """Those in which the gradients of weights are added up, by name; else it is that of the weight."""
-    first_tag: int
-    """The first tag that is free."""
     updated: bool
     """Whether the step has an update, which sums the gradients over replicas."""
     later: bool = False
@@ -181,7 +181,7 @@ class Endings:
             if number == last:
                 found.append(SumLoss(number, replicas, self.later))
             found.append(AddUp(number, waits=not self.updated))
-        found += [each for each in self._exchanges if position in each.positions]
+        found += [each for each in self.exchanges if position in each.positions]
         found += [SumPending(name, self.pending[name]) for name in names if name in self.pending]
         if last in stages:
             found.append(WaitForLoss())
@@ -211,32 +211,18 @@ class Endings:
         return found
 
     @cached_property
-    def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """The weights that several positions of the pipeline have: these positions, and the weights' names."""
-        found: dict[tuple[int, ...], list[str]] = {}
+    def exchanges(self) -> list[ExchangeShared]:
+        """Those of all positions, in one order for all."""
+        positions: dict[str, tuple[int, ...]] = {}
         for name, holders in self.holders.items():
-            positions = tuple(sorted({self.placement[number] for number in holders}))
-            if len(positions) > 1 and any(name in stage.trained for stage in self.stages):
-                found.setdefault(positions, []).append(name)
-        return sorted((positions, tuple(names)) for positions, names in found.items())
-
-    @cached_property
-    def _exchanges(self) -> list[ExchangeShared]:
-        """The exchanges of all positions, which have the same order everywhere."""
-        found, tag = list[ExchangeShared](), self.first_tag
-        for positions, names in self.shared:
-            by_dtype: dict[Any, list[int]] = {}
-            for place, name in enumerate(names):
-                by_dtype.setdefault(self._dtype(name), []).append(place)
-            for dtype, places in by_dtype.items():
-                same = tuple(names[place] for place in places)
-                found.append(ExchangeShared(same, dtype, positions, tag + places[0]))
-            tag += len(names)
-        return found
-
-    def _dtype(self, name: str) -> Any:
-        """The dtype in which the gradients of a weight are added up."""
-        if name in self.dtypes:
-            return self.dtypes[name]
-        inputs = self.stages[self.holders[name][0]].forward.inputs
-        return next(value.type.dtype for value in inputs if value.name == name)
+            at = tuple(sorted({self.placement[number] for number in holders}))
+            if len(at) > 1 and any(name in stage.trained for stage in self.stages):
+                positions[name] = at
+        found: dict[Any, ExchangeShared] = {}
+        for tag, name in enumerate(sorted(positions, key=positions.__getitem__)):
+            inputs = self.stages[self.holders[name][0]].forward.inputs
+            own = next(value.type.dtype for value in inputs if value.name == name)
+            dtype = self.dtypes.get(name, own)
+            first = found.setdefault((positions[name], dtype), ExchangeShared((), dtype, positions[name], tag))
+            found[positions[name], dtype] = first._replace(names=(*first.names, name))
+        return [*found.values()]

@@ -29,7 +29,6 @@ from parallelism.ir.core import Extent, symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
-from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
@@ -158,7 +157,7 @@ class StepPieces:
     @cached_property
     def sums(self) -> dict[str, Any]:
         """The dtypes in which gradients are added up, by the names of weights."""
-        return {value.name.removeprefix(GRADIENT): value.type.dtype for value in self.step.parts.gradients}
+        return self.step.sum_dtypes
 
     def actions(self, labels: Sequence[Any], kinds: Sequence[str]) -> Iterator[Section]:
         """The sections of all stages: see `SymbolicStage.sections`."""
@@ -314,8 +313,8 @@ class EndPieces:
     @cached_property
     def _endings(self) -> Endings:
         """What the devices do after their last actions."""
-        return Endings([stage.functions for stage in self.stages], range(len(self.stages)), self.stages[0].sums, 0,
-                       updated=True)
+        functions = [stage.functions for stage in self.stages]
+        return Endings(functions, range(len(functions)), self.stages[0].sums, updated=True)
 
     def _rows(self, position: int, ends: Sequence[Ending], updates: Updates) -> Iterator[Row]:
         """The events of the end of a device."""
