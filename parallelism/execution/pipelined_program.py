@@ -161,26 +161,24 @@ class PipelinedProgram(PipelinedOperation):
         if self.updates is not None:
             args, state = self.updates.split_inputs(mesh, self.stages.function, *args)
         arrays, numbers = checked(self.stages.function, *args)
-        batch, places, function = self.stages.batch, self.places(mesh), self.stages.function
+        batch, places = self.stages.batch, self.places(mesh)
         rows = numbers.pop(batch)
         parts = self.parts(rows, 1 + max(replica for _, replica in places))
-        values = {value.name: value for value in function.inputs}
+        values = {value.name: value for value in self.stages.function.inputs}
         shares = []
         for rank, (position, replica) in enumerate(places):
-            stages = [self.stages.functions[number] for number in self.stages_on(position)]
-            data = {
-                name: tuple(
-                    self._shard(rows_of(arrays[name], values[name].type.specialize(numbers), batch, *part),
-                                values[name].layout, position, self.place(mesh, rank))
-                    for part in parts[replica])
-                for name in dict.fromkeys(name for stage in stages for name in stage.data)
-            }
-            weights = {
-                name: self._shard(arrays[name], values[name].layout, position, self.place(mesh, rank))
-                for name in dict.fromkeys(name for stage in stages for name in stage.weights)
-            }
-            mine = {} if self.updates is None else self.updates.shards(state, rank, position)
-            shares.append((Share(numbers, rows, parts[replica], data, weights, mine),))
+            inside, place = self.mesh_at(position), self.place(mesh, rank)
+            data, weights = dict[str, tuple[Array, ...]](), dict[str, Array]()
+            for number in self.stages_on(position):
+                stage = self.stages.functions[number]
+                for name in stage.data:
+                    type, layout = values[name].type.specialize(numbers), values[name].layout
+                    data[name] = tuple(
+                        _shard(rows_of(arrays[name], type, batch, *part), layout, inside, place)
+                        for part in parts[replica])
+                weights |= {name: _shard(arrays[name], values[name].layout, inside, place) for name in stage.weights}
+            own = {} if self.updates is None else self.updates.shards(state, rank, position)
+            shares.append((Share(numbers, rows, parts[replica], data, weights, own),))
         return shares
 
     def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
@@ -372,15 +370,16 @@ class PipelinedProgram(PipelinedOperation):
         index = mesh.index(rank)
         return self.mesh_inside.rank(**{axis: index[axis] for axis in self.mesh_inside.axes})
 
-    def _shard(self, array: Array, layout: TensorSharding | None, position: int, place: int) -> Array:
-        inside = self.mesh_at(position)
-        return array if layout is None or inside is None else layout.shard(array, inside)[place]
-
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:
             return parts[0]
         return np.asarray(gradient_layout(layout).unshard(
             [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))
+
+
+def _shard(array: Array, layout: TensorSharding | None, inside: Mesh | None, place: int) -> Array:
+    """What a device at a place inside a stage has of an array."""
+    return array if layout is None or inside is None else layout.shard(array, inside)[place]
 
 
 def check_stages(stages: Stages, pipeline: Pipeline) -> None:

@@ -108,12 +108,9 @@ class StepUpdates:
 
     @cached_property
     def _places(self) -> list[int]:
-        inside, sizes = self.mesh_at(0), tuple(self.mesh.shape.values())
-        index = dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), sizes), strict=True))
-        found = np.zeros(self.mesh.size, np.int64)
-        for axis, extent in inside.shape.items():
-            found = found * extent + index.get(axis, 0)
-        return found.tolist()
+        shape = {**self.mesh.shape, self.pipeline.axis: 1}
+        places = np.arange(self.mesh_at(0).size).reshape([shape[axis] for axis in self.mesh.axes])
+        return np.broadcast_to(places, tuple(self.mesh.shape.values())).ravel().tolist()
 
     def _rank(self, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
