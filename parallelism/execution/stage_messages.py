@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import Any, NamedTuple
@@ -131,29 +130,20 @@ def arriving(device: Device, crossing: Crossing, ranks: Sequence[int], tag: int)
     return Arriving(array_maker(device), crossing.local(crossing.target, device.rank), works)
 
 
-@dataclass(frozen=True)
 class OwnMeshes:
-    """The mesh at each position of a pipeline, on consecutive ranks of all devices.  All meshes have the same axes."""
+    """The mesh at each position of a pipeline, on consecutive ranks of all devices.
 
-    meshes: tuple[Mesh, ...]
+    All have the same axes: one that is not given to a mesh has one device there.
+    """
 
-    @classmethod
-    def of(cls, given: Sequence[Mesh]) -> OwnMeshes:
-        """Those that are given; an axis that one lacks has one device there."""
-        axes = dict.fromkeys(axis for each in given for axis in each.axes)
-        return cls(tuple(Mesh(**{**each.shape, **{axis: 1 for axis in axes if axis not in each.shape}})
-                         for each in given))
-
-    @cached_property
-    def ranks(self) -> tuple[range, ...]:
+    def __init__(self, given: Sequence[Mesh]) -> None:
+        axes = {axis: 1 for each in given for axis in each.axes}
+        self.meshes = [Mesh(**{**each.shape, **axes, **each.shape}) for each in given]
+        ends = accumulate((each.size for each in given), initial=0)
+        self.ranks = [range(start, end) for start, end in pairwise(ends)]
         """The ranks at each position."""
-        ends = accumulate((each.size for each in self.meshes), initial=0)
-        return tuple(range(start, end) for start, end in pairwise(ends))
-
-    @cached_property
-    def places(self) -> list[tuple[int, int]]:
+        self.places = [(position, 0) for position, ranks in enumerate(self.ranks) for _ in ranks]
         """By rank, its position and 0 for the only replica."""
-        return [(position, 0) for position, ranks in enumerate(self.ranks) for _ in ranks]
 
     def place(self, rank: int) -> int:
         """The rank on the mesh at its position."""
@@ -176,15 +166,13 @@ class OwnMeshes:
         types = tuple(TensorType(mine.dtype, value.type.shape) for value in values)
         out, back = (Crossing(types, layouts, self.meshes[source], self.meshes[target])
                      for source, target in ((here, other), (other, here)))
-        own, start = [], 0
-        for type in out.local(self.meshes[here], device.rank):
-            own.append(mine[start:start + int(type.size)].reshape(_shape(type)))
-            start += int(type.size)
-        sent = leaving(device, out, packed(own), self.ranks[other], tag)
+        message = mine.view(np.uint8)
+        if len(values) == 1:
+            message = mine.reshape(_shape(out.local(out.source, device.rank)[0]))
+        sent = leaving(device, out, message, self.ranks[other], tag)
         received = arriving(device, back, self.ranks[other], tag).wait()
         sent.wait()
-        arrays = unpacked(received, back.local(self.meshes[here], device.rank))
-        return np.concatenate([np.ravel(array) for array in arrays])
+        return np.ravel(received).view(mine.dtype)
 
 
 class StageDevice:

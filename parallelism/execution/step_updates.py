@@ -23,6 +23,7 @@ from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Stages
 from parallelism.layouts.stages.batches import checked
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
@@ -48,11 +49,6 @@ class StepUpdates:
     fused: bool | str
 
     @cached_property
-    def _updates(self) -> dict[int, Update]:
-        """By position."""
-        return {}
-
-    @cached_property
     def _first(self) -> dict[tuple[Form, Mesh], Update]:
         """The first update of each form; others of the form are this one with other names."""
         return {}
@@ -62,24 +58,23 @@ class StepUpdates:
         """The positions of the pipeline over which the updates sum numbers of all stages."""
         return self.pipeline.ranks if self.step.sums_over_stages else 1
 
+    @memoized
     def at(self, position: int) -> Update:
         """The update of the parameters of all stages at a position; laid out and localized once for each form."""
-        if position not in self._updates:
-            placement, holders = self.pipeline.schedule.placement, self.endings.holders
-            names = dict.fromkeys(name for number, stage in enumerate(self.stages.functions)
-                                  if placement[number] == position for name in stage.trained)
-            counted = [name for name in names if position == min(placement[number] for number in holders[name])]
-            function = self.step.update(
-                names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed)
-            inside, early = self.mesh_at(position), self._early(function)
-            first = self._first.get(form := (Form([function], more=early), inside))
+        placement, holders = self.pipeline.schedule.placement, self.endings.holders
+        names = dict.fromkeys(name for number, stage in enumerate(self.stages.functions)
+                              if placement[number] == position for name in stage.trained)
+        counted = [name for name in names if position == min(placement[number] for number in holders[name])]
+        function = self.step.update(
+            names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed)
+        inside, early = self.mesh_at(position), self._early(function)
+        form = Form([function], more=early), inside
+        if form not in self._first:
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
-            self._updates[position] = Update(
-                localize(function, Mesh(**over | dict(inside.shape))), function,
-                categories(self.step.function), self.fused, self.overlap, early,
-            ) if first is None else replace(first, function=function)
-            self._first.setdefault(form, self._updates[position])
-        return self._updates[position]
+            self._first[form] = Update(
+                localize(function, Mesh(**over | dict(inside.shape))), function, categories(self.step.function),
+                self.fused, self.overlap, early)
+        return replace(self._first[form], function=function)
 
     @cached_property
     def _layouts(self) -> dict[str, Any]:
