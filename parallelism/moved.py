@@ -14,6 +14,7 @@ MOVED = {
     "parallelism.communication": "parallelism.algorithms.algorithms",
     "parallelism.event": "parallelism.events.event",
     "parallelism.executable": "parallelism.execution.executable",
+    "parallelism.execution.meshed_pipeline": "parallelism.execution.trained_pipeline",
     "parallelism.ir.models": "parallelism.models",
     "parallelism.link_sharing": "parallelism.timeline.fair_sharing",
     "parallelism.links": "parallelism.hardware.links",

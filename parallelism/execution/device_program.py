@@ -21,6 +21,8 @@ With overlap (`parallelism.execution.overlapping`) some collectives start in one
     memory -     the freed values, inputs of the collectives among them
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +66,40 @@ RECOMPUTED = "R"
 """The phase of what the backward computes again."""
 
 
+class Running:
+    """A run of a program on a device."""
+
+    __slots__ = ("again", "arrays", "awaited", "compute", "hold", "marks", "places", "run_array_op", "under_way",
+                 "values")
+
+    def __init__(self, device: Device, values: dict[str, Any], marks: dict[str, Any]) -> None:
+        self.values, self.marks = values, marks
+        """The values that are there, by name; and the marks of every event."""
+        self.places = {name: mark for name, mark in marks.items() if name != "phase"}
+        self.again = {**marks, "phase": RECOMPUTED}
+        self.arrays = array_maker(device)
+        self.run_array_op, self.compute, self.hold = self.arrays.run_op, device.compute, device.hold
+        self.under_way: dict[int, UnderWay] = {}
+        """The calls that were started, by number."""
+        self.awaited = {name for name, array in values.items() if isinstance(array, Later)}
+        """The inputs that are there later."""
+
+    def run_op(self, op: Op, names: Sequence[str | None]) -> None:
+        """Runs an op; ``names`` are those of the values in whose memory its outputs lie."""
+        values = self.values
+        into = [name and values[name] for name in names] if names else ()
+        outputs = self.run_array_op(op, [values[value.name] for value in op.inputs], into)
+        values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
+
+    def wait_for(self, ops: Sequence[Op]) -> None:
+        """Waits for what these ops read."""
+        for late in self.awaited.intersection(value.name for op in ops for value in op.inputs):
+            for category, nbytes in self.values[late].call.freed():
+                self.hold(category, -nbytes, **self.places)
+            self.values[late] = self.values[late].wait()
+            self.awaited.remove(late)
+
+
 class ChainedOp(NamedTuple):
     """An op that runs in the same kernel as the op of its step, before that."""
 
@@ -93,6 +129,35 @@ class ProgramStep(NamedTuple):
     before: tuple[ChainedOp, ...] = ()
     """The other ops of a chain."""
 
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops of the chain."""
+        return (*(op for op, _ in self.before), self.op)
+
+    def run(self, run: Running) -> None:
+        """Computes or communicates."""
+        op, cost, held, freed, unread, into, again, name, before = self
+        hold, places = run.hold, run.places
+        for category, nbytes in held:
+            hold(category, nbytes, **places)
+        if cost is None:
+            for earlier in before:
+                run.run_op(*earlier)
+            run.run_op(op, into)
+        else:
+            flops, traffic, dtype, seconds, others, shape = cost
+            with run.compute(
+                name, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, shape=shape,
+                **(run.again if again else run.marks)
+            ):
+                for earlier in before:
+                    run.run_op(*earlier)
+                run.run_op(op, into)
+        for name in unread:
+            del run.values[name]
+        for category, nbytes in freed:
+            hold(category, -nbytes, **places)
+
 
 class StartStep(NamedTuple):
     """The start of collectives that are one call."""
@@ -108,6 +173,14 @@ class StartStep(NamedTuple):
     freed_later: Held = ()
     """Memory of what nothing reads after them, if another program waits for them: then it is freed."""
 
+    def run(self, run: Running) -> None:
+        """Starts them."""
+        for category, nbytes in self.held:
+            run.hold(category, nbytes, **run.places)
+        inputs = [run.values[op.inputs[0].name] for op in self.ops]
+        started = run.arrays.start(self.call, self.ops, inputs)
+        run.under_way[self.number] = UnderWay(run.arrays, started, self.ops, self.freed_later)
+
 
 class WaitStep(NamedTuple):
     """The wait for a call."""
@@ -119,6 +192,17 @@ class WaitStep(NamedTuple):
     into: tuple[str | None, ...]
     """As in `ProgramStep`, for the output of each op."""
     held: Held = ()
+
+    def run(self, run: Running) -> None:
+        """Waits for them."""
+        into = [run.values[name] if name else None for name in self.into]
+        found = run.under_way.pop(self.number).wait(into)
+        run.values.update((op.outputs[0].name, array) for op, array in zip(self.ops, found, strict=True))
+        for name in self.unread:
+            del run.values[name]
+        del found, into
+        for category, nbytes in self.freed:
+            run.hold(category, -nbytes, **run.places)
 
 
 @dataclass(frozen=True)
@@ -212,63 +296,12 @@ class DeviceProgram:
         values: dict[str, Any] = {
             value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         del arrays      # what is given up is freed as soon as nothing reads it
-        places = {name: mark for name, mark in marks.items() if name != "phase"}
-        arrays_of = array_maker(device)
-        run_op, compute, hold = arrays_of.run_op, device.compute, device.hold
-        again = {**marks, "phase": RECOMPUTED}
-        under_way: dict[int, UnderWay] = {}
-        awaited = {name for name, array in values.items() if isinstance(array, Later)}
-
-        def run_one(op: Op, names: Sequence[str | None]) -> None:
-            into = [name and values[name] for name in names] if names else ()
-            outputs = run_op(op, [values[value.name] for value in op.inputs], into)
-            values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
-
+        run = Running(device, values, marks)
         for step in self.steps:
-            if awaited:
-                ops = (*(each for each, _ in step.before), step.op) if isinstance(step, ProgramStep) else step.ops
-                for late in awaited.intersection(value.name for op in ops for value in op.inputs):
-                    for category, nbytes in values[late].call.freed():
-                        hold(category, -nbytes, **places)
-                    values[late] = values[late].wait()
-                    awaited.remove(late)
-            if not isinstance(step, ProgramStep):
-                for category, nbytes in step.held:
-                    hold(category, nbytes, **places)
-                if isinstance(step, StartStep):
-                    inputs = [values[op.inputs[0].name] for op in step.ops]
-                    under_way[step.number] = UnderWay(
-                        arrays_of, arrays_of.start(step.call, step.ops, inputs), step.ops, step.freed_later)
-                else:
-                    found = under_way.pop(step.number).wait([values[name] if name else None for name in step.into])
-                    values.update((op.outputs[0].name, array) for op, array in zip(step.ops, found, strict=True))
-                    for name in step.unread:
-                        del values[name]
-                    del found
-                for category, nbytes in step.freed:
-                    hold(category, -nbytes, **places)
-                continue
-            op, cost, held, freed, unread, names, runs_again, name, before = step
-            for category, nbytes in held:
-                hold(category, nbytes, **places)
-            if cost is not None:
-                flops, traffic, dtype, seconds, others, shape = cost
-                with compute(
-                    name, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, shape=shape,
-                    **(again if runs_again else marks)
-                ):
-                    for earlier in before:
-                        run_one(*earlier)
-                    run_one(op, names)
-            else:
-                for earlier in before:
-                    run_one(*earlier)
-                run_one(op, names)
-            for name in unread:
-                del values[name]
-            for category, nbytes in freed:
-                hold(category, -nbytes, **places)
-        for call in under_way.values():
+            if run.awaited:
+                run.wait_for(step.ops)
+            step.run(run)
+        for call in run.under_way.values():
             values.update((op.outputs[0].name, Later(call, place)) for place, op in enumerate(call.ops))
         return tuple(values[value.name] for value in self.function.outputs)
 

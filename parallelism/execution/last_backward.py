@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS
@@ -83,8 +80,3 @@ def gradients_of(whole: Function, local: Function) -> frozenset[str]:
     """The names of the inputs of a device's update that are gradients: the update frees them."""
     return frozenset(own.name for value, own in zip(whole.inputs, local.inputs, strict=True)
                      if value.name.startswith(GRADIENT))
-
-
-def loss_of(found: Any) -> Array:
-    """The loss as an array without dims, from what `parallelism.execution.PipelinedProgram.added_up` gives."""
-    return np.reshape(found.wait() if hasattr(found, "wait") else found, ())

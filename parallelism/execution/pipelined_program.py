@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.execution.device_calls import waited_for
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
-from parallelism.execution.last_backward import LastBackward, Place, Sums, loss_of, with_sums
+from parallelism.execution.endings import Endings, StepEnd
+from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
 from parallelism.execution.overlapping import arranged
 from parallelism.execution.stage_code import StagePrograms
+from parallelism.execution.stage_messages import OwnMeshes, StageDevice
 from parallelism.execution.stage_runner import ProgramStage
-from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.execution.step_updates import StepUpdates
+from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.overlapping import overlapped, uneven
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
@@ -25,6 +27,7 @@ from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag
+from parallelism.pipelining.execution import run_actions
 from parallelism.sharding import TensorSharding
 from parallelism.transforms import Overlap
 
@@ -95,10 +98,8 @@ class PipelinedProgram(PipelinedOperation):
 
     declares_all = True
     kept_by_devices = True
-    apart = False
-    """Whether each device has groups of its own, which lie along no axes of the whole mesh."""
-    gives_up = False
-    """Whether a device keeps no gradients: each is freed as soon as nothing reads it."""
+    writes_inputs = False
+    """Whether there is an update: then new parameters and state lie in the memory of the old ones."""
 
     def __init__(
         self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
@@ -110,32 +111,38 @@ class PipelinedProgram(PipelinedOperation):
             names, own = (" and ".join(map(repr, each)) for each in (replicas, sorted(taken)))
             raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on {names}; {inside!r} is to be "
                              f"inside a stage and names {own}")
-        super().__init__(pipeline, axes, replicas)
+        check_stages(stages, pipeline)
+        sums = dict(sums or {})
+        laid = laid_out_stages(stages, inside, sums) if inside and inside.size > 1 else stages
+        self.set_up(laid, pipeline, inside, replicas, sums, Overlap.of(stages.function), fused, overlapping)
+
+    def set_up(
+        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None, replicas: Sequence[str],
+        sums: Mapping[str, np.dtype[Any]], overlap: Overlap | None, fused: bool | str, overlapping: bool,
+        own: OwnMeshes | None = None,
+    ) -> None:
+        """What a constructor does, with stages that are laid out."""
+        super().__init__(pipeline, inside.axes if inside else (), replicas)
         self.mesh_inside = inside if inside and inside.size > 1 else None
-        """None: a stage is on one device."""
-        if len(stages) != pipeline.stages:
-            raise ValueError(f"@{stages.function.name} is cut into {len(stages)} stages; {pipeline!r} has "
-                             f"{pipeline.stages}")
-        if not pipeline.schedule.training:
-            raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has no "
-                             "backward")
-        waiting = [(number, stage.answered) for number, stage in enumerate(stages.functions[:-1]) if stage.answered]
-        if pipeline.schedule.local and waiting:
-            raise ValueError(
-                f"schedule {pipeline.schedule.name!r} sends no gradients, but stage {waiting[0][0]} of "
-                f"@{stages.function.name} needs those of %{', %'.join(waiting[0][1])} from the next one; LocalLayers "
-                "gives regions losses of their own, and stages must begin where these do")
-        self.sums = dict(sums or {})
-        self.stages = self.laid_out(stages)
-        self.overlap = Overlap.of(stages.function)
+        """None: a stage is on one device, or has a mesh of its own."""
+        self.own = own
+        """The meshes of the stages, if each has its own.  Then collectives lie along no axes of the whole mesh."""
+        self.stages, self.sums, self.fused, self.overlapping = stages, sums, fused, overlapping
+        self.overlap = overlap
         """How collectives overlap with compute; None: they do not."""
         self._programs: dict[Any, StagePrograms] = {}
         self._last: dict[Any, DeviceProgram] = {}
-        self.fused, self.overlapping = fused, overlapping
 
-    def laid_out(self, stages: Stages) -> Stages:
-        """The stages with a layout on every value, if a stage is on several devices."""
-        return laid_out_stages(stages, self.mesh_inside, self.sums) if self.mesh_inside else stages
+    @cached_property
+    def updates(self) -> StepUpdates | None:
+        """The end of a training step; None: the loss and the gradients are returned."""
+        return None
+
+    @cached_property
+    def endings(self) -> Endings:
+        """What devices do after their last actions."""
+        return Endings(self.stages.functions, self.pipeline.schedule.placement, self.sums,
+                       updated=self.writes_inputs, later=self.overlap is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except what is derived, as the programs of stages: each device computes its own."""
@@ -149,27 +156,29 @@ class PipelinedProgram(PipelinedOperation):
         return f"@{self.stages.function.name}"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
-        """For each rank, the data of its replica and the weights of its stages."""
+        """For each rank, the data of its replica, the weights of its stages, and its part of the state."""
+        state: dict[str, Array] = {}
+        if self.updates is not None:
+            args, state = self.updates.split_inputs(mesh, self.stages.function, *args)
         arrays, numbers = checked(self.stages.function, *args)
-        batch, places, function = self.stages.batch, self.places(mesh), self.stages.function
+        batch, places = self.stages.batch, self.places(mesh)
         rows = numbers.pop(batch)
         parts = self.parts(rows, 1 + max(replica for _, replica in places))
-        values = {value.name: value for value in function.inputs}
+        values = {value.name: value for value in self.stages.function.inputs}
         shares = []
         for rank, (position, replica) in enumerate(places):
-            mine = [self.stages.functions[number] for number in self.stages_on(position)]
-            data = {
-                name: tuple(
-                    self._shard(rows_of(arrays[name], values[name].type.specialize(numbers), batch, *part),
-                                values[name].layout, position, self.place(mesh, rank))
-                    for part in parts[replica])
-                for name in dict.fromkeys(name for stage in mine for name in stage.data)
-            }
-            weights = {
-                name: self._shard(arrays[name], values[name].layout, position, self.place(mesh, rank))
-                for name in dict.fromkeys(name for stage in mine for name in stage.weights)
-            }
-            shares.append((Share(numbers, rows, parts[replica], data, weights),))
+            inside, place = self.mesh_at(position), self.place(mesh, rank)
+            data, weights = dict[str, tuple[Array, ...]](), dict[str, Array]()
+            for number in self.stages_on(position):
+                stage = self.stages.functions[number]
+                for name in stage.data:
+                    type, layout = values[name].type.specialize(numbers), values[name].layout
+                    data[name] = tuple(
+                        _shard(rows_of(arrays[name], type, batch, *part), layout, inside, place)
+                        for part in parts[replica])
+                weights |= {name: _shard(arrays[name], values[name].layout, inside, place) for name in stage.weights}
+            own = {} if self.updates is None else self.updates.shards(state, rank, position)
+            shares.append((Share(numbers, rows, parts[replica], data, weights, own),))
         return shares
 
     def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
@@ -181,7 +190,8 @@ class PipelinedProgram(PipelinedOperation):
         return parts
 
     def __call__(self, device: Device, share: Share) -> dict[str, Array]:
-        """The gradient of each weight of the device's stages, and under ``""`` the loss if it has the last stage."""
+        """New parameters and state of the device's stages, or without an update the gradients of their weights; and
+        under ``""`` the loss if it has the last stage."""
         return self.run(device, share, ProgramStage)
 
     def run(
@@ -189,15 +199,16 @@ class PipelinedProgram(PipelinedOperation):
         run_stages: Callable[[Device, Mapping[int, Any]], None] | None = None,
     ) -> dict[str, Array]:
         """`__call__` with another class of stages, and another `run_stages`."""
-        mesh, rank = device.mesh, device.rank
-        device = self.part(device)
+        mesh, rank, position = device.mesh, device.rank, self.position(device)
+        if self.own is not None:
+            device = self.own.part(device, self.pipeline.axis)
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops costs nothing
             stages = {
                 number: make_stage(
                     device, number, self.programs(number, share.numbers, share.rows, mesh, rank),
                     share.parts, share.data, share.weights, last=number == len(self.stages) - 1,
-                    closing=self._closing(mesh, rank, number, share), apart=self.gives_up)
-                for number in self.stages_on(self.position(device))
+                    closing=self._closing(mesh, rank, number, share), apart=self.writes_inputs)
+                for number in self.stages_on(position)
             }
             for category, nbytes in (
                 ("weights", sum(array.nbytes for array in share.weights.values())),
@@ -207,32 +218,30 @@ class PipelinedProgram(PipelinedOperation):
                 device.hold(category, nbytes)
             if share.state:
                 device.hold("optimizer", sum(array.nbytes for array in share.state.values()))
-            (run_stages or self.run_stages)(device, stages)
-            return self.finish(device, stages, share)
-
-    def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
-        """What a device returns after the last action of its ``stages``."""
-        sums = self.added_up(device, stages)
-        return sums | {name: loss_of(sums[name]) for name in ("",) if name in sums}
-
-    def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
-        """Devices at a position of one class take as long for the same in `finish`."""
-        return 0
-
-    def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
-        """The types of a rank's parts of `Share.state`, by name."""
-        return {}
+            if run_stages is not None:
+                run_stages(device, stages)
+            elif self.own is None:
+                self.run_stages(device, stages)
+            else:
+                sender: Any = StageDevice(device, position, self.own, self.pipeline, stages)
+                run_actions(sender, self.pipeline, self.pipeline.axis, stages, self.pipeline.schedule.works[position])
+            update = None if self.updates is None else self.updates.update_of(
+                device, rank, position, {**share.weights, **share.state})
+            end = StepEnd(device, position, stages, partial(self._exchanged, device, position), update)
+            for each in self.endings.at(position, self.axes(mesh)[1]):
+                each.run(end)
+            return end.sums
 
     def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
-        functions, place = self.stages.functions[number], self.place(mesh, rank)
+        functions, place, sums = self.stages.functions[number], self.place(mesh, rank), self.sums
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
         inside = self.mesh_at(self.pipeline.schedule.placement[number])
-        key = tuple(own.items()), rows, place, tuple(map(self.sums.get, functions.trained)), inside
+        key = tuple(own.items()), rows, place, tuple(map(sums.get, functions.trained)), inside
         if (number, key) not in self._programs:
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, inside, place, first, self.sums,
+                functions.specialize(**own), self.stages.batch, rows, inside, place, first, sums,
                 self.fused, self.overlap, self.overlapping)
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
@@ -241,20 +250,19 @@ class PipelinedProgram(PipelinedOperation):
     # -- the last backward of a stage ----------------------------------------------------------------------------------
 
     def sums_over_replicas(self, place: Place) -> Sums:
-        """The ops that sum the gradients of a stage over replicas, of those that no other stage has."""
+        """The ops that sum the gradients of a stage over replicas, of those that no other stage has: those with which
+        the update begins, or an all_reduce of each."""
         replicas, programs = self.axes(place.mesh)[1], self._programs_at(place)
+        if self.updates is not None:
+            return self.updates.sums(place, programs.functions.trained)
         if not replicas:
             return {}
         group = prod(place.mesh.shape[axis] for axis in replicas)
         given = (("axes", replicas), ("group", group), ("op", "sum"))
+        types, alone = zip(programs.functions.trained, programs.sum_types, strict=True), self.endings.alone
         return {
             name: (Op("all_reduce", (Value(name, type),), given, (Value(f"summed.{name}", type),)),)
-            for name, type in zip(programs.functions.trained, programs.sum_types, strict=True) if name in self.alone}
-
-    @cached_property
-    def alone(self) -> frozenset[str]:
-        """The weights that one stage has alone."""
-        return frozenset(name for name, holders in self.stages.holders.items() if len(holders) == 1)
+            for name, type in types if name in alone}
 
     def _closing(self, mesh: Mesh, rank: int, number: int, share: Share) -> LastBackward | None:
         """The last backward of a stage on a device; None if it sums nothing over replicas."""
@@ -282,7 +290,7 @@ class PipelinedProgram(PipelinedOperation):
             self._last[key] = DeviceProgram(
                 function, dict(categories) | dict.fromkeys(left, GRADIENTS), calls=calls, chains=chains,
                 left=frozenset(left),
-                given_up=frozenset(value.name for value in buffers if self.gives_up))
+                given_up=frozenset(value.name for value in buffers if self.writes_inputs))
         return self._last[key]
 
     def _summing(self, place: Place, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
@@ -298,76 +306,32 @@ class PipelinedProgram(PipelinedOperation):
     def calls_apart(self, place: Place, kind: str, part: Part) -> frozenset[str]:
         """The outputs of collectives of a last backward that are calls of their own."""
         inside = self._programs_at(place).apart(kind, part)
-        around = [place._replace(rank=rank) for rank in self.ranks_summing(place)]
+        # An all_reduce takes any shape; those of an update may differ.
+        ranks = [] if self.updates is None else self.updates.different_ranks(place, self.places(place.mesh))
+        around = [place._replace(rank=rank) for rank in ranks]
         return inside.union(*(uneven(self._summing(each, kind, part)[0]) for each in around))
-
-    def ranks_summing(self, place: Place) -> Sequence[int]:
-        """A rank of each class of devices whose sums over replicas have arrays of other shapes."""
-        return ()       # an all_reduce takes any shape
 
     def _programs_at(self, place: Place) -> StagePrograms:
         return self.programs(place.number, dict(place.numbers), place.rows, place.mesh, place.rank)
 
-    @cached_property
-    def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """The weights that several positions of the pipeline have: these positions, and the weights' names."""
-        placement, found = self.pipeline.schedule.placement, dict[tuple[int, ...], list[str]]()
-        for name, holders in self.stages.holders.items():
-            positions = tuple(sorted({placement[number] for number in holders}))
-            if len(positions) > 1 and any(name in stage.trained for stage in self.stages.functions):
-                found.setdefault(positions, []).append(name)
-        return sorted((positions, tuple(names)) for positions, names in found.items())
-
-    def added_up(
-        self, device: Device, stages: Mapping[int, ProgramStage], *, over_replicas: bool = True
-    ) -> dict[str, Any]:
-        """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss.
-
-        Without ``over_replicas`` the gradients are those of one replica, the loss is that of all.  With overlap the
-        loss is the `Work` that sums it.
-        """
-        axis, replicas = self.axes(device.mesh)
-        sums: dict[str, Any] = {}
-        for stage in stages.values():
-            loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
-            if replicas:
-                if over_replicas:
-                    for terms in stage.unsummed:
-                        device.all_reduce(terms, replicas, out=terms)
-                later: dict[str, Any] = {"async_op": True} if self.overlap else {}
-                loss = [device.all_reduce(part, replicas, **later) for part in loss]
-            sums.update(("", part) for part in loss)
-            for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
-                if over_replicas and name in stage.summed:
-                    gradient = waited_for(stage.summed[name])
-                elif gradient is None:
-                    continue        # summed, and not kept
-                sums[name] = sums[name] + gradient if name in sums else gradient
-        here, first = self.position(device), free_tag(self.pipeline)
-        tags = {name: first + i for i, name in enumerate(name for _, names in self.shared for name in names)}
-        for positions, names in (shared for shared in self.shared if here in shared[0]):
-            for dtype in dict.fromkeys(sums[name].dtype for name in names):
-                same = [name for name in names if sums[name].dtype == dtype]
-                mine = np.concatenate([sums[name].ravel() for name in same])
-                parts = [
-                    mine if other == here else self.exchanged(device, mine, same, other, tags[same[0]], axis)
-                    for other in positions
-                ]
-                total, start = reduce(np.add, parts), 0
-                for name in same:
-                    end = start + sums[name].size
-                    sums[name], start = total[start:end].reshape(sums[name].shape), end
-        return sums
-
-    def exchanged(
-        self, device: Device, mine: Array, names: Sequence[str], other: int, tag: int, axis: str | None
+    def _exchanged(
+        self, device: Device, position: int, mine: Array, names: Sequence[str], other: int, tag: int
     ) -> Array:
-        """The sums of another position for weights that both have, as one array, in exchange for those of this one."""
-        received: Array = device.sendrecv(mine, other, other, tag=tag, axes=axis)
-        return received
+        """See `StepEnd.exchanged`."""
+        tag += free_tag(self.pipeline)
+        if self.own is None:
+            received: Array = device.sendrecv(mine, other, other, tag=tag, axes=self.axes(device.mesh)[0])
+            return received
+        values = {value.name: value for value in self.stages.function.inputs}
+        return self.own.exchanged(device, [values[name] for name in names], mine, position, other, tag)
 
-    def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> LossAndGradients:
-        """The whole gradients: for each weight that of the first replica of a stage that has it; all are equal."""
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
+        """The outputs of the whole step, in order; without an update `LossAndGradients`, for each weight of the first
+        replica of a stage that has it: all are equal."""
+        if self.updates is not None:
+            return self.updates.result(self.places(mesh), outputs)
         parts: dict[str, dict[int, Array]] = {}
         for rank in reversed(range(mesh.size)):
             place = self.place(mesh, rank)
@@ -379,29 +343,55 @@ class PipelinedProgram(PipelinedOperation):
             for value in self.stages.function.inputs if value.name in parts
         })
 
-    # -- the axes inside a stage ---------------------------------------------------------------------------------------
+    # -- where a device is ---------------------------------------------------------------------------------------------
+
+    def axes(self, mesh: Mesh) -> tuple[str | None, tuple[str, ...]]:
+        """As `PipelinedOperation.axes`; stages with meshes of their own lie on no axis, and have no replicas."""
+        return super().axes(mesh) if self.own is None else (None, ())
+
+    def places(self, mesh: Mesh) -> list[tuple[int, int]]:
+        """As `PipelinedOperation.places`."""
+        return super().places(mesh) if self.own is None else self.own.places
+
+    def position(self, device: Device) -> int:
+        """The position of a device in the pipeline."""
+        return super().position(device) if self.own is None else self.own.places[device.rank][0]
 
     def mesh_at(self, position: int) -> Mesh | None:
         """The mesh inside the stages at a position; None if each is on one device."""
-        return self.mesh_inside
-
-    def part(self, device: Device) -> Device:
-        """The device on which the functions of stages run."""
-        return device
+        return self.mesh_inside if self.own is None else self.own.meshes[position]
 
     def place(self, mesh: Mesh, rank: int) -> int:
         """The rank on the mesh inside its stage."""
+        if self.own is not None:
+            return self.own.place(rank)
         if self.mesh_inside is None:
             return 0
         index = mesh.index(rank)
         return self.mesh_inside.rank(**{axis: index[axis] for axis in self.mesh_inside.axes})
-
-    def _shard(self, array: Array, layout: TensorSharding | None, position: int, place: int) -> Array:
-        inside = self.mesh_at(position)
-        return array if layout is None or inside is None else layout.shard(array, inside)[place]
 
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:
             return parts[0]
         return np.asarray(gradient_layout(layout).unshard(
             [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))
+
+
+def _shard(array: Array, layout: TensorSharding | None, inside: Mesh | None, place: int) -> Array:
+    """What a device at a place inside a stage has of an array."""
+    return array if layout is None or inside is None else layout.shard(array, inside)[place]
+
+
+def check_stages(stages: Stages, pipeline: Pipeline) -> None:
+    """``ValueError`` if the stages cannot run the schedule of a pipeline."""
+    name, schedule = f"@{stages.function.name}", pipeline.schedule
+    if len(stages) != pipeline.stages:
+        raise ValueError(f"{name} is cut into {len(stages)} stages; {pipeline!r} has {pipeline.stages}")
+    if not schedule.training:
+        raise ValueError(f"the gradients of a whole program are wanted; schedule {schedule.name!r} has no backward")
+    waiting = [(number, stage.answered) for number, stage in enumerate(stages.functions[:-1]) if stage.answered]
+    if schedule.local and waiting:
+        raise ValueError(
+            f"schedule {schedule.name!r} sends no gradients, but stage {waiting[0][0]} of {name} needs those of "
+            f"%{', %'.join(waiting[0][1])} from the next one; LocalLayers gives regions losses of their own, and "
+            "stages must begin where these do")

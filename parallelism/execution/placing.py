@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import Any
 
 from parallelism.execution.executable import Executable
-from parallelism.execution.meshed_pipeline import MeshedPipeline
 from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.ir import Function
 from parallelism.ir.passes.interpreter import sized_by
@@ -47,8 +46,7 @@ def _placed(
     program: Function | Step, mesh: Mesh, schedule: ScheduleKind | None, fused: bool | str, overlapping: bool
 ) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
-        pipeline = MeshedPipeline if program.pipeline.meshes else TrainedPipeline
-        return pipeline(program, mesh, fused=fused, overlapping=overlapping)
+        return TrainedPipeline(program, mesh, fused=fused, overlapping=overlapping)
     if not any(value.name.startswith(NEXT) for value in program.outputs):
         return Executable(program, mesh, fused=fused, overlapping=overlapping)
     return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused,

@@ -49,15 +49,9 @@ class ProgramStage(Stage):
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The message to the next stage."""
-        stage = self.programs.functions
-        arrays = {name: parts[microbatch] for name, parts in self.data.items() if name in stage.data}
-        self._take("F", microbatch, arrays, stage.received, x)
-        self._run("F", microbatch, arrays)
-        sent = [arrays[name] for name in stage.sent]
-        if self.last:
-            self.outputs[microbatch], = sent
-        self._kept[microbatch] = {name: arrays[name] for name in stage.saved}
-        return packed(sent)
+        sent = self.act("F", microbatch, x)
+        assert sent is not None
+        return sent
 
     @property
     def dropped(self) -> Collection[int]:
@@ -66,27 +60,18 @@ class ProgramStage(Stage):
         return range(len(again.outputs)) if again else ()
 
     def recompute(self, microbatch: int) -> None:
-        self._run("R", microbatch, self._kept[microbatch])
+        self.act("R", microbatch)
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before; the gradients of the weights are added up."""
-        results = self._backward("B", microbatch, self._kept.pop(microbatch), grad)
-        return self._answer(results)
+        return self.act("B", microbatch, grad)
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before."""
-        arrays = self._kept[microbatch]
-        results = self._backward("I", microbatch, arrays, grad)
-        self._kept[microbatch] = {name: arrays[name] for name in self.programs.functions.between}
-        return self._answer(results)
-
-    def _answer(self, results: Sequence[Array]) -> Array:
-        """The message to the stage before; empty if all stages before learn by themselves."""
-        returned = results[:len(self.programs.functions.returned)]
-        return packed(returned) if returned else self.arrays.full((0,), 0, np.dtype(np.uint8))
+        return self.act("I", microbatch, grad)
 
     def backward_weights(self, microbatch: int) -> None:
-        self._run("W", microbatch, self._kept.pop(microbatch))
+        self.act("W", microbatch)
 
     def seconds(self, kind: str, microbatch: int) -> float:
         """0: every op has a price of its own, and the library's Python between the ops has none."""
@@ -98,22 +83,40 @@ class ProgramStage(Stage):
 
     # -- an action -----------------------------------------------------------------------------------------------------
 
-    def _backward(self, kind: str, microbatch: int, arrays: dict[str, Array], grad: Array | None) -> Sequence[Array]:
-        names = [f"{GRADIENT}{name}" for name in self.programs.functions.answered]
-        if self.last:
-            for name, type in zip(names, self.programs.answers(self.parts[microbatch]), strict=True):
-                arrays[name] = self.arrays.full(_shape(type), 1, type.dtype)
-        self._take(kind, microbatch, arrays, names, grad)
-        return self._run(kind, microbatch, arrays)
-
-    def _take(
-        self, kind: str, microbatch: int, arrays: dict[str, Array], names: Sequence[str], message: Array | None
-    ) -> None:
-        """Puts the values of a message from another stage among the ``arrays``, by their ``names``."""
+    def act(self, kind: str, microbatch: int, message: Array | None = None) -> Array | None:
+        """The message that an action sends, of the one that it takes."""
+        functions = self.programs.functions
+        arrays = self._taken(kind, microbatch)
         if message is not None:
+            names = functions.received if kind == "F" else [f"{GRADIENT}{name}" for name in functions.answered]
             types = self.programs.message(kind, self.parts[microbatch], last=self.last)
             self._hold(ACTIVATIONS, message.nbytes, microbatch)
             arrays.update(zip(names, unpacked(message, types), strict=True))
+        results = self._run(kind, microbatch, arrays)
+        if kind == "F":
+            results = [arrays[name] for name in functions.sent]
+            if self.last:
+                self.outputs[microbatch], = results
+        if kind in "FI":
+            kept = functions.saved if kind == "F" else functions.between
+            self._kept[microbatch] = {name: arrays[name] for name in kept}
+        if kind in "RW":
+            return None
+        sent = results if kind == "F" else results[:len(functions.returned)]
+        # It is empty if all stages before learn by themselves.
+        return packed(sent) if sent or kind == "F" else self.arrays.full((0,), 0, np.dtype(np.uint8))
+
+    def _taken(self, kind: str, microbatch: int) -> dict[str, Array]:
+        """The values that an action finds, by name, without weights: those that are kept, or data."""
+        functions = self.programs.functions
+        if kind == "F":
+            return {name: parts[microbatch] for name, parts in self.data.items() if name in functions.data}
+        arrays = self._kept[microbatch] if kind in "RI" else self._kept.pop(microbatch)
+        if kind in "BI" and self.last:
+            answers = self.programs.answers(self.parts[microbatch])
+            for name, type in zip(functions.answered, answers, strict=True):
+                arrays[f"{GRADIENT}{name}"] = self.arrays.full(_shape(type), 1, type.dtype)
+        return arrays
 
     def _run(self, kind: str, microbatch: int, arrays: dict[str, Array]) -> Sequence[Array]:
         """The results of an action, which are also put among the ``arrays``, by name."""

@@ -26,6 +26,12 @@ MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
 OVERLAPPED = "OVERLAP_F_B"
 
+BEFORE = {"R": "F", "B": "F", "I": "F", "W": "I", "SEND_F": "F", "SEND_B": "I"}
+"""For each kind of action the one that comes before it on its stage, for the same microbatch.  ``R`` computes dropped
+values again."""
+_TAKES = {"F": (-1, "F"), "RECV_F": (-1, "SEND_F"), "B": (1, "I"), "I": (1, "I"), "RECV_B": (1, "SEND_B")}
+"""For each kind of action with an input from a neighbouring stage: the step to this stage, and what it does before."""
+
 _ACTION = re.compile(r"\s*([0-9]+)([A-Z]|(?:SEND|RECV)_[A-Z])([0-9]+)\s*")
 _PAIR = re.compile(rf"\s*\(([^();]*);([^();]*)\){OVERLAPPED}\s*")
 _OF_PARAMETERS = re.compile(r"\s*[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD)\s*")
@@ -59,11 +65,9 @@ class Action(NamedTuple):
     def needs(self) -> tuple[Action, ...]:
         """The actions that must come before.  Ignore a stage after the last one; an ``I`` may be part of a ``B``."""
         stage, kind, k = self
-        if kind in ("F", "RECV_F"):
-            return (Action(stage - 1, _SOURCE[kind], k),) if stage else ()
-        if kind in ("B", "I"):
-            return Action(stage, "F", k), Action(stage + 1, "I", k)
-        return (Action(stage + 1, "SEND_B", k) if kind == "RECV_B" else Action(stage, _SOURCE[kind], k),)
+        needs = (Action(stage, BEFORE[kind], k),) if kind in BEFORE else ()
+        step, source = _TAKES.get(kind, (0, ""))
+        return (*needs, Action(stage + step, source, k)) if step and stage + step >= 0 else needs
 
     @property
     def works(self) -> tuple[Action, ...]:
@@ -72,9 +76,6 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
-
-
-_SOURCE = {"F": "F", "RECV_F": "SEND_F", "SEND_F": "F", "SEND_B": "I", "W": "I"}
 
 
 class Overlapped(NamedTuple):
@@ -146,6 +147,12 @@ def as_step(given: Written) -> Step:
 def is_about_parameters(text: str) -> bool:
     """Whether the text is one of torch's actions that gather or reduce a stage's parameters.  They are ignored."""
     return bool(_OF_PARAMETERS.fullmatch(text))
+
+
+def earlier(kind: str) -> tuple[str, ...]:
+    """The kinds of the actions that a microbatch has had on a stage before one of this kind, in order."""
+    before = BEFORE.get(kind)
+    return () if before is None else (*earlier(before), before)
 
 
 def parts(kind: str) -> tuple[str, ...]:

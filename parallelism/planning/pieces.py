@@ -13,6 +13,14 @@ from functools import cached_property
 from typing import Any
 
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
+from parallelism.execution.endings import (
+    Ending,
+    Endings,
+    ExchangeShared,
+    SumLoss,
+    SumPending,
+    Update,
+)
 from parallelism.execution.last_backward import gradients_of
 from parallelism.execution.overlapping import arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
@@ -21,13 +29,13 @@ from parallelism.ir.core import Extent, symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
-from parallelism.ir.passes.gradients import GRADIENT
 from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
+from parallelism.pipelining.actions import BEFORE
 from parallelism.planning.sheets import (
     COLLECTIVE,
     LEFT,
@@ -52,8 +60,6 @@ Split = tuple[Extent, tuple[str, ...]]
 
 ANY: Part = 0, 0
 """Stands for every part of the batch."""
-BEFORE = {"R": "F", "B": "F", "I": "F", "W": "I"}
-"""For each kind of action the one before it, of the same microbatch, if nothing is computed again."""
 
 
 class SymbolicStage(StagePrograms):
@@ -151,7 +157,7 @@ class StepPieces:
     @cached_property
     def sums(self) -> dict[str, Any]:
         """The dtypes in which gradients are added up, by the names of weights."""
-        return {value.name.removeprefix(GRADIENT): value.type.dtype for value in self.step.parts.gradients}
+        return self.step.sum_dtypes
 
     def actions(self, labels: Sequence[Any], kinds: Sequence[str]) -> Iterator[Section]:
         """The sections of all stages: see `SymbolicStage.sections`."""
@@ -289,7 +295,8 @@ class EndPieces:
         """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
         events at the end, under ``(label, "end")``, also of a stage with one block more.  Labels are those of
         `parallelism.planning.small_steps`."""
-        for (place, blocks), stage, first in zip(labels, self.stages, self.first, strict=True):
+        for position, (place, blocks) in enumerate(labels):
+            stage, first = self.stages[position], self.first[position]
             functions = stage.functions
             names = frozenset(numbered(name, -first) for name in functions.trained)
             held = {
@@ -298,29 +305,34 @@ class EndPieces:
                 GRADIENTS: nbytes_of(stage.sum_types),
                 "optimizer": updates.state(names)}
             yield ((place, blocks), "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
-            sums, pending = self._sums(stage), {numbered(name, -first): row for name, row in _pending(stage)}
-            yield ((place, blocks), "end"), [*sums, *pending.values(), *updates.rows(names)]
+            ends = self._endings.at(position, tuple(self.replicas))
+            yield ((place, blocks), "end"), [*self._rows(position, ends, updates)]
             if blocks == 1:
-                both = names | {numbered(name, 1) for name in names}
-                yield ((place, 2), "end"), [*sums, *_of_two_blocks(pending), *updates.rows(both)]
+                yield ((place, 2), "end"), [*self._rows(position, _of_two_blocks(ends), updates)]
 
-    def _sums(self, stage: SymbolicStage) -> list[Row]:
-        """The sum of the loss, and the exchange of gradients that several stages have: see
-        `parallelism.execution.PipelinedProgram.added_up`."""
-        rows: list[Row] = []
+    @cached_property
+    def _endings(self) -> Endings:
+        """What the devices do after their last actions."""
+        functions = [stage.functions for stage in self.stages]
+        return Endings(functions, range(len(functions)), self.stages[0].sums, updated=True)
+
+    def _rows(self, position: int, ends: Sequence[Ending], updates: Updates) -> Iterator[Row]:
+        """The events of the end of a device."""
+        stage = self.stages[position]
         functions = stage.functions
-        if stage is self.stages[-1] and self.replicas:
-            loss, = stage.types(functions.forward.outputs, functions.sent, ANY)
-            rows.append((Kind(COLLECTIVE, "all_reduce", loss.dtype.name, tuple(self.replicas)), [loss.nbytes]))
         types = dict(zip(functions.trained, stage.sum_types, strict=True))
-        for other in self.stages:
-            same = [types[name] for name in functions.trained if name in other.functions.trained]
-            if other is stage:
-                continue
-            for dtype in dict.fromkeys(type.dtype for type in same):
-                nbytes = nbytes_of(type for type in same if type.dtype == dtype)
-                rows.append((Kind(MESSAGE, "send", dtype.name), [nbytes]))
-        return rows
+        for end in ends:
+            match end:
+                case SumLoss(axes=axes) if axes:
+                    loss, = stage.types(functions.forward.outputs, functions.sent, ANY)
+                    yield Kind(COLLECTIVE, "all_reduce", loss.dtype.name, axes), [loss.nbytes]
+                case ExchangeShared(names, dtype, positions):
+                    sent = Kind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)]
+                    yield from [sent] * (len(positions) - 1)
+                case SumPending(weight, axes):
+                    yield Kind(COLLECTIVE, "all_reduce", types[weight].dtype.name, axes), [types[weight].nbytes]
+                case Update(names):
+                    yield from updates.rows(frozenset(numbered(name, -self.first[position]) for name in names))
 
 
 def numbered(name: str, more: int) -> str:
@@ -332,22 +344,15 @@ def numbered(name: str, more: int) -> str:
     return name
 
 
-def _pending(stage: SymbolicStage) -> Iterator[tuple[str, Row]]:
-    """The sums over devices of a stage that come once, by the names of the weights: see
-    `parallelism.execution.TrainedPipeline.pending`."""
-    functions = stage.functions
-    gradients = functions.backward.outputs[len(functions.returned):]
-    for name, value, type in zip(functions.trained, gradients, stage.sum_types, strict=True):
-        if value.layout is not None and value.layout.partial:
-            yield name, (Kind(COLLECTIVE, "all_reduce", type.dtype.name, tuple(value.layout.partial)), [type.nbytes])
-
-
-def _of_two_blocks(pending: Mapping[str, Row]) -> list[Row]:
-    """The sums of a stage of two blocks, from those of one by name: those of the second block follow the first's."""
-    rows = [*pending.values()]
-    block = [place for place, name in enumerate(pending) if numbered(name, 1) != name]
-    end = block[-1] + 1 if block else 0
-    return [*rows[:end], *(rows[place] for place in block), *rows[end:]]
+def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:
+    """The end of a stage of two blocks, from that of one: the sums of the second block follow those of the first."""
+    block = [place for place, end in enumerate(ends)
+             if isinstance(end, SumPending) and numbered(end.weight, 1) != end.weight]
+    *others, update = ends
+    assert isinstance(update, Update)
+    names = dict.fromkeys([*update.names, *(numbered(name, 1) for name in update.names)])
+    after = block[-1] + 1 if block else 0
+    return [*others[:after], *(ends[place] for place in block), *others[after:], Update(tuple(names))]
 
 
 def nbytes_of(types: Iterable[TensorType]) -> Any:

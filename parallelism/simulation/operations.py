@@ -108,15 +108,15 @@ class PipelinedStep:
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
-        if self.program.apart:
+        if self.program.own is not None:
             return tuple(range(self.mesh.size)), np.arange(self.mesh.size)
         even = list(map(self._even_inside, range(self.program.pipeline.ranks)))
-        first: dict[Any, int] = {}
+        updates, first = self.program.updates, dict[Any, int]()
         parts: dict[Any, int] = {}
         dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
         of = [
             first.setdefault((position, dealt[replica], even[position] or self.program.place(self.mesh, rank),
-                              self.program.class_in_time(self.mesh, rank, position)), rank)
+                              updates and updates.class_in_time(rank, position)), rank)
             for rank, (position, replica) in enumerate(self.places)
         ]
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
@@ -153,7 +153,7 @@ class PipelinedStep:
         def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
 
-        apart = self.program.apart      # then an action has groups of one device alone, and several messages
+        apart = self.program.own is not None     # then an action has groups of one device alone, and several messages
         self.program.run(
             device.device, self._share(rank),
             partial(RepeatingStage, price=None if apart else price, known={} if apart else self.actions),
@@ -185,8 +185,9 @@ class PipelinedStep:
             arrays = {part: list(map(TypedArray.of, programs.data(part))) for part in dict.fromkeys(alike)}
             data |= {name: tuple([arrays[part][place] for part in alike]) for place, name in enumerate(functions.data)}
             weights |= zip(functions.weights, map(TypedArray.of, programs.weight_types), strict=True)
-        types_of_state = self.program.state_types(self.mesh, rank, position)
-        state: dict[str, Any] = {name: TypedArray.of(type) for name, type in types_of_state.items()}
+        updates = self.program.updates
+        types = {} if updates is None else updates.state_types(rank, position)
+        state: dict[str, Any] = {name: TypedArray.of(type) for name, type in types.items()}
         return Share(self.numbers, self.rows, parts, data, weights, state)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:

@@ -31,6 +31,7 @@ from parallelism.pipelining import (
     passed_columns,
     run_action,
 )
+from parallelism.pipelining.actions import earlier
 from parallelism.simulation.device_events import FIELDS, Bulk, CollectiveRow, DeviceEvents
 from parallelism.simulation.repeated_stages import RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice, TypedWork
@@ -63,9 +64,6 @@ def run_repeated(
 
 Result = tuple[int, bool, Part]
 """Results that are alike: the stage, whether they are those of forwards, and the part of the batch."""
-
-_BEFORE = {"F": (), "B": ("F",), "I": ("F",), "W": ("F", "I")}
-"""For each kind of action, the actions on the stage that a microbatch needs before it."""
 
 
 class _Look(NamedTuple):
@@ -164,13 +162,14 @@ class _Kinds:
     def _add_action(self, action: Action, x: Any, result: Result) -> None:
         stage, events = self.stages[action.stage], self.device.events
         before, run = len(events.rows), self._run_for.setdefault((action.stage, action.microbatch), set())
-        for kind in _BEFORE[action.kind]:
+        needed = earlier(action.kind)
+        for kind in needed:
             if kind not in run:
                 run_action(self.device.device, stage, action._replace(kind=kind), self._inputs[*result[::2], kind])
         events.cut(before)
         self._inputs[*result[::2], action.kind] = x
         y = run_action(self.device.device, stage, action, x)
-        run |= {*_BEFORE[action.kind], action.kind}
+        run |= {*needed, action.kind}
         if y is not None:
             self._results[result] = y
         names = {event_name(action.stage, part, action.microbatch): part for part in parts_of(stage, action.kind)}

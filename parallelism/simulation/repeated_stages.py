@@ -83,26 +83,6 @@ class RepeatingStage(ProgramStage):
         assert isinstance(device, TypedDevice)
         return device
 
-    def forward(self, microbatch: int, x: Any) -> Any:
-        """As `ProgramStage.forward`."""
-        return self._run_once("F", microbatch, super().forward, x)
-
-    def recompute(self, microbatch: int) -> None:
-        """As `ProgramStage.recompute`."""
-        self._run_once("R", microbatch, super().recompute)
-
-    def backward(self, microbatch: int, grad: Any) -> Any:
-        """As `ProgramStage.backward`."""
-        return self._run_once("B", microbatch, super().backward, grad)
-
-    def backward_input(self, microbatch: int, grad: Any) -> Any:
-        """As `ProgramStage.backward_input`."""
-        return self._run_once("I", microbatch, super().backward_input, grad)
-
-    def backward_weights(self, microbatch: int) -> None:
-        """As `ProgramStage.backward_weights`."""
-        self._run_once("W", microbatch, super().backward_weights)
-
     def held(self, microbatch: int) -> int:
         """Kept bytes that are not in the memory events of pieces yet; may be negative."""
         key = self._last.get(microbatch), self.programs.alike(self.parts[microbatch])
@@ -110,9 +90,10 @@ class RepeatingStage(ProgramStage):
             self._held[key] = super().held(microbatch)
         return self._held[key] - self._counted.get(microbatch, 0)
 
-    def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
+    def act(self, kind: str, microbatch: int, message: Any = None) -> Any:
+        """As `ProgramStage.act`; what was run before is repeated."""
         if self.closes(kind, microbatch):
-            return run(microbatch, *arguments)      # it is run once, and leaves collectives under way
+            return super().act(kind, microbatch, message)       # it is run once, and leaves collectives under way
         part = self.programs.alike(self.parts[microbatch])
         # What is under way delays the collectives of later actions: these are no pieces.
         busy = bool(self.typed_device.under_way)
@@ -123,7 +104,7 @@ class RepeatingStage(ProgramStage):
             start = len(self.events.rows)
             if known is None:
                 before = super().held(microbatch)
-                result = run(microbatch, *arguments)
+                result = super().act(kind, microbatch, message)
                 events = self.events.since(start)
                 if any(row[0] in MESSAGES for row in events.rows):
                     return result

@@ -1,30 +1,29 @@
 """`BlockCosts`: seconds and memory of every block of a training step on one mesh, by a simulation of all of them.
 
 The blocks are the stages of a pipeline whose one position has them all, for one microbatch.  So a block does there what
-it does in a stage (`parallelism.execution.meshed_pipeline`), and its price is that of the simulator.
+it does in a stage (`parallelism.execution.TrainedPipeline` with ``meshes``), and its price is that of the simulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import Array, Floats
-from parallelism.execution import ProgramStage, Share, TrainedPipeline
+from parallelism.arrays import Floats
+from parallelism.execution import PipelinedProgram
 from parallelism.hardware import Hardware
-from parallelism.ir import Function, TensorType
+from parallelism.ir import Function
 from parallelism.ir.passes import Form
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import Stages
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
-from parallelism.operation import Device
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
-from parallelism.transforms import Pipeline, Step, Strategy
+from parallelism.transforms import Fused, Overlap, Pipeline, Step, Strategy
 
 
 def in_blocks(step: Function, strategy: Strategy, begin: Sequence[str], mesh: Mesh, batch: str) -> Step:
@@ -72,7 +71,7 @@ class BlockCosts:
         actions = np.max([list(_actions(trace, rank, blocks)) for rank in trace.ranks], axis=0)
         forward, backward = actions[:blocks], actions[blocks:]
         static = np.array([_held(program, whole, number, rows, microbatches) for number in range(blocks)])
-        update, state = np.array([*_updates(program, mesh, hardware, priced_dtype)]).T
+        update, state = np.array([*_updates(cut, program.stages, mesh, hardware, priced_dtype)]).T
         return cls(mesh, forward[:, 0], backward[:, 0], update, static + state, forward[:, 2], forward[:, 1],
                    backward[:, 1])
 
@@ -102,37 +101,23 @@ class BlockCosts:
         return held, each
 
 
-class _OnOneMesh(TrainedPipeline):
-    """The stages of a `parallelism.execution.meshed_pipeline.MeshedPipeline` of one mesh.
+class _OnOneMesh(PipelinedProgram):
+    """The stages of a step whose pipeline has one mesh of its own.  They do what they do there, without an update:
+    each block has one of its own, which is priced by itself.
 
     All devices do the same, so one can stand for all in a simulation.  ``mesh`` is that mesh, with an axis of one
-    device for the pipeline.
+    device for the pipeline: the groups of the devices lie along its axes.
     """
 
-    apart = True
-
     def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
-        super().__init__(step, mesh, fused=fused, overlapping=overlapping)
-        self.apart = False      # its groups lie along the axes of the mesh
-
-    def finish(self, device: Device, stages: Mapping[int, ProgramStage], share: Share) -> dict[str, Array]:
-        """Does nothing: each block has an update of its own, which is priced by itself."""
-        return {}
-
-    def state_types(self, mesh: Mesh, rank: int, position: int) -> Mapping[str, TensorType]:
-        """No state: it is counted with the update of each block."""
-        return {}
-
-    def class_in_time(self, mesh: Mesh, rank: int, position: int) -> int:
-        """One class: without an update all devices do the same."""
-        return 0
-
-    def laid_out(self, stages: Stages) -> Stages:
-        """Lays the stages out as `MeshedPipeline` does: no message has a pending sum, each backward sums gradients."""
-        inside = self.mesh_inside
-        if inside is None:
-            return stages
-        return laid_out_stages(stages, inside, self.sums, [inside] * len(stages.functions))
+        pipeline = step.pipeline.on(mesh)
+        stages, sums = step.stages(pipeline.stages), step.sum_dtypes
+        shape = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
+        inside = Mesh(**shape) if shape else None
+        if inside is not None and inside.size > 1:
+            stages = laid_out_stages(stages, inside, sums, [inside] * len(stages))
+        self.set_up(stages, pipeline, inside, (), sums, Overlap.of(step.function),
+                    fused or Fused.of(step.function) is not None, overlapping)
 
 
 def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, float, float]]:
@@ -161,17 +146,17 @@ class _Update(NamedTuple):
 
 
 def _updates(
-    program: TrainedPipeline, mesh: Mesh, hardware: Hardware, priced_dtype: str | None
+    step: Step, stages: Stages, mesh: Mesh, hardware: Hardware, priced_dtype: str | None
 ) -> Iterator[_Update]:
     """The update of each block; those that differ in names alone are laid out and simulated once."""
-    layouts = {value.name: value.layout for value in program.stages.function.inputs if value.layout}
-    state = {value.name for value in program.step.parts.state}
+    layouts = {value.name: value.layout for value in stages.function.inputs if value.layout}
+    state = {value.name for value in step.parts.state}
     known: dict[Form, _Update] = {}
-    for functions in program.stages.functions:
+    for functions in stages.functions:
         if not functions.trained:
             yield _Update(0.0, 0)
             continue
-        update = program.step.update(functions.trained, layouts)
+        update = step.update(functions.trained, layouts)
         form = Form([update])
         if form not in known:
             trace = simulate(
@@ -183,7 +168,7 @@ def _updates(
         yield known[form]
 
 
-def _held(program: TrainedPipeline, mesh: Mesh, number: int, rows: int, microbatches: int) -> int:
+def _held(program: PipelinedProgram, mesh: Mesh, number: int, rows: int, microbatches: int) -> int:
     """The bytes that a block holds during the whole step, without the state of the optimizer."""
     programs = program.programs(number, {}, rows, mesh, 0)
     weights = sum(int(type.nbytes) for type in programs.weight_types)

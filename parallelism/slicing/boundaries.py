@@ -18,7 +18,7 @@ from parallelism.transforms import Step
 class Boundaries:
     """The messages of a step that is cut before every block, for microbatches of so many rows.
 
-    As in a `parallelism.execution.meshed_pipeline.MeshedPipeline`, a value has one layout on both sides: one that all
+    As in a pipeline with ``meshes``, a value has one layout on both sides: one that all
     meshes of the stages can have.
     """
 

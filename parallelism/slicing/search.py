@@ -16,7 +16,7 @@ import numpy as np
 from parallelism.arrays import Floats
 from parallelism.cost import Costs
 from parallelism.display.quantities import decimal_bytes, plural
-from parallelism.execution.meshed_pipeline import whole_of
+from parallelism.execution.stage_messages import whole_of
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, Value, names_in
@@ -194,6 +196,11 @@ class Step:
     def parts(self) -> Parts:
         """The forward and the update."""
         return Parts.of(self.function)
+
+    @property
+    def sum_dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes in which gradients are added up, by the names of their parameters."""
+        return {value.name.removeprefix(GRADIENT): value.type.dtype for value in self.parts.gradients}
 
     @cached_property
     def split(self) -> dict[str, str]:

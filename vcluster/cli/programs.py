@@ -151,9 +151,7 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
                 if programs.inside is not None:
                     whole = localize(programs.function(kind, part), programs.inside)
                     print(borders(whole, patterns))
-    update = right(pipelined.update, position)      # its programs have the names of the first update of its form
-    own = localize(update.function, update.localized.mesh).program(pipelined.rank_of_update(mesh, rank, position))
-    print(f"\nthe update:\n\n{own}")
+    print(f"\nthe update:\n\n{right(pipelined.updates.function, rank, position)}")
 
 
 def simulated(program: str, words: Sequence[str]) -> int:

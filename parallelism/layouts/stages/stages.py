@@ -15,6 +15,7 @@ the values `between`, `backward_weights` computes the gradients of `trained` fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -204,11 +205,7 @@ class Stages:
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The stages that have a copy of each weight."""
-        holders: dict[str, tuple[int, ...]] = {}
-        for number, stage in enumerate(self.functions):
-            for name in stage.weights:
-                holders[name] = (*holders.get(name, ()), number)
-        return holders
+        return holders_of(self.functions)
 
     def specialize(self, **numbers: Extent) -> Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""
@@ -216,3 +213,12 @@ class Stages:
         return replace(
             self, function=self.function.specialize(**known),
             functions=tuple(stage.specialize(**numbers) for stage in self.functions))
+
+
+def holders_of(stages: Sequence[StageFunctions]) -> dict[str, tuple[int, ...]]:
+    """The numbers of the stages that have a copy of each weight, by its name."""
+    holders: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.weights:
+            holders.setdefault(name, []).append(number)
+    return {name: tuple(numbers) for name, numbers in holders.items()}

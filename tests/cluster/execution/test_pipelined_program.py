@@ -216,7 +216,8 @@ def test_replicas_and_shared_weights_are_summed_once_a_step(cluster_of):
     stages = partition(function, 2, sizes=numbers)
     program = PipelinedProgram(stages, Pipeline(2, 3))
     trace = cluster_of(Mesh(dp=2, pp=2), "thread").run(program, arrays(function, **numbers)).trace
-    assert program.shared == [((0, 1), ("p.tokens",))]
+    exchange, = program.endings.exchanges
+    assert (exchange.positions, exchange.names, exchange.dtype) == ((0, 1), ("p.tokens",), np.float64)
     for rank in range(4):
         position = rank % 2
         trained = sum(prod(v.type.specialize(numbers).shape) for v in stages.functions[position].forward.inputs

@@ -14,7 +14,6 @@ from trained_runs import ON, B, assert_trains, in_turn, trained_on
 from transformed import MODELS, model_step
 
 from parallelism import Mesh
-from parallelism.execution import TrainedPipeline
 from parallelism.operation.part import DevicePart, part_of
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, AdamW, Overlap, Pipeline, Step, Strategy
@@ -161,7 +160,6 @@ STEP = model_step("mlp", B, SGD(0.1))
     (lambda: simulate(Pipeline(begin=["layer.1", "layer.2"], meshes=[Mesh(dp=2), Mesh(dp=3)])(STEP),
                       mesh=Mesh(dp=5), batch=8, **ON),
      "3 stages begin at the start and at layer.1, layer.2; its meshes have place for 2"),
-    (lambda: TrainedPipeline(Pipeline(meshes=[Mesh(dp=2)] * 2)(STEP), Mesh(dp=4)), "a MeshedPipeline runs it"),
     (lambda: Strategy.parse("pp 1f1b:2,meshes=dp|tp=2"), "such as dp=2.tp=3; got 'dp'"),
 ])
 def test_meshes_that_do_not_fit_are_refused(build, message):

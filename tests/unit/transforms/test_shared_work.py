@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from transformed import MODELS, transformer
 
 from parallelism import ir
-from parallelism.execution import TrainedPipeline, trained_pipeline
+from parallelism.execution import TrainedPipeline, step_updates
 from parallelism.ir.core import TensorType, Value
 from parallelism.ir.passes import Form
 from parallelism.layouts.stages.joint_sums import JointSums
@@ -54,7 +54,7 @@ def test_a_step_of_a_pipeline_derives_the_gradients_of_its_stages_alone(calls):
     gradients = calls(parts, "gradient")
     strategy, mesh = Strategy.parse_on_mesh("dp=2 zero=1 precision=bf16 tp=2 sp pp=2 1f1b:4")
     pipeline = TrainedPipeline(strategy(train_step(transformer(layers=2).function(B), Adam())), mesh)
-    assert pipeline.update(1).program(0).steps and not gradients
+    assert pipeline.updates.at(1).program(0).steps and not gradients
 
 
 @pytest.mark.sampled(12)
@@ -124,10 +124,10 @@ def test_tensor_parallelism_looks_at_each_dim_once_in_programs_of_any_depth(monk
 
 
 def test_stages_that_differ_in_names_alone_have_one_update(calls):
-    localized = calls(trained_pipeline, "localize")
+    localized = calls(step_updates, "localize")
     strategy, mesh = Strategy.parse_on_mesh("dp=2 zero=1 tp=2 pp@block.1,block.2,block.3=4 1f1b:8")
     pipeline = TrainedPipeline(strategy(train_step(transformer(layers=4).function(B), Adam())), mesh)
-    names = [{value.name for value in pipeline.update(position).function.inputs} for position in range(4)]
+    names = [{value.name for value in pipeline.updates.at(position).function.inputs} for position in range(4)]
     assert all(names[i].isdisjoint(names[j] - {"updates"}) for i in range(1, 3) for j in range(i))
     assert len(localized) == 3
-    assert pipeline.update(1).program(1) is pipeline.update(2).program(1)
+    assert pipeline.updates.at(1).program(1) is pipeline.updates.at(2).program(1)

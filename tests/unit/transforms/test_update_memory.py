@@ -40,7 +40,7 @@ def peak_of_update(step, mesh):
 def peak_of_update_in_a_pipeline(step, mesh):
     """The same, of the only stage of a pipeline."""
     operation = operation_on(step, mesh)
-    program = operation.program_of_update(mesh, 0, 0)
+    program = operation.updates.program(0, 0)
     data = [value for value in step.function.inputs if value in step.parts.data]
     rows = {str(B): 12 // mesh.shape.get("dp", 1)}
     return max(level for level, _ in levels(program, sum(nbytes for _, nbytes in program.held))) + sum(
