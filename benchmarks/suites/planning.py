@@ -26,7 +26,7 @@ from benchmarks.systems import OURS, Say
 from benchmarks.targets import against_plain
 from parallelism import models
 from parallelism.planning import find_plan
-from parallelism.planning.small_steps import small_steps
+from parallelism.planning.two_block_steps import two_block_steps
 from parallelism.slicing import Slices, best_slicing
 from parallelism.slicing.submeshes import submesh_sizes
 
@@ -60,7 +60,7 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
         figures: dict[str, list[float]] = {}
         for number in range(plan.passes):
             say(f"{NAME}: {task.name}, pass {number + 1}/{plan.passes}")
-            small_steps.cache_clear()
+            two_block_steps.cache_clear()
             found = find_plan(spec, hardware="dgx-h100", devices=task.devices, batch=task.batch, simulations=0, **fixed)
             if not found.timed or found.best.peak_bytes > found.memory:
                 raise WrongAnswerError(f"{task.name}: no plan was found that fits")

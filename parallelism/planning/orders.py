@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
-from parallelism.planning.repeats import Labelled, Levels, Window, levels_of
+from parallelism.planning.steady_state import Labelled, Levels, Window, levels_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,8 +49,8 @@ class Order:
     messages: tuple[tuple[int, int, str], ...]
     """``(source, target, kind)``: the messages between ranks, and the kind of action that takes each."""
     kept: Ints
-    """For each different state in which an action begins, rank after rank, how many times the change of memory by a
-    forward, and by a backward for the input, is kept: at ``2 * place`` and at ``2 * place + 1``."""
+    """A row for each different state in which an action begins, rank after rank.  Columns ``2 * place`` and
+    ``2 * place + 1``: how many forwards, and how many backwards for the input, hold memory then."""
     begun: Ints
     """For each state ``4 * place + kind`` of the action that begins in it."""
     first_state: Ints
@@ -189,11 +189,11 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
     taken[at] = np.where(forward[at], f, np.where(b >= 0, b, i))
     assert taken.min() >= 0
     sent = at[rank_of[source[at]] != rank[at]]
-    way = (rank_of[source[sent]] * len(rows) + rank[sent]) * 2 + ~forward[sent]
-    ways, of_way = np.unique(way, return_inverse=True)
-    messages = tuple((each // 2 // len(rows), each // 2 % len(rows), "FB"[each % 2]) for each in ways.tolist())
+    ends = (rank_of[source[sent]] * len(rows) + rank[sent]) * 2 + ~forward[sent]
+    different, of_ends = np.unique(ends, return_inverse=True)
+    messages = tuple((each // 2 // len(rows), each // 2 % len(rows), "FB"[each % 2]) for each in different.tolist())
     message = np.full(count, len(messages))
-    message[sent] = of_way
+    message[sent] = of_ends
     levels = levels_of(_levels(starts, before, taken), before, taken, 4 * place + kind, message)
     kept, begun, first_state = _states(rank, starts, place, kind)
     return Order(

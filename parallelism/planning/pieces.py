@@ -7,12 +7,13 @@ says which extents must divide by which devices.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, ProgramStep, StartStep, WaitStep
 from parallelism.execution.endings import (
     Ending,
     Endings,
@@ -36,28 +37,30 @@ from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
 from parallelism.pipelining.actions import BEFORE
-from parallelism.planning.sheets import (
+from parallelism.planning.symbolic_events import (
     COLLECTIVE,
     LEFT,
     MEMORY,
     MESSAGE,
     SIZE,
-    Kind,
-    Row,
+    Event,
+    EventKind,
     SymbolicProgram,
-    Unpriceable,
+    events_by_step,
     nbytes_of_one,
-    program_rows,
+    of_block,
 )
 from parallelism.transforms import Step, carried, categories
 from parallelism.transforms.parts import NEXT
 
-Section = tuple[Any, Sequence[Row]]
+Section = tuple[Any, Sequence[Event]]
 Inside = Mapping[str, Extent]
 """The number of devices along each axis inside a stage, or of replicas: a symbol, or a number above 1."""
 Split = tuple[Extent, tuple[str, ...]]
 """An extent, and the axes over whose devices it is divided."""
 
+PRODUCTS = "einsum", "matmul", "attention"
+"""Kinds of ops that are in no chain, and of which every block has one."""
 ANY: Part = 0, 0
 """Stands for every part of the batch."""
 
@@ -105,22 +108,45 @@ class SymbolicStage(StagePrograms):
         the messages that it takes, under ``(label, "received")``."""
         again = ("R",) if self.functions.recompute else ()
         for kind in (*kinds, *again):
-            yield (label, kind), self._rows(kind, last=last)
+            yield (label, kind), self._events(kind, last=last)
             before = "R" if again and kind in "BI" else BEFORE.get(kind)
             kept: Any = self.held(kind, ANY) - self.held(before, ANY)
-            yield (label, kind, "kept"), [(Kind(SIZE, "kept"), [kept])]
+            yield (label, kind, "kept"), [Event(EventKind(SIZE, "kept"), [kept])]
         messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
         yield (label, "received"), [
-            (Kind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"), [nbytes_of(types)])
+            Event(EventKind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"), [nbytes_of(types)])
             for kind, types in messages if types]
 
-    def _rows(self, kind: str, *, last: bool) -> list[Row]:
+    def _events(self, kind: str, *, last: bool) -> list[Event]:
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
         received = nbytes_of(self.message(kind, ANY, last=last))
-        held = [(Kind(MEMORY, ACTIVATIONS), [received])] if received else []
-        rows: list[Row] = [*held, *program_rows(self.program(kind, ANY).steps, self.devices)]
-        rows += [(Kind(LEFT, category), [-nbytes]) for category, nbytes in self.left(kind, ANY)]
-        return [*rows, (Kind(MEMORY, ACTIVATIONS), [-received])] if received else rows
+        held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
+        events = [*held, *self._events_of_blocks(self.program(kind, ANY).steps)]
+        events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
+        return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
+
+    def _events_of_blocks(self, steps: Sequence[ProgramStep | StartStep | WaitStep]) -> list[Event]:
+        """The events of an action.  A block ends with its last product, and the next one begins behind that.
+
+        What follows the last product of a block, such as the sum with the residual, may be in one chain with what
+        begins the next block; a product is in no chain.  But what is done for a block long before it begins is its own:
+        a second half of a backward begins with sums over devices that the first half left.  ``ValueError`` if a block
+        has no product.
+        """
+        found: list[Iterator[Event]] = []
+        next_end: int | None = None
+        later_ends, met = set[int](), set[int]()
+        for step, events in reversed([*zip(steps, events_by_step(steps, self.devices), strict=True)]):
+            own = own_block(step)
+            if own is not None and own not in later_ends and has_product(step):
+                later_ends.add(own)
+                next_end = own
+            if own is not None and events:
+                met.add(own)
+            found.append(of_block(events, own if own in later_ends else next_end))
+        if without := met - later_ends:
+            raise ValueError(f"block {min(without)} has no product in an action, so nothing says where it ends")
+        return [event for events in reversed(found) for event in events]
 
     def splits(self, kinds: Sequence[str]) -> set[Split]:
         """What must be even."""
@@ -192,7 +218,7 @@ class Updates:
     def laid_out(self) -> Localized:
         """The update of all parameters."""
         if self.step.sums_over_stages:
-            raise Unpriceable("the update needs numbers of all stages")
+            raise ValueError("the update needs numbers of all stages")
         names = [value.name for value in self.step.parts.parameters]
         devices: Any = self.devices
         return localize(
@@ -260,9 +286,24 @@ class Updates:
             function.inputs, self.laid_out.function.inputs, strict=True) if value.name in kept)
         return ops[::-1], values
 
-    def rows(self, names: frozenset[str]) -> list[Row]:
+    @cached_property
+    def blocks(self) -> list[int | None]:
+        """By op of the program, the block of the one parameter that needs it; None for what several need."""
+        own, function = self.step.owners, self.program.function
+        needed_by: dict[Value, set[str | None]] = defaultdict(set)
+        for at_device, value in zip(function.outputs, self.laid_out.function.outputs, strict=True):
+            needed_by[at_device].add(own[value.name])
+        found: list[int | None] = []
+        for op in reversed(function.ops):
+            parameters = set[str | None]().union(*(needed_by[value] for value in op.outputs))
+            for value in op.inputs:
+                needed_by[value] |= parameters
+            found.append(block_of(*parameters) if len(parameters) == 1 else None)
+        return found[::-1]
+
+    def events(self, names: frozenset[str]) -> list[Event]:
         """The events of the update of these parameters."""
-        return list(self.program.rows_of(self.needed(names)[0], Devices.of(self.devices)))
+        return list(self.program.events_of(self.needed(names)[0], self.blocks, Devices.of(self.devices)))
 
     def state(self, names: frozenset[str]) -> Any:
         """The bytes of the state of these parameters."""
@@ -294,7 +335,7 @@ class EndPieces:
     def sections(self, updates: Updates, labels: Sequence[tuple[int, int]]) -> Iterator[Section]:
         """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
         events at the end, under ``(label, "end")``, also of a stage with one block more.  Labels are those of
-        `parallelism.planning.small_steps`."""
+        `parallelism.planning.two_block_steps`."""
         for position, (place, blocks) in enumerate(labels):
             stage, first = self.stages[position], self.first[position]
             functions = stage.functions
@@ -304,11 +345,11 @@ class EndPieces:
                 "inputs": nbytes_of(stage.data(ANY)),
                 GRADIENTS: nbytes_of(stage.sum_types),
                 "optimizer": updates.state(names)}
-            yield ((place, blocks), "held"), [(Kind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
+            yield ((place, blocks), "held"), [Event(EventKind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
             ends = self._endings.at(position, tuple(self.replicas))
-            yield ((place, blocks), "end"), [*self._rows(position, ends, updates)]
+            yield ((place, blocks), "end"), [*self._events_at_end(position, ends, updates)]
             if blocks == 1:
-                yield ((place, 2), "end"), [*self._rows(position, _of_two_blocks(ends), updates)]
+                yield ((place, 2), "end"), [*self._events_at_end(position, _of_two_blocks(ends), updates)]
 
     @cached_property
     def _endings(self) -> Endings:
@@ -316,32 +357,54 @@ class EndPieces:
         functions = [stage.functions for stage in self.stages]
         return Endings(functions, range(len(functions)), self.stages[0].sums, updated=True)
 
-    def _rows(self, position: int, ends: Sequence[Ending], updates: Updates) -> Iterator[Row]:
+    def _events_at_end(self, position: int, ends: Sequence[Ending], updates: Updates) -> Iterator[Event]:
         """The events of the end of a device."""
         stage = self.stages[position]
         functions = stage.functions
         types = dict(zip(functions.trained, stage.sum_types, strict=True))
+        summed = set[str]()         # the sums of a second block are told by the weights of the first
         for end in ends:
             match end:
                 case SumLoss(axes=axes) if axes:
                     loss, = stage.types(functions.forward.outputs, functions.sent, ANY)
-                    yield Kind(COLLECTIVE, "all_reduce", loss.dtype.name, axes), [loss.nbytes]
+                    yield Event(EventKind(COLLECTIVE, "all_reduce", loss.dtype.name, axes), [loss.nbytes])
                 case ExchangeShared(names, dtype, positions):
-                    sent = Kind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)]
+                    sent = Event(EventKind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)])
                     yield from [sent] * (len(positions) - 1)
                 case SumPending(weight, axes):
-                    yield Kind(COLLECTIVE, "all_reduce", types[weight].dtype.name, axes), [types[weight].nbytes]
+                    block = block_of(numbered(weight, -self.first[position]))
+                    kind = EventKind(COLLECTIVE, "all_reduce", types[weight].dtype.name, axes)
+                    yield Event(kind, [types[weight].nbytes], 1 if weight in summed else block)
+                    summed.add(weight)
                 case Update(names):
-                    yield from updates.rows(frozenset(numbered(name, -self.first[position]) for name in names))
+                    yield from updates.events(frozenset(numbered(name, -self.first[position]) for name in names))
 
 
 def numbered(name: str, more: int) -> str:
     """The name of a parameter with the number of its block, if it has one, changed by ``more``."""
     words = name.split(".")
-    for place, each in enumerate(words):
+    for number, each in enumerate(words):
         if each.isdecimal():
-            return ".".join([*words[:place], str(int(each) + more), *words[place + 1:]])
+            return ".".join([*words[:number], str(int(each) + more), *words[number + 1:]])
     return name
+
+
+def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
+    """Whether a step, or a chain, has a product."""
+    return isinstance(step, ProgramStep) and any(
+        op.kind in PRODUCTS for op in (step.op, *(each.op for each in step.before)))
+
+
+def own_block(step: ProgramStep | StartStep | WaitStep) -> int | None:
+    """The block of the op of a step; of a gradient that another action has computed that of the parameter."""
+    if not isinstance(step, ProgramStep):
+        return None
+    return block_of(step.op.outputs[0].name if step.op.kind == "accumulate" else step.op.region)
+
+
+def block_of(name: str | None) -> int | None:
+    """The number of the block in the name of a parameter or of a region; None for those of no block."""
+    return next((int(each) for each in (name or "").split(".") if each.isdecimal()), None)
 
 
 def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:

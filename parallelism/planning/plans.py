@@ -55,7 +55,7 @@ class Plans(Sequence[Plan]):
     peaks: Ints
     """By plan, the memory of the fullest device."""
     full: Mapping[int, float]
-    """The seconds of the full simulation, by the place of the plan, where it was simulated."""
+    """The seconds of the full simulation, by the row of the plan, where it was simulated."""
     memory: float
     """The bytes of a device that may be used."""
     considered: int
@@ -101,31 +101,31 @@ class Plans(Sequence[Plan]):
     def front(self) -> tuple[Plan, ...]:
         """The plans than which no other is both faster and smaller, the fastest first."""
         least, found = np.inf, list[Plan]()
-        for place in np.lexsort((self.peaks, self.seconds)).tolist():
-            if self.peaks[place] < least:
-                least = self.peaks[place]
-                found.append(self._at(place))
+        for row in np.lexsort((self.peaks, self.seconds)).tolist():
+            if self.peaks[row] < least:
+                least = self.peaks[row]
+                found.append(self._at(row))
         return tuple(found)
 
     @cached_property
     def seconds(self) -> Floats:
         """By plan, the seconds of a step: of the full simulation where there is one."""
         seconds = self.bounds.copy()
-        for place, full in self.full.items():
-            seconds[place] = full
+        for row, full in self.full.items():
+            seconds[row] = full
         return seconds
 
     def __len__(self) -> int:
         return len(self.bounds)
 
     @overload
-    def __getitem__(self, place: int) -> Plan: ...
+    def __getitem__(self, row: int) -> Plan: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Plan, ...]: ...
-    def __getitem__(self, place: int | slice) -> Plan | tuple[Plan, ...]:
-        if isinstance(place, slice):
-            return tuple(map(self._at, range(len(self))[place]))
-        return self._at(range(len(self))[place])
+    def __getitem__(self, row: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, row: int | slice) -> Plan | tuple[Plan, ...]:
+        if isinstance(row, slice):
+            return tuple(map(self._at, range(len(self))[row]))
+        return self._at(range(len(self))[row])
 
     def __iter__(self) -> Iterator[Plan]:
         return map(self._at, range(len(self)))
@@ -227,9 +227,9 @@ class Plans(Sequence[Plan]):
         """The plan that needs least memory, whether it fits or not; None if every combination is refused."""
         return self._at(int(self.peaks.argmin())) if len(self) else self.tightest
 
-    def _at(self, place: int) -> Plan:
-        return Plan(self.choices.settings(place), self.full.get(place, float(self.bounds[place])),
-                    float(self.bounds[place]), int(self.peaks[place]), place in self.full, self)
+    def _at(self, row: int) -> Plan:
+        return Plan(self.choices.settings(row), self.full.get(row, float(self.bounds[row])),
+                    float(self.bounds[row]), int(self.peaks[row]), row in self.full, self)
 
     def figures_of(self, plan: Plan) -> Figures:
         """The figures of a plan, once for those that are the same program."""

@@ -17,7 +17,7 @@ from parallelism.display.quantities import bytes_in, short_errors
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
-from parallelism.planning.costing import costed
+from parallelism.planning.batch_pricing import price_plans
 from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
 from parallelism.planning.space import Choices, Refused, choices
@@ -101,7 +101,7 @@ def find_plan(
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or logged
-    possible, seconds, peaks, timed, setup, timing = costed(task, possible, limit, told)
+    possible, seconds, peaks, timed, setup, timing = price_plans(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
     if not fits.all():
@@ -116,7 +116,7 @@ def find_plan(
     least = None if fits.any() or not len(possible) else int(np.argmin(peaks))
     plans = Plans(
         task, possible.take(rows), seconds[rows], peaks[rows],
-        {place: full[row] for place, row in enumerate(rows.tolist()) if row in full}, limit,
+        {number: full[row] for number, row in enumerate(rows.tolist()) if row in full}, limit,
         sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
         perf_counter() - start, setup, timing, gap,
         {name: value for name, value in fixed.items() if value is not None},

@@ -201,7 +201,7 @@ def _ordered(table: _Table) -> None:
     orders = table.words["order"]
     table.cross(order=range(len(orders)))
     many = np.stack([table[axis] > 1 for axis in AXES])
-    pattern, place = np.unique(many, axis=1, return_inverse=True)
+    pattern, number = np.unique(many, axis=1, return_inverse=True)
     first = np.zeros((pattern.shape[1], len(orders)), np.bool_)
     for i, extents in enumerate(pattern.T):
         split = [axis for axis, more in zip(AXES, extents, strict=True) if more]
@@ -210,7 +210,7 @@ def _ordered(table: _Table) -> None:
             own = tuple(axis for axis in order.split() if axis in split)
             first[i, j] = own not in seen
             seen.add(own)
-    table.keep(first[place.ravel(), table["order"]])
+    table.keep(first[number.ravel(), table["order"]])
 
 
 def _divisors(number: int) -> list[int]:

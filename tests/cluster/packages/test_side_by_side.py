@@ -14,7 +14,7 @@ import pytest
 
 from parallelism import models, side_by_side as module
 from parallelism.hardware import Hardware
-from parallelism.planning import costing, small_steps
+from parallelism.planning import batch_pricing, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
@@ -134,11 +134,11 @@ def test_plans_of_tensor_parallelism_under_zero_are_a_share_of_their_own() -> No
     spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
     possible = choices(TrainedModel.of(spec, ADAM_W), 4, 8, {"tp": [1, 2], "zero": [0, 1], "schedule": "1f1b"})
     rows = np.arange(len(possible))
-    under, others = costing._dealt(rows, possible, known=False)
+    under, others = batch_pricing._dealt(rows, possible, known=False)
     assert {*possible["tp"][under], *possible["zero"][under]} == {2, 1} and np.array_equal(
         np.sort(np.concatenate([under, others])), rows)
     assert not ((possible["tp"][others] > 1) & (possible["zero"][others] > 0)).any()
-    assert [each.tolist() for each in costing._dealt(rows, possible, known=True)] == [rows.tolist()]
+    assert [each.tolist() for each in batch_pricing._dealt(rows, possible, known=True)] == [rows.tolist()]
 
 
 def test_a_result_without_a_pickle_is_made_here(count: int) -> None:
@@ -166,13 +166,13 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
         "tp": tp, "pp": 1 if tp == 1 else [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none",
         "zero": zero, "order": "pp dp cp tp"})
     if tp == 1:         # no tensor parallelism, whose plans under ZeRO are a share of their own
-        monkeypatch.setattr(costing, "_dealt", lambda rows, possible, known: [rows[::2], rows[1::2]])
-    assert len(costing._dealt(np.arange(len(possible)), possible, known=False)) == 2
-    small_steps.small_steps.cache_clear()
-    table = costing.PlanTable(task, possible)
-    everything = costing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)
-    small_steps.small_steps.cache_clear()
-    found = costing.costed(task, possible, np.inf, lambda *_: None)
+        monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, known: [rows[::2], rows[1::2]])
+    assert len(batch_pricing._dealt(np.arange(len(possible)), possible, known=False)) == 2
+    two_block_steps.two_block_steps.cache_clear()
+    table = batch_pricing.PlanCosts(task, possible)
+    everything = batch_pricing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)
+    two_block_steps.two_block_steps.cache_clear()
+    found = batch_pricing.price_plans(task, possible, np.inf, lambda *_: None)
     together = np.setdiff1d(np.arange(len(possible)), everything.left)
     assert len(together)
     assert everything.left
@@ -184,6 +184,6 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
         trace = task.simulate(possible.settings(row), link_sharing=False)
         assert found.seconds[row] == trace.makespan_seconds
         assert found.peaks[row] == max(trace.peaks().values())
-    none = costing.costed(task, possible, 0, lambda *_: None)
+    none = batch_pricing.price_plans(task, possible, 0, lambda *_: None)
     assert np.array_equal(none.peaks, found.peaks)
     assert np.isinf(none.seconds[together]).all()

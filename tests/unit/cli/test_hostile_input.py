@@ -382,7 +382,7 @@ def test_a_broken_question_for_plans_is_refused_before_a_plan_is_timed(files, mo
     def timed(*_, **__):
         raise Timed
 
-    monkeypatch.setattr(search, "costed", timed)
+    monkeypatch.setattr(search, "price_plans", timed)
     try:
         status, out, said = answer(top.main, ["plan", model, *PLAN, *(word for words in given for word in words)])
     except Timed:

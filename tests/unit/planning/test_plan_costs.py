@@ -14,17 +14,17 @@ from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
 from parallelism.planning import find_plan
-from parallelism.planning.costing import costed
-from parallelism.planning.growth import Growth, segments_between, spliced
-from parallelism.planning.orders import KINDS, PLACES, Order, order_of, place_of
+from parallelism.planning.batch_pricing import price_plans
+from parallelism.planning.orders import KINDS, MIDDLE, PLACES, Order, order_of, place_of
 from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
-from parallelism.planning.repeats import _Repetitions
-from parallelism.planning.sheets import Formulas, Unpriceable
-from parallelism.planning.small_steps import Pattern, SmallSteps, _of_two_blocks
+from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import Choices, choices
-from parallelism.planning.table import PlanTable
+from parallelism.planning.stage_costs import StageCosts
+from parallelism.planning.steady_state import _Repetitions
+from parallelism.planning.symbolic_events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
 from parallelism.planning.trained import TrainedModel
+from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps
 from parallelism.training.megatron import first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
@@ -39,16 +39,16 @@ PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "over
 
 
 @cache
-def steps_of(spec: models.TransformerSpec) -> SmallSteps:
-    return SmallSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+def steps_of(spec: models.TransformerSpec) -> TwoBlockSteps:
+    return TwoBlockSteps(TrainedModel.of(spec, ADAM_W), fused=False)
 
 
-def table_of(task: Task, **fixed: Any) -> tuple[PlanTable, Choices]:
+def table_of(task: Task, **fixed: Any) -> tuple[PlanCosts, Choices]:
     possible = choices(task.model, task.devices, task.batch, fixed)
-    return PlanTable(task, possible), possible
+    return PlanCosts(task, possible), possible
 
 
-def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
+def assert_as_simulated(table: PlanCosts, possible: Choices, row: int) -> float:
     """A plan from pieces is the simulated one.  Returns its seconds where links are shared."""
     table.prepare(row)
     shape, settings = table.shape(row), possible.settings(row)
@@ -65,7 +65,7 @@ def assert_as_simulated(table: PlanTable, possible: Choices, row: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def table() -> tuple[PlanTable, Choices]:
+def table() -> tuple[PlanCosts, Choices]:
     task = Task(TrainedModel.of(BLOCKS, ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
     return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
@@ -84,7 +84,7 @@ def table() -> tuple[PlanTable, Choices]:
     pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp cp tp"},
                  marks=pytest.mark.slow),
 ])
-def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanTable, Choices], settings: dict[str, Any]) -> None:
+def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices], settings: dict[str, Any]) -> None:
     plans, possible = table
     rows = [row for row in range(len(possible)) if possible.settings(row) == PLAIN | settings]
     assert len(rows) == 1
@@ -165,7 +165,7 @@ def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> Non
     assert sum(lengths) == layers and max(lengths) - min(lengths) == (layers % stages > 0)
 
 
-def uneven_replicas(hardware: str, spec: models.TransformerSpec, **settings: Any) -> tuple[PlanTable, Choices]:
+def uneven_replicas(hardware: str, spec: models.TransformerSpec, **settings: Any) -> tuple[PlanCosts, Choices]:
     devices = settings.pop("devices")
     task = Task(TrainedModel.of(spec, ADAM_W), 4 * devices, Hardware.preset(hardware).placed(range(devices)), devices)
     return table_of(task, **(PLAIN | {"microbatch": 2} | settings))
@@ -236,10 +236,10 @@ def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_
     task = Task(TrainedModel.of(BLOCKS, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
         "pp": [1, 2], "tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1], "order": "pp dp cp tp"})
-    every = costed(task, possible, np.inf, lambda *_: None)
+    every = price_plans(task, possible, np.inf, lambda *_: None)
     limit = float(np.quantile(every.peaks, 0.4))
-    some = costed(task, possible, limit, lambda *_: None)
-    none = costed(task, possible, 0, lambda *_: None)
+    some = price_plans(task, possible, limit, lambda *_: None)
+    none = price_plans(task, possible, 0, lambda *_: None)
     assert ((every.peaks <= limit) == (some.peaks <= limit)).all()
     assert (some.peaks <= every.peaks).all()
     assert (some.peaks < every.peaks).any()
@@ -337,7 +337,7 @@ def test_uneven_parts_have_no_price() -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
     steps = steps_of(spec)
     pattern = Pattern(in_stages=False, split=False, tp=True, sp=False, cp=1, recompute="none", zero=0)
-    assert steps.actions(pattern, 2, 3).kinds
+    assert len(steps.actions(pattern, 2, 3).numbers)
     with pytest.raises(Unpriceable, match=r"a dim of .* is not split evenly over tp"):
         steps.actions(pattern, 2, 5)
 
@@ -367,50 +367,16 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
         assert rows
 
 
-@pytest.mark.parametrize("tp", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "full"])
-@pytest.mark.parametrize("in_stages", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_second_block_does_the_same_in_every_stage(tp: bool, recompute: str, in_stages: bool) -> None:
-    spec = models.TransformerSpec(
-        layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW if recompute == "full" else {})
-    steps = steps_of(spec)
-    pattern = Pattern(in_stages, split=False, tp=tp, sp=tp, cp=1, recompute=recompute, zero=0)
-    own, middle = (steps._action_sections(each, 1).sections for each in (pattern, pattern._replace(in_stages=True)))
-    laid_out = steps._action_sections(pattern, 2).sections
-    found = _of_two_blocks(own, middle)
-    assert {key: [(kind, [*given]) for kind, given in rows] for key, rows in found.items()} == {
-        key: [(kind, [*given]) for kind, given in rows] for key, rows in laid_out.items()}
-
-
-def test_a_block_is_put_where_it_is_in_another_stage() -> None:
-    one, two = "^ABCDEFGH$", "^ABCDEFGHABCDEFGH$"
-
-    def of_two(own: str) -> str:
-        places = spliced([ord(c) for c in own], [ord(c) for c in one], [ord(c) for c in two])
-        return "".join((two if inserted else own)[i] for i, inserted in places)
-
-    assert of_two("xyzABCDEFGH$") == "xyzABCDEFGHABCDEFGH$"
-    assert of_two("^ABCDEFGHxyz") == "^ABCDEFGHABCDEFGHxyz"
-    with pytest.raises(Unpriceable, match="the place of a block"):
-        of_two("^ABC$")
-    with pytest.raises(Unpriceable, match="the place of a block"):
-        of_two("xABCDEFGHyABCDEFGHx")
-
-
-def test_events_grow_by_segments() -> None:
-    def stage(blocks: int) -> str:
-        return "^" + "ABCDEFGHAB" * blocks + "-1234567" + "BADCABBA" * blocks + "=" + "3" * blocks
-
-    segments = segments_between(stage(1), stage(2))
-    assert "".join(stage(2)[start:end] * (1 if first >= 0 else 3) for start, end, first in segments) == stage(4)
-    assert segments_between("AB", "AB") == ((0, 2, 0),)
-    with pytest.raises(Unpriceable):
-        segments_between("ABC", "AXC")
-
-
 def test_a_peak_of_many_blocks() -> None:
-    one, two = np.array([5, -3, -1, 2]), np.array([5, -3, 5, -3, -1, 3])
-    segments = segments_between("abcd", "ababcd")
-    # Three blocks: 5 -3 5 -3 5 -3 -1, and at the end 4.
-    assert Growth.of(segments, one, two).peak(3) == (9, 9)
-    assert Growth.of(segments, one, two).peak(1) == (5, 3)
+    """Of 5 bytes more, 3 less in each block; and 1 less, 2 more behind them.  Of what follows, each block frees 2."""
+    def row(change: int, block: int | None) -> Event:
+        return Event(EventKind("memory", "activations"), [change], block)
+
+    sizes = {((MIDDLE, blocks), "F", "kept"): [Event(EventKind("size", "kept"), [0])] for blocks in (1, 2)}
+    behind = [row(-1, None), row(2, None), row(-2, 0)]
+    two = [row(5, 0), row(-3, 0), row(5, 1), row(-3, 1), *behind, row(-2, 1)]
+    costs = StageCosts(SymbolicEvents.of([*sizes.items(), (((MIDDLE, 2), "F"), two)]).at({}))
+    # 5 -3 -1 2 -2; 5 -3 5 -3 5 -3 -1 2 -2 -2 -2.
+    assert [costs.memory(MIDDLE, "F", blocks).peak for blocks in (1, 3)] == [5, 9]
+    two = [row(1, None), row(2, 0), row(-1, 0), row(4, 1), row(-1, 1), row(-3, None)]
+    assert [run.is_repeated for run in SymbolicEvents.of([("F", two)]).runs("F")] == [False, True, False]

@@ -1,6 +1,7 @@
-"""`SmallSteps`: sheets of a model's pieces, laid out once on the same model with one block and with two in a stage.
+"""`TwoBlockSteps`: the events of a model's pieces, laid out once on the model with one block and with two in a stage.
 
-Of the stages only one between others is laid out with two blocks: a second block does the same in every stage.
+The events of n blocks follow from those of two, because every event says to which block it belongs.  Of the stages only
+one between others is laid out with two blocks, unless backwards are split: a second block does the same in every stage.
 """
 
 from __future__ import annotations
@@ -8,19 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, compress
 from math import prod
 from typing import Any, NamedTuple
 
 from parallelism.ir import Function
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
-from parallelism.models import TransformerSpec
-from parallelism.planning.growth import spliced
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.planning.pieces import EndPieces, Inside, Split, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
-from parallelism.planning.sheets import LEFT, SIZE, Kind, Row, Sheet, SymbolicSheet, Unpriceable
+from parallelism.planning.symbolic_events import (
+    SIZE,
+    Event,
+    Events,
+    SymbolicEvents,
+    Unpriceable,
+    repeated,
+    with_second_block,
+)
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.transforms import Pipeline, Recompute, Step, Strategy
 
@@ -37,55 +44,54 @@ class Pattern(NamedTuple):
     cp: int
     recompute: str
     zero: int
-    """For actions 0 or 1, because those of stages 1 and 2 are the same; 0 where `SmallSteps.zero` says so."""
+    """For actions 0 or 1, because those of stages 1 and 2 are the same; 0 where `TwoBlockSteps.zero` says so."""
     registered: tuple[tuple[str, Any], ...] = ()
     """The settings that were registered from outside, with their values."""
 
 
 @lru_cache(maxsize=2)
-def small_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> SmallSteps:
-    """`SmallSteps` with these arguments; those of another search for the same model are used again."""
-    return SmallSteps(model, fused=fused, overlapping=overlapping)
+def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> TwoBlockSteps:
+    """`TwoBlockSteps` with these arguments; those of another search for the same model are used again."""
+    return TwoBlockSteps(model, fused=fused, overlapping=overlapping)
 
 
-class Formed(NamedTuple):
-    """The sheet of a pattern, what must be even in it, and of what a part must have several elements."""
+class ConditionalEvents(NamedTuple):
+    """Events with two conditions: extents that must divide evenly, and extents whose parts must have more than one
+    element."""
 
-    sheet: SymbolicSheet
+    events: SymbolicEvents
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
 
-    def at(self, **numbers: int) -> Sheet:
-        """The sheet for these numbers.  `Unpriceable` if parts are uneven, or have one element."""
+    def at(self, **numbers: int) -> Events:
+        """The events for these numbers.  `Unpriceable` if parts are uneven, or have one element."""
         for extent, axes in (*self.splits, *self.several):
             of: Any = specialized(extent, numbers)
             parts = prod(numbers[axis] for axis in axes)
-            if of % parts and (extent, axes) in self.splits:
-                raise Unpriceable(f"a dim of {of} is not split evenly over {' and '.join(axes)}")
-            if 1 < of <= parts and (extent, axes) in self.several:
-                raise Unpriceable(f"a dim of {of} is split into parts of one over {' and '.join(axes)}")
-        return self.sheet.at(numbers)
+            is_uneven = of % parts != 0 and (extent, axes) in self.splits
+            if is_uneven or (1 < of <= parts and (extent, axes) in self.several):
+                how = "not split evenly" if is_uneven else "split into parts of one"
+                raise Unpriceable(f"a dim of {of} is {how} over {' and '.join(axes)}")
+        return self.events.at(numbers)
 
 
-Sections = Mapping[Any, Sequence[Row]]
+Sections = Mapping[Any, Sequence[Event]]
 
 
-class Measured(NamedTuple):
-    """Rows by section, what must be even in them, and of what a part must have several elements."""
+class LaidOut(NamedTuple):
+    """Events by section, with the conditions of `ConditionalEvents`."""
 
     sections: Sections
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
 
 
-class SmallSteps:
-    """Sheets by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  ``Unpriceable`` for uneven shards
+class TwoBlockSteps:
+    """Events by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  `Unpriceable` for uneven shards
     inside a stage; those of replicas may be uneven."""
 
     def __init__(self, model: TrainedModel, *, fused: bool | str, overlapping: bool = False) -> None:
         """``fused`` and ``overlapping`` as for `parallelism.execution.operation_on`."""
-        if not isinstance(model.model, TransformerSpec):
-            raise Unpriceable("the pieces of a program are not known")
         self.model, self.fused, self.overlapping = model, fused, overlapping
 
     @property
@@ -102,49 +108,48 @@ class SmallSteps:
         return min(stage, 1) if sp or cp > 1 or self.fused or self.overlapping else 0
 
     @memoized
-    def actions(self, pattern: Pattern, rows: int, tp: int) -> Sheet:
+    def actions(self, pattern: Pattern, rows: int, tp: int) -> Events:
         """The actions of stages."""
         return self._actions(pattern).at(**{BATCH: rows, "tp": tp, "cp": pattern.cp})
 
     @memoized
-    def ends(self, pattern: Pattern, tp: int, dp: int) -> Sheet:
+    def ends(self, pattern: Pattern, tp: int, dp: int) -> Events:
         """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row."""
         return self._ends(pattern, dp > 1).at(**{BATCH: 1, "tp": tp, "cp": pattern.cp, "dp": dp})
 
     @memoized
-    def _actions(self, pattern: Pattern) -> Formed:
-        """The sheet of all stages with one block and with two.  What a second block does is taken from the stages
-        between the first and the last, where its place in the others is clear; else all are laid out with two."""
+    def _actions(self, pattern: Pattern) -> ConditionalEvents:
+        """The events of all stages with one block and with two.
+
+        A whole backward does for a second block what it does in a stage between the first and the last.  A half does
+        not: the first stage sends no gradient, so there the second half has the work of both.
+        """
         with _unpriceable():
             own = self._action_sections(pattern, 1)
             middle = self._action_sections(pattern._replace(in_stages=True), 1)
-            try:
-                of_two: Sections = _of_two_blocks(own.sections, middle.sections)
-            except Unpriceable:
-                of_two = self._action_sections(pattern, 2).sections
-            return Formed(SymbolicSheet.of({**own.sections, **of_two}.items()), own.splits | middle.splits)
+            if pattern.split:
+                two = self._action_sections(pattern, 2).sections
+            else:
+                two = dict(_of_two_blocks(own.sections, middle.sections))
+            return ConditionalEvents(SymbolicEvents.of({**own.sections, **two}.items()), own.splits | middle.splits)
 
     @memoized
-    def _ends(self, pattern: Pattern, replicated: bool) -> Formed:
+    def _ends(self, pattern: Pattern, replicated: bool) -> ConditionalEvents:
         with _unpriceable():
             own = self._end_sections(pattern, replicated=replicated)
             middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
-            one, two = (middle[(MIDDLE, blocks), "held"] for blocks in (1, 2))
-            more: list[Any] = [size_of_two - size for (_, (size,)), (_, (size_of_two,)) in zip(one, two, strict=True)]
-            held: dict[Any, Sequence[Row]] = {
-                ((place, 2), "held"): [(kind, [size + each]) for (kind, (size,)), each in zip(
-                    own.sections[(place, 1), "held"], more, strict=True)]
-                for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
-            return Formed(SymbolicSheet.of({**own.sections, **held}.items()), own.splits, own.several)
+            held = {((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
+                    for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
+            return ConditionalEvents(SymbolicEvents.of({**own.sections, **held}.items()), own.splits, own.several)
 
     @memoized
-    def _action_sections(self, pattern: Pattern, blocks: int) -> Measured:
+    def _action_sections(self, pattern: Pattern, blocks: int) -> LaidOut:
         kinds = "FIW" if pattern.split else "FB"
         pieces = self._pieces(pattern._replace(split=False), blocks)
-        return Measured(dict(pieces.actions(_labels(pattern, blocks), kinds)), frozenset(pieces.splits(kinds)))
+        return LaidOut(dict(pieces.actions(_labels(pattern, blocks), kinds)), frozenset(pieces.splits(kinds)))
 
     @memoized
-    def _end_sections(self, pattern: Pattern, *, replicated: bool) -> Measured:
+    def _end_sections(self, pattern: Pattern, *, replicated: bool) -> LaidOut:
         """What stages hold, and the ends of stages with one block and with two."""
         zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp)
         stages = self._pieces(pattern._replace(zero=zero), 1)
@@ -153,7 +158,7 @@ class SmallSteps:
         first = [0, *accumulate(blocks for _, blocks in labels[:-1])]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
-        return Measured(dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several))
+        return LaidOut(dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several))
 
     @memoized
     def _updates(self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool) -> Updates:
@@ -220,36 +225,20 @@ def _unpriceable() -> Iterator[None]:
         raise Unpriceable(str(error)) from error
 
 
-def _of_two_blocks(own: Sections, middle: Sections) -> dict[Any, list[Row]]:
-    """The rows of stages with two blocks, from those with one, and from those of a stage between others."""
-    return {
-        ((place, 2), *what): _of_two(rows, middle[(MIDDLE, 1), *what], middle[(MIDDLE, 2), *what])
-        for ((place, blocks), *what), rows in own.items() if place != MIDDLE and blocks == 1}
+def _of_two_blocks(own: Sections, middle: Sections) -> Iterator[tuple[Any, Sequence[Event]]]:
+    """The sections of stages with two blocks, from those with one, and from those of a stage between others."""
+    for ((place, blocks), *what), events in own.items():
+        if place == MIDDLE or blocks == 2:
+            continue
+        if events and events[0].kind.what == SIZE:
+            yield ((place, 2), *what), _of_two_sizes(events, middle, *what)
+        else:
+            two = middle[(MIDDLE, 2), *what]
+            yield ((place, 2), *what), with_second_block(events, compress(two, repeated(two)))
 
 
-def _of_two(own: Sequence[Row], one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
-    """The rows of a stage with two blocks, from its own with one, and from those of a stage between others."""
-    tokens = _numbered(own, one, two)
-    more: dict[Kind, Any] = {}
-    for sign, rows in ((-1, one), (1, two)):
-        for kind, extents in rows:
-            if kind.what in GROWING:
-                more[kind] = more.get(kind, 0) + sign * extents[0]
-    found: list[Row] = []
-    for place, inserted in spliced(*tokens):
-        kind, extents = (two if inserted else own)[place]
-        found.append((kind, [extents[0] + more.pop(kind, 0)] if kind.what in GROWING else extents))
-    if any(more.values()):
-        raise Unpriceable("what a stage holds does not grow as that of the stages between others")
-    return found
-
-
-GROWING = LEFT, SIZE
-"""What there is once for all blocks of a stage."""
-
-
-def _numbered(*several: Sequence[Row]) -> list[list[int]]:
-    """A number for each row, equal for equal rows; of what grows with the blocks for equal kinds."""
-    numbers: dict[Any, int] = {}
-    return [[numbers.setdefault((kind, *(extents if kind.what not in GROWING else ())), len(numbers))
-             for kind, extents in rows] for rows in several]
+def _of_two_sizes(own: Sequence[Event], middle: Sections, *what: str) -> list[Event]:
+    """The sizes of a stage with two blocks: a second block adds to each what it adds in a stage between others."""
+    one, two = (middle[(MIDDLE, blocks), *what] for blocks in (1, 2))
+    sizes: list[Any] = [[event.extents[0] for event in events] for events in (own, one, two)]
+    return [Event(event.kind, [mine + more - less]) for event, mine, less, more in zip(own, *sizes, strict=True)]

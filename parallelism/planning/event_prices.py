@@ -1,4 +1,4 @@
-"""`RowPrices`: the seconds of the rows of sheets on a hardware, each computed once by the simulator's functions."""
+"""`EventPrices`: the seconds of events on a hardware, each computed once by the functions that price a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallelism.collectives import CollectiveCall
 from parallelism.events import Columns
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.planning.sheets import COMPUTE, Kind, Sheet, Unpriceable
+from parallelism.planning.symbolic_events import COMPUTE, EventKind, Events
 from parallelism.simulation.device_events import FIELDS
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
@@ -26,7 +26,7 @@ Along = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshOnHardware:
     """A mesh as it lies on the hardware."""
 
     mesh: Mesh
@@ -54,80 +54,80 @@ class Layout:
         return found
 
 
-class RowPrices:
-    """Seconds on one hardware; of groups or messages of equal devices that differ in price those of the cheapest."""
+class EventPrices:
+    """Seconds on hardware whose devices are equal; of groups or messages that differ in price those of the cheapest."""
 
     def __init__(self, pricing: Pricing) -> None:
-        hardware = pricing.hardware
-        assert hardware is not None
-        if hardware.stragglers or hardware.faults:
-            raise Unpriceable(f"devices of {hardware.name} differ")
-        self.pricing, self.hardware = pricing, hardware
-        self._kinds: dict[Kind, int] = {}
+        assert pricing.hardware is not None
+        self.pricing, self.hardware = pricing, pricing.hardware
+        self._kinds: dict[EventKind, int] = {}
         """The numbers of kinds."""
         self._computes: dict[bytes, float] = {}
-        """By the number of the kind and the numbers of the row."""
+        """By the number of the kind and the numbers of the event."""
         self._groups: dict[Along, tuple[tuple[int, ...], ...]] = {}
         self._different: set[tuple[int, int]] = set()
         """How axes lie along which messages differ in price."""
         self._collectives: dict[Any, float] = {}
         self._messages: dict[Any, float] = {}
 
-    def computes(self, sheet: Sheet, rows: npt.NDArray[np.int64]) -> Floats:
-        """The seconds of the ``rows`` of a sheet that are computes; 0 for the others."""
-        seconds = np.zeros(len(sheet.kinds))
-        number = [self._kinds.setdefault(sheet.kinds[row], len(self._kinds)) for row in rows.tolist()]
-        plain = np.ascontiguousarray(np.column_stack([number, sheet.numbers[rows].astype(np.float64)]))
+    def computes(self, events: Events, wanted: npt.NDArray[np.int64]) -> Floats:
+        """The seconds of the ``wanted`` events, which are computes; 0 for the others."""
+        kinds = events.symbolic.kinds
+        seconds = np.zeros(len(kinds))
+        number = [self._kinds.setdefault(kinds[event], len(self._kinds)) for event in wanted.tolist()]
+        plain = np.ascontiguousarray(np.column_stack([number, events.numbers[wanted].astype(np.float64)]))
         keys = plain.view(f"V{plain.shape[1] * plain.itemsize}").ravel().tolist()
-        unknown = {key: place for place, key in enumerate(keys) if key not in self._computes}
+        unknown = {key: each for each, key in enumerate(keys) if key not in self._computes}
         if unknown:
-            found = self._priced([(sheet.kinds[rows[place]], plain[place, 1:].tolist()) for place in unknown.values()])
+            found = self._priced([(kinds[wanted[each]], plain[each, 1:].tolist()) for each in unknown.values()])
             self._computes.update(zip(unknown, found.tolist(), strict=True))
-        seconds[rows] = [self._computes[key] for key in keys]
+        seconds[wanted] = [self._computes[key] for key in keys]
         return seconds
 
-    def _priced(self, rows: Sequence[tuple[Kind, Sequence[float]]]) -> Floats:
+    def _priced(self, computes: Sequence[tuple[EventKind, Sequence[float]]]) -> Floats:
         """The seconds of computes, as the simulator prices their events."""
         given = []
-        for kind, (nbytes, flops, *more) in rows:
+        for kind, (nbytes, flops, *more) in computes:
             end = len(kind.others)
-            row: Mapping[str, Any] = {
+            event: Mapping[str, Any] = {
                 "kind": COMPUTE, "name": kind.name, "nbytes": nbytes, "flops": flops, "dtype": kind.dtype,
                 "seconds": kind.seconds, "bytes_sent": 0, "bytes_received": 0, "messages": 0,
                 "other_bytes": tuple((name, int(size)) for name, size in zip(kind.others, more[:end], strict=True)),
                 "shape": tuple(map(int, more[end:end + kind.extents])) or None}
-            given.append(tuple(row.get(field) for field in FIELDS))
+            given.append(tuple(event.get(field) for field in FIELDS))
         events = Columns.of_rows(given, FIELDS).with_columns(
             rank=np.zeros(len(given), np.int64), serial=np.arange(len(given)))
         return self.pricing.prices(events, roles_of(events)).seconds
 
-    def collective(self, kind: Kind, payload: float, layout: Layout) -> float:
+    def collective(self, kind: EventKind, payload: float, layout: MeshOnHardware) -> float:
         """The seconds of a collective."""
         along = layout.along(kind.axes)
         key = kind, payload, along
         if key not in self._collectives:
             assert kind.name is not None
             self._collectives[key] = min(
-                self.pricing.collective(CollectiveCall(kind.name, group, payload, pairs=kind.pairs), kind.dtype).seconds
+                self.pricing.collective(CollectiveCall(kind.name, group, payload), kind.dtype).seconds
                 for group in self._different_groups(along, kind.axes, layout))
         return self._collectives[key]
 
-    def _different_groups(self, along: Along, axes: Sequence[str], layout: Layout) -> tuple[tuple[int, ...], ...]:
+    def _different_groups(
+        self, along: Along, axes: Sequence[str], layout: MeshOnHardware
+    ) -> tuple[tuple[int, ...], ...]:
         """A group of each price along these axes."""
         if along not in self._groups:
             groups = members(layout.mesh, tuple(axes))
             _, first = np.unique(same_prices(self.hardware, groups), return_index=True)
-            self._groups[along] = tuple(tuple(groups[place].tolist()) for place in sorted(first.tolist()))
+            self._groups[along] = tuple(tuple(groups[each].tolist()) for each in sorted(first.tolist()))
         return self._groups[along]
 
-    def is_exact(self, layout: Layout) -> bool:
+    def is_exact(self, layout: MeshOnHardware) -> bool:
         """Whether all groups and messages along the axes of a mesh have one price, of those that were priced."""
         return not any(
             along in self._different or len(self._groups.get((along,), ())) > 1 for along in layout.lines
         ) and not any(len(groups) > 1 for along, groups in self._groups.items()
                       if len(along) > 1 and {*along} <= {*layout.lines})
 
-    def message(self, nbytes: int, source: int, target: int, layout: Layout, axis: str = "pp") -> float:
+    def message(self, nbytes: int, source: int, target: int, layout: MeshOnHardware, axis: str = "pp") -> float:
         """The seconds of a message from one position of an axis to another."""
         (extent, stride), = layout.along([axis])
         key = nbytes, source, target, extent, stride

@@ -1,9 +1,9 @@
 """`Window`: levels of actions that repeat with more microbatches, and how their times go on without computing each.
 
 In a steady state the times of a repetition are those of the one before plus a constant for each action.  They stay so
-as long as every action waits for the same of the two that it may wait for: a time is then a sum along the same way.  So
-if the constants of two repetitions are equal, all repetitions follow until the first action has to wait for its other
-one; when that is follows from how much later one of the two is, and by how much that changes in a repetition.
+as long as every action waits for the same of the two that it may wait for: a time is then a sum over the same actions.
+So if the constants of two repetitions are equal, all repetitions follow until the first action has to wait for its
+other one; when that is follows from how much later one of the two is, and by how much that changes in a repetition.
 """
 
 from __future__ import annotations

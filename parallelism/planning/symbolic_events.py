@@ -1,7 +1,7 @@
-"""`Sheet`: the events of the pieces of a step as one table of numbers.  `SymbolicSheet`: for any rows and devices.
+"""`SymbolicEvents`: what the pieces of a step do, for any rows and devices.  `Events`: with their numbers.
 
-The rows of a sheet are events and sizes of pieces (`parallelism.planning.pieces`).  In a row only numbers depend on the
-rows of a microbatch and on the devices along the axes: flops, bytes and payloads.
+They are the events, and the sizes, of actions and of the end of a step (`parallelism.planning.pieces`).  Of an event
+only numbers depend on the rows of a microbatch and on the devices along the axes: flops, bytes and payloads.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Exact = npt.NDArray[np.longdouble]
 
-NUMBERS = 10
 MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = "memory", "compute", "collective", "wait", "message", "size"
 LEFT = "left"
-"""Memory that an action frees at its end, that of all blocks together."""
+"""What an action frees at its end, that of all blocks together.  The size that it keeps says how many bytes."""
 
 
-class Kind(NamedTuple):
-    """What a row is, without its numbers."""
+class EventKind(NamedTuple):
+    """What an event is, without its numbers."""
 
     what: str
     name: str | None = None
@@ -51,7 +51,6 @@ class Kind(NamedTuple):
     dtype: str | None = None
     axes: tuple[str, ...] = ()
     """Of a collective."""
-    pairs: Any = ()
     others: tuple[str, ...] = ()
     """Of a compute event, the dtypes of its other bytes."""
     extents: int = 0
@@ -66,64 +65,109 @@ class Unpriceable(ValueError):
     """A step that cannot be put together from pieces."""
 
 
-Row = tuple[Kind, Sequence[Extent]]
+class Event(NamedTuple):
+    """An event, or a size, of a piece."""
+
+    kind: EventKind
+    extents: Sequence[Extent]
+    block: int | None = None
+    """The block of the model to which it belongs; None for what belongs to no block.  In an update it is the block of
+    the parameter; in an action a block ends with its last product."""
+
+
+def repeated(events: Sequence[Event], *, at_end: bool = False) -> list[bool]:
+    """By event of two blocks, whether every further block does it once more.
+
+    In an action this is the work of the second of the two blocks: every block but the first does the same, between the
+    same neighbours.  At the end of a step it is that of the first block, because memory that all parameters share is
+    freed after the last block.
+    """
+    once = next((event.block for event in (reversed(events) if at_end else events) if event.block is not None), None)
+    return [event.block not in (None, once) for event in events]
+
+
+def with_second_block(own: Sequence[Event], second: Iterable[Event]) -> list[Event]:
+    """The events of two blocks: those of one, and behind its block what a ``second`` block does."""
+    end = max((number for number, event in enumerate(own, 1) if event.block is not None), default=0)
+    return [*own[:end], *second, *own[end:]]
+
+
+class Run(NamedTuple):
+    """Events of two blocks that follow each other."""
+
+    events: slice
+    is_repeated: bool
+    """Whether every further block does them once more."""
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Rows in sections, each with up to `NUMBERS` numbers: bytes, flops, bytes of other dtypes, and a shape."""
+class Events:
+    """Events by section, with numbers."""
 
-    kinds: tuple[Kind, ...]
-    sections: Mapping[Any, slice]
+    symbolic: SymbolicEvents
     numbers: Exact = field(repr=False)
-    alike: npt.NDArray[np.int64] = field(repr=False)
-    """By row, the first row that is equal to it for any rows of a microbatch and any devices."""
-
-    def rows(self, section: Any) -> tuple[tuple[Kind, ...], Exact]:
-        """The rows of a section."""
-        return self.kinds[self.sections[section]], self.numbers[self.sections[section]]
+    """By event: bytes, flops, bytes of other dtypes, and a shape."""
 
     def size(self, section: Any, name: str) -> int:
-        """The number of the row of a section that has this name; 0 if there is none."""
-        rows = self.sections[section]
-        return next((int(self.numbers[row, 0]) for row in range(rows.start, rows.stop)
-                     if self.kinds[row].name == name), 0)
+        """The number of the event of a section that has this name; 0 if there is none."""
+        events, kinds = self.symbolic.sections[section], self.symbolic.kinds
+        named = (event for event in range(events.start, events.stop) if kinds[event].name == name)
+        event = next(named, None)
+        return 0 if event is None else int(self.numbers[event, 0])
 
 
 @dataclass(frozen=True)
-class SymbolicSheet:
-    """A sheet whose numbers are extents with symbols."""
+class SymbolicEvents:
+    """Events by section, whose numbers are extents with symbols."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[EventKind, ...]
     sections: Mapping[Any, slice]
     formulas: Formulas
     index: npt.NDArray[np.int64] = field(repr=False)
-    """By row, the numbers of its extents among the formulas."""
+    """By event, the numbers of its extents among the formulas."""
+    repeated: Bools = field(repr=False)
+    """By event: see the function `repeated`."""
 
     @classmethod
-    def of(cls, sections: Iterable[tuple[Any, Sequence[tuple[Kind, Sequence[Extent]]]]]) -> SymbolicSheet:
-        """The sheet of rows by section."""
-        places: dict[Any, slice] = {}
-        kinds: list[Kind] = []
+    def of(cls, sections: Iterable[tuple[Any, Sequence[Event]]]) -> SymbolicEvents:
+        """Of events by section."""
+        slices: dict[Any, slice] = {}
+        kinds: list[EventKind] = []
         number: dict[Extent, int] = {0: 0}
         index: list[list[int]] = []
-        for section, rows in sections:
-            rows = list(rows)
-            places[section] = slice(len(kinds), len(kinds) + len(rows))
-            kinds += [kind for kind, _ in rows]
-            index += [[number.setdefault(extent, len(number)) for extent in given] + [0] * (NUMBERS - len(given))
-                      for _, given in rows]
-        return cls(tuple(kinds), places, Formulas(tuple(number)), np.array(index, np.int64).reshape(-1, NUMBERS))
+        again: list[bool] = []
+        for section, events in sections:
+            again += repeated(events, at_end=section[-1] == "end")
+            slices[section] = slice(len(kinds), len(kinds) + len(events))
+            kinds += [event.kind for event in events]
+            index += [[number.setdefault(extent, len(number)) for extent in given] for _, given, _ in events]
+        most = max(2, *map(len, index))
+        padded = np.array([each + [0] * (most - len(each)) for each in index], np.int64).reshape(-1, most)
+        return cls(tuple(kinds), slices, Formulas(tuple(number)), padded, np.array(again, np.bool_))
 
-    def at(self, numbers: Mapping[str, int]) -> Sheet:
-        """The sheet with these numbers for its symbols."""
-        return Sheet(self.kinds, self.sections, self.formulas.at(numbers)[self.index], self.alike)
+    def at(self, numbers: Mapping[str, int]) -> Events:
+        """The events with these numbers for the symbols."""
+        return Events(self, self.formulas.at(numbers)[self.index])
+
+    @memoized
+    def are(self, what: str) -> Bools:
+        """By event, whether it is of this sort."""
+        return np.array([kind.what == what for kind in self.kinds], np.bool_)
+
+    @memoized
+    def runs(self, section: Any) -> list[Run]:
+        """The runs of a section of two blocks."""
+        events = self.sections[section]
+        again = self.repeated[events]
+        bounds = [events.start, *(events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist(), events.stop]
+        return [Run(slice(start, stop), bool(self.repeated[start]))
+                for start, stop in pairwise(bounds) if start < stop]
 
     @cached_property
     def alike(self) -> npt.NDArray[np.int64]:
-        """See `Sheet.alike`."""
+        """By event, the first event that is equal to it for any rows of a microbatch and any devices."""
         first: dict[Any, int] = {}
-        return np.array([first.setdefault(row, place) for place, row in enumerate(
+        return np.array([first.setdefault(event, number) for number, event in enumerate(
             zip(self.kinds, map(tuple, self.index.tolist()), strict=True))], np.int64)
 
 
@@ -134,16 +178,16 @@ class Formulas:
         self.extents = extents
         monomials: dict[Any, int] = {}
         terms: list[tuple[int, int, Any]] = []
-        for place, extent in enumerate(extents):
+        for number, extent in enumerate(extents):
             of = extent.terms if isinstance(extent, Expression) else (((), extent),)
-            terms += [(place, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of]
+            terms += [(number, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of]
         self.monomials = tuple(monomials)
         self.calls = {atom: Expression(((((atom, 1),), 1),)) for monomial in monomials for atom, _ in monomial
                       if not isinstance(atom, str)}
         self.factors = np.zeros((len(extents), len(monomials)), np.longdouble)
-        for place, monomial, factor in terms:
+        for number, monomial, factor in terms:
             above, below = factor.as_integer_ratio()
-            self.factors[place, monomial] = np.longdouble(above) / np.longdouble(below)
+            self.factors[number, monomial] = np.longdouble(above) / np.longdouble(below)
 
     def at(self, numbers: Mapping[str, int]) -> Exact:
         """The values of all extents."""
@@ -155,7 +199,7 @@ class Formulas:
         return found
 
 
-# -- the rows of programs ----------------------------------------------------------------------------------------------
+# -- the events of programs --------------------------------------------------------------------------------------------
 
 
 class SymbolicProgram(DeviceProgram):
@@ -177,19 +221,22 @@ class SymbolicProgram(DeviceProgram):
             held[category] = held.get(category, 0) + nbytes_of_one(value.type)
         return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
-    def rows_of(self, wanted: Sequence[bool], devices: Devices | None) -> Iterator[Row]:
-        """The events of some of the ops, by their numbers: those of a program that has no others."""
+    def events_of(
+        self, wanted: Sequence[bool], blocks: Sequence[int | None], devices: Devices | None
+    ) -> Iterator[Event]:
+        """The events of some of the ops, by their numbers: those of a program that has no others.  ``blocks`` are those
+        of all ops."""
         later = self._freed_early(wanted)
-        for rows, ops in zip(self._rows(devices), self._numbers, strict=True):
+        for events, ops in zip(self._events(devices), self._numbers, strict=True):
             if wanted[ops[-1]]:
-                yield from rows
+                yield from of_block(events, blocks[ops[-1]])
                 for op in ops:
                     yield from later.get(op, ())
 
     @memoized
-    def _rows(self, devices: Devices | None) -> list[list[Row]]:
+    def _events(self, devices: Devices | None) -> list[list[Event]]:
         """The events of each step."""
-        return [list(program_rows([step], devices)) for step in self.steps]
+        return list(events_by_step(self.steps, devices))
 
     @cached_property
     def _numbers(self) -> list[range]:
@@ -197,14 +244,14 @@ class SymbolicProgram(DeviceProgram):
         ends = list(accumulate(len(step.before) + 1 for step in self.steps if isinstance(step, ProgramStep)))
         return [range(start, end) for start, end in pairwise([0, *ends])]
 
-    def _freed_early(self, wanted: Sequence[bool]) -> dict[int, list[Row]]:
+    def _freed_early(self, wanted: Sequence[bool]) -> dict[int, list[Event]]:
         """By the last op of those that are wanted, the memory of values that others use after it."""
-        found: dict[int, list[Row]] = {}
+        found: dict[int, list[Event]] = {}
         for value, users in self._shared:
             used = [op for op in users if wanted[op]]
             if used and not wanted[users[-1]]:
                 found.setdefault(used[-1], []).extend(
-                    (Kind(MEMORY, category), [-nbytes]) for category, nbytes in self._held([value]))
+                    Event(EventKind(MEMORY, category), [-nbytes]) for category, nbytes in self._held([value]))
         return found
 
     @cached_property
@@ -233,47 +280,49 @@ def nbytes_of_one(type: TensorType) -> Any:
     return type.nbytes
 
 
-def program_rows(
+def of_block(events: Iterable[Event], block: int | None) -> Iterator[Event]:
+    """The events, as those of a block."""
+    return (Event(kind, extents, block) for kind, extents, _ in events)
+
+
+def events_by_step(
     steps: Iterable[ProgramStep | StartStep | WaitStep], devices: Devices | None
-) -> Iterator[Row]:
-    """The events of the steps of a program.  `Unpriceable` for events that have no price of their own."""
+) -> Iterator[list[Event]]:
+    """The events of each step of a program.  ``ValueError`` for events that have no price of their own."""
     started: list[int] = []
     """The numbers of the collectives that are waited for later."""
     for step in steps:
-        for category, nbytes in step.held:
-            yield Kind(MEMORY, category), [nbytes]
+        events = [Event(EventKind(MEMORY, category), [nbytes]) for category, nbytes in step.held]
         if isinstance(step, StartStep):
-            for kind, payload in _call(step.call, devices):
+            for kind, payload, _ in _call(step.call, devices):
                 started.append(step.number)
-                yield kind._replace(later=1), payload
+                events.append(Event(kind._replace(later=1), payload))
         elif isinstance(step, WaitStep):
             if step.number in started:
-                yield Kind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []
+                events.append(Event(EventKind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []))
         elif communicates(step.op):
-            yield from _call(step.op, devices)
+            events += _call(step.op, devices)
         else:
-            yield from _compute(step)
-        for category, nbytes in step.freed:
-            yield Kind(MEMORY, category), [-nbytes]
+            events += _compute(step)
+        events += [Event(EventKind(MEMORY, category), [-nbytes]) for category, nbytes in step.freed]
+        yield events
 
 
-def _compute(step: ProgramStep) -> Iterator[Row]:
+def _compute(step: ProgramStep) -> Iterator[Event]:
     cost: Any = step.cost           # its numbers may be extents
     if cost is not None:
         flops, nbytes, dtype, seconds, others, shape = cost
-        if 2 + len(others) + len(shape or ()) > NUMBERS:
-            raise Unpriceable(f"{step.name} has values of {len(others) + 1} dtypes")
-        yield Kind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
-                   extents=len(shape or ()), seconds=seconds), [
-                       nbytes, flops, *(size for _, size in others), *(shape or ())]
+        kind = EventKind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
+                         extents=len(shape or ()), seconds=seconds)
+        yield Event(kind, [nbytes, flops, *(size for _, size in others), *(shape or ())])
 
 
-def _call(op: Op, devices: Devices | None) -> Iterator[Row]:
+def _call(op: Op, devices: Devices | None) -> Iterator[Event]:
     """A collective.  Its payload is what a member gives, or of an all_gather what it gets."""
     if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        raise Unpriceable(f"{op.kind} has no price of its own")
+        raise ValueError(f"{op.kind} has no price of its own")
     assert devices is not None
     over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
     nbytes = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
     if over:
-        yield Kind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes]
+        yield Event(EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes])

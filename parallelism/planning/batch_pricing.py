@@ -15,22 +15,22 @@ import numpy.typing as npt
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.plan import Task
+from parallelism.planning.plan_costs import PlanCosts, Shape
 from parallelism.planning.settings import SETTINGS
-from parallelism.planning.sheets import Unpriceable
 from parallelism.planning.space import Choices, Refused
-from parallelism.planning.table import PlanTable, Shape
+from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.side_by_side import side_by_side
 
 Told = Callable[[str, int, int], None]
 
 
-class Costed(NamedTuple):
+class PricedPlans(NamedTuple):
     """The plans of a space, by row."""
 
     possible: Choices
     """The space without the plans that the program does not allow, which is known only when they are simulated."""
     seconds: npt.NDArray[np.float64]
-    """Of a step in which nothing shares links, or fewer (`PlanTable.is_exact`); infinite for plans that need too much
+    """Of a step in which nothing shares links, or fewer (`PlanCosts.is_exact`); infinite for plans that need too much
     memory."""
     peaks: npt.NDArray[np.int64]
     """The bytes of the fullest device; of a plan that needs too much memory at least those that it holds all the time,
@@ -54,20 +54,21 @@ class _Share(NamedTuple):
     timing_seconds: float
 
 
-def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
+def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> PricedPlans:
     """The costs of all plans; those that need more memory than ``limit`` are not timed."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = _programs(possible)
     left, timing = one_of.tolist(), 0.0
     try:
-        table = PlanTable(task, possible)
+        table = PlanCosts(task, possible)
     except Unpriceable:
         table = None
     if table is not None:
         rows = _dealt(one_of, possible, known=table.steps.is_known)
         shares = side_by_side([
-            partial(_share, table, possible, own, limit, _silent if place else told) for place, own in enumerate(rows)])
+            partial(_share, table, possible, own, limit, _silent if number else told)
+            for number, own in enumerate(rows)])
         if not any(share.fits for share in shares):
             rows = [one_of]
             shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
@@ -91,7 +92,7 @@ def costed(task: Task, possible: Choices, limit: float, told: Told) -> Costed:
         kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*several.values()]))
         possible = replace(possible.take(kept), refused={**possible.refused, **refused})
         seconds, peaks = seconds[kept], peaks[kept]
-    return Costed(possible, seconds, peaks, int(np.count_nonzero(np.isfinite(seconds))), setup, timing)
+    return PricedPlans(possible, seconds, peaks, int(np.count_nonzero(np.isfinite(seconds))), setup, timing)
 
 
 def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -128,7 +129,7 @@ def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | s
 
 
 def _share(
-    table: PlanTable, possible: Choices, rows: npt.NDArray[np.int64], limit: float, told: Told, *,
+    table: PlanCosts, possible: Choices, rows: npt.NDArray[np.int64], limit: float, told: Told, *,
     all_peaks: bool = False,
 ) -> _Share:
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
@@ -145,7 +146,7 @@ def _share(
 
 
 def _prepared(
-    table: PlanTable, rows: list[int], limit: float, peaks: npt.NDArray[np.int64], told: Told
+    table: PlanCosts, rows: list[int], limit: float, peaks: npt.NDArray[np.int64], told: Told
 ) -> tuple[dict[Shape, list[int]], list[int]]:
     """Those of the rows whose pieces are known, by the shape of their pipeline, and the others; and their ``peaks``.
 

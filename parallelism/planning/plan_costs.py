@@ -1,4 +1,4 @@
-"""`PlanTable`: the seconds and the memory of plans, put together from pieces that are priced once.
+"""`PlanCosts`: the seconds and the memory of plans, put together from pieces that are priced once.
 
 The result is that of ``simulate(step, hardware, link_sharing=False)``: the same events, priced by the same functions,
 and the same order; only sums are taken in another order.
@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.memoized import memoized
+from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES
+from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.orders import FIRST, KINDS, LAST, LONGER, MIDDLE, ONLY, PLACES, Order, order_of, place_of
 from parallelism.planning.plan import Task
-from parallelism.planning.row_prices import Layout, RowPrices
 from parallelism.planning.settings import SETTINGS, always
-from parallelism.planning.sheets import Unpriceable
-from parallelism.planning.small_steps import Pattern, small_steps
 from parallelism.planning.space import Choices
-from parallelism.planning.stage_costs import Forms, SheetCosts, SheetSeconds
+from parallelism.planning.stage_costs import StageCosts, StageSeconds
+from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.planning.two_block_steps import Pattern, two_block_steps
 from parallelism.timeline import Pricing
 from parallelism.training.megatron import longer_stages
 
@@ -60,28 +61,39 @@ class _Ends(NamedTuple):
 
 
 def laid_out_as(place: int) -> int:
-    """The place of the stage whose pieces a stage at a place has: longer ones do what others between do."""
+    """Maps `LONGER` to `MIDDLE`: a stage with one block more has the pieces of a middle stage."""
     return MIDDLE if place == LONGER else place
 
 
-class PlanTable:
+def _why_simulated(task: Task) -> str:
+    """Why no plan of a task is put together from pieces; empty if plans are."""
+    hardware = task.hardware
+    if not isinstance(task.model.model, TransformerSpec):
+        return "only a TransformerSpec is put together from pieces; a program is simulated"
+    if hardware.stragglers or hardware.faults:
+        return f"devices of {hardware.name} differ"
+    if hardware.message_overhead_seconds or hardware.message_overhead_seconds_per_byte:
+        return "messages hold their ends"
+    return ""
+
+
+class PlanCosts:
     """Seconds and memory of the plans of a task."""
 
     def __init__(self, task: Task, possible: Choices) -> None:
         self.task, self.possible = task, possible
-        self.steps = small_steps(task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping)
-        self.prices = RowPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
-        if task.hardware.message_overhead_seconds or task.hardware.message_overhead_seconds_per_byte:
-            raise Unpriceable("messages hold their ends")
-        self.forms = Forms()
+        if reason := _why_simulated(task):
+            raise Unpriceable(reason)
+        self.steps = two_block_steps(task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping)
+        self.prices = EventPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         self.limited = [setting for setting in SETTINGS.records.values() if setting.from_pieces is not always]
         """The settings of which some values are not put together from pieces."""
-        self._sheets: dict[Any, SheetCosts] = {}
-        self._seconds: dict[Any, SheetSeconds] = {}
+        self._costs: dict[Any, StageCosts] = {}
+        self._seconds: dict[Any, StageSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
         self._shapes: dict[int, Shape] = {}
-        self._actions: dict[tuple[int, bool], SheetCosts] = {}
-        self._layouts: dict[Any, Layout] = {}
+        self._actions: dict[tuple[int, bool], StageCosts] = {}
+        self._layouts: dict[Any, MeshOnHardware] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
         self._ends: dict[Any, _Ends] = {}
         self._flows: dict[Any, int] = {}
@@ -116,7 +128,7 @@ class PlanTable:
         is_longer = place == LONGER or (place == LAST and shape.stages - 1 in shape.longer)
         return self.task.model.blocks // shape.stages + is_longer
 
-    def actions(self, row: int, kind: str) -> SheetCosts:
+    def actions(self, row: int, kind: str) -> StageCosts:
         """The costs of the actions of a kind of a plan."""
         split = kind in "IW"
         found = self._actions.get((row, split))
@@ -124,34 +136,31 @@ class PlanTable:
             found = self._actions[row, split] = self._actions_of(row, split=split)
         return found
 
-    def _actions_of(self, row: int, *, split: bool) -> SheetCosts:
+    def _actions_of(self, row: int, *, split: bool) -> StageCosts:
         s, shape = self.settings(row), self.shape(row)
         pattern = Pattern(shape.stages > 1, split, s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
                           self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), self._registered(s))
         key = "actions", pattern, s["microbatch"], s["tp"]
-        if key not in self._sheets:
-            self._sheets[key] = SheetCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]), self.forms)
-        return self._sheets[key]
+        if key not in self._costs:
+            self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]))
+        return self._costs[key]
 
-    def ends(self, row: int, *, in_stages: bool) -> SheetCosts:
+    def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
         s = self.settings(row)
         # The events at the end are the same in stages 1 and 2 of ZeRO.
         pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1),
                           self._registered(s))
         key = "ends", pattern, s["tp"], s["dp"]
-        if key not in self._sheets:
-            self._sheets[key] = SheetCosts(self.steps.ends(pattern, s["tp"], s["dp"]), self.forms)
-        return self._sheets[key]
+        if key not in self._costs:
+            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"]))
+        return self._costs[key]
 
-    def _devices(self, row: int) -> list[tuple[SheetCosts, int, int]]:
+    def _devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
         """Of the devices that differ: the costs of their end, their place, and their blocks.  See `_number_of`."""
         shape = self.shape(row)
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.is_v_shaped:
-            if self.settings(row)["cp"] > 1 and several.exchanged(FIRST):
-                # As one stage the two would sum these gradients over the devices inside of it once, at the end.
-                raise Unpriceable("two stages of a device share weights whose gradients are summed inside of each")
             blocks = self.blocks(shape, FIRST) * shape.chunks
             return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
         return [(several, laid_out_as(place), self.blocks(shape, place) * shape.chunks)
@@ -170,7 +179,7 @@ class PlanTable:
             return np.minimum(np.arange(shape.ranks), 1)
         return self._places(shape)[1]
 
-    def _seconds_of(self, costs: SheetCosts, layout: Layout) -> SheetSeconds:
+    def _seconds_of(self, costs: StageCosts, layout: MeshOnHardware) -> StageSeconds:
         key = id(costs), layout.inside
         if key not in self._seconds:
             self._seconds[key] = costs.seconds(self.prices, layout)
@@ -183,13 +192,22 @@ class PlanTable:
 
         It needs the end of the step alone: neither actions nor their order.
         """
+        if reason := self._why_simulated(row):
+            raise Unpriceable(reason)
+        return max(held for held, _ in self._held_by_devices(row))
+
+    def _why_simulated(self, row: int) -> str:
+        """Why a plan is not put together from pieces; empty if it is."""
         s, shape = self.settings(row), self.shape(row)
         if (shape.longer and shape.chunks > 1) or (s["pp"] == 1 and s["chunks"] > 1):
-            raise Unpriceable("a plan of another form")
+            return "several stages on a rank, which differ in their blocks or are the only ones"
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
-                raise Unpriceable(f"{setting.name}={s[setting.name]} is not put together from pieces")
-        return max(held for held, _ in self._held_by_devices(row))
+                return f"{setting.name}={s[setting.name]} is not put together from pieces"
+        if shape.is_v_shaped and s["cp"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
+            # As one stage the two would sum these gradients over the devices inside of it once, at the end.
+            return "two stages of a device share weights whose gradients are summed inside of each"
+        return ""
 
     def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, Any]]:
         """For each of `_devices` the bytes that it holds during the whole step; and if ``ends``, those that the end
@@ -243,12 +261,12 @@ class PlanTable:
         self._column(self._order(shape), shape, row)
         self._end(shape, row)
 
-    def layout(self, row: int) -> Layout:
+    def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
         key = tuple(s[name] for name in ("pp", "dp", "cp", "tp", "order"))
         if key not in self._layouts:
-            self._layouts[key] = Layout(self.task.mesh(s))
+            self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
 
     # -- a plan --------------------------------------------------------------------------------------------------------
@@ -261,7 +279,7 @@ class PlanTable:
         every: Ints = (held + np.maximum(self._order(shape).peaks(changes, peaks), ends)).max(axis=0)
         return every
 
-    def _held(self, row: int, end: SheetCosts, place: int, blocks: int) -> int:
+    def _held(self, row: int, end: StageCosts, place: int, blocks: int) -> int:
         s, shape = self.settings(row), self.shape(row)
         held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
         held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
@@ -282,11 +300,11 @@ class PlanTable:
         Where equal devices communicate over different links, all of them count as the fastest.
         """
         of_order: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            of_order.setdefault(id(self._order(self.shape(row))), []).append(place)
+        for number, row in enumerate(rows):
+            of_order.setdefault(id(self._order(self.shape(row))), []).append(number)
         found = np.zeros(len(rows))
-        for places in of_order.values():
-            found[places] = self._seconds_in_order([rows[place] for place in places])
+        for numbers in of_order.values():
+            found[numbers] = self._seconds_in_order([rows[number] for number in numbers])
         return found
 
     def _seconds_in_order(self, rows: Sequence[int]) -> Floats:
@@ -310,7 +328,7 @@ class PlanTable:
         times = order.ends(durations, messages, np.array(repeats))[:, same]
         times += np.stack([end.before for end in ends], axis=1)
         if shape.ranks > 1:
-            there, back = (np.array([getattr(end, way) for end in ends]) for way in ("there", "back"))
+            there, back = (np.array([getattr(end, field) for end in ends]) for field in ("there", "back"))
             first, last = times[0].copy(), times[-1].copy()
             times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
         result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
@@ -334,7 +352,7 @@ class PlanTable:
 
     @memoized
     def _messages(
-        self, messages: tuple[tuple[int, int, str], ...], taken: tuple[tuple[str, int], ...], layout: Layout
+        self, messages: tuple[tuple[int, int, str], ...], taken: tuple[tuple[str, int], ...], layout: MeshOnHardware
     ) -> Floats:
         """The seconds of the messages of an order, given the bytes that each kind of action takes; and a 0."""
         nbytes = dict(taken)
