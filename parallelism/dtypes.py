@@ -23,8 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 NARROW_FLOATS = {
-    "bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e4m3": "float8_e4m3",
-    "f8e3m4": "float8_e3m4", "f8e4m3fnuz": "float8_e4m3fnuz", "f8e5m2fnuz": "float8_e5m2fnuz",
+    "bf16": "bfloat16",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "f8e4m3": "float8_e4m3",
+    "f8e3m4": "float8_e3m4",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
     "f8e4m3b11fnuz": "float8_e4m3b11fnuz",
 }
 """The narrow floats: their names in programs, and those that ml_dtypes gives them."""
@@ -96,7 +101,7 @@ def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int]:
     """The least and the largest number of a dtype of integers."""
     if is_narrow_integer(dtype):
         bits = bits_of(dtype)
-        return (0, 2**bits - 1) if dtype.name.startswith("u") else (-2**(bits - 1), 2**(bits - 1) - 1)
+        return (0, 2**bits - 1) if dtype.name.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)
 
@@ -129,7 +134,7 @@ def like_half(rule: Callable[..., Any], *given: Any) -> Any:
     small = sorted({x.name for x in given if isinstance(x, np.dtype) and (x == _HALF or x in narrow)})
     if len(small) > 1:
         raise TypeError(f"{' and '.join(small)} have no common dtype: convert one of them with astype")
-    own, = narrow
+    (own,) = narrow
 
     def as_half(x: Any) -> Any:
         return _HALF if isinstance(x, np.dtype) and x == own else x
@@ -149,6 +154,7 @@ def _like_bytes(rule: Callable[..., Any], integers: set[np.dtype[Any]], given: S
 
     A result of 8 bits is narrow again if all integers among ``given`` are of one narrow dtype.
     """
+
     def as_bytes(x: Any) -> Any:
         return _wider(x) if x in integers else x
 
@@ -164,7 +170,7 @@ def _wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _SINGLE if is_narrow(dtype) else dtype
 
 
-@lru_cache(maxsize=4096, typed=True)     # 1 and 1.0 are equal
+@lru_cache(maxsize=4096, typed=True)  # 1 and 1.0 are equal
 def common_dtype(*given: Any) -> np.dtype[Any]:
     """``numpy.result_type`` of dtypes and Python's numbers; a narrow float counts as a float16."""
     dtype: np.dtype[Any] = like_half(np.result_type, *given)
@@ -172,7 +178,9 @@ def common_dtype(*given: Any) -> np.dtype[Any]:
 
 
 def in_wider_dtype(
-    kernel: Callable[..., Any], arrays: Sequence[npt.NDArray[Any]], dtypes: Callable[[], Sequence[np.dtype[Any]]]
+    kernel: Callable[..., Any],
+    arrays: Sequence[npt.NDArray[Any]],
+    dtypes: Callable[[], Sequence[np.dtype[Any]]],
 ) -> Any:
     """``kernel(*arrays)``, in float32 where the arrays are of a narrow float, with results rounded once.
 
@@ -185,6 +193,8 @@ def in_wider_dtype(
     result = kernel(*(array.astype(dtype, copy=False) for dtype, array in zip(wider, arrays, strict=True)))
     outputs = result if isinstance(result, tuple) else (result,)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = tuple(np.asarray(output).astype(dtype, copy=False)
-                        for output, dtype in zip(outputs, dtypes(), strict=True))
+        rounded = tuple(
+            np.asarray(output).astype(dtype, copy=False)
+            for output, dtype in zip(outputs, dtypes(), strict=True)
+        )
     return rounded if isinstance(result, tuple) else rounded[0]

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from os.path import dirname, exists
 
-TYPE_CHECKING = False   # that of `typing` has the same meaning, and takes 10 ms to import
+TYPE_CHECKING = False  # that of `typing` has the same meaning, and takes 10 ms to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -57,6 +57,8 @@ class _Finder:
 
 def install() -> None:
     """Make the old paths importable; a second call changes nothing."""
-    if not any(type(finder).__qualname__ == _Finder.__qualname__ and type(finder).__module__ == __name__
-               for finder in sys.meta_path):
+    if not any(
+        type(finder).__qualname__ == _Finder.__qualname__ and type(finder).__module__ == __name__
+        for finder in sys.meta_path
+    ):
         sys.meta_path.insert(0, _Finder())

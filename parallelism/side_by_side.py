@@ -40,7 +40,7 @@ def side_by_side(
     count = min(max(len(works), 1), 1 + copies())
     started: list[_Copy] = []
     try:
-        with suppress(OSError):     # the system allows no further process or descriptor
+        with suppress(OSError):  # the system allows no further process or descriptor
             for place in range(1, count):
                 started.append(_Copy(works[place::count]))
         start = perf_counter()
@@ -48,7 +48,7 @@ def side_by_side(
         patience = PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS
         for place in range(1, count):
             own = started[place - 1].results(patience) if place <= len(started) else []
-            done.append(own + [work() for work in works[place::count][len(own):]])
+            done.append(own + [work() for work in works[place::count][len(own) :]])
     finally:
         for copy in started:
             copy.end()
@@ -61,7 +61,7 @@ def copies() -> int:
         return 0
     current = threading.current_thread()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not current):
-        return 0        # one may hold a lock that a copy would wait for
+        return 0  # one may hold a lock that a copy would wait for
     return min(len(os.sched_getaffinity(0)) - 1, MOST_COPIES)
 
 
@@ -92,7 +92,7 @@ class _Copy:
                 os.close(sending)
                 raise
         if self.pid == 0:
-            os.close(self.receiving)        # then a copy whose parent was killed cannot write, and ends
+            os.close(self.receiving)  # then a copy whose parent was killed cannot write, and ends
             _work(works, sending)
         os.close(sending)
 
@@ -108,7 +108,7 @@ class _Copy:
             data += piece
         try:
             found = pickle.loads(data)  # noqa: S301  (from a copy of this process)
-        except Exception:       # it is not whole: the error depends on where it ends
+        except Exception:  # it is not whole: the error depends on where it ends
             return []
         return list(found)
 
@@ -117,7 +117,7 @@ class _Copy:
         os.close(self.receiving)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with suppress(ChildProcessError):       # nobody is told of children where SIGCHLD is ignored
+        with suppress(ChildProcessError):  # nobody is told of children where SIGCHLD is ignored
             os.waitpid(self.pid, 0)
 
 
@@ -125,11 +125,11 @@ def _work(works: Sequence[Callable[[], Any]], sending: int) -> None:
     """What a copy does.  It never returns, and it runs nothing that its parent wanted to run at the end."""
     found: list[Any] = []
     try:
-        with suppress(Exception):       # the parent meets the same error
+        with suppress(Exception):  # the parent meets the same error
             for work in works:
                 found.append(work())
         data = memoryview(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
         while data:
-            data = data[os.write(sending, data):]
+            data = data[os.write(sending, data) :]
     finally:
         os._exit(0)

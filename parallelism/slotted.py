@@ -13,7 +13,9 @@ def unpickled_quickly(cls: Class) -> Class:
     What `dataclasses` provides looks up the fields of the class for each instance.  Programs have thousands, and every
     device unpickles its own.
     """
-    slots: tuple[Callable[[Any, Any], None], ...] = tuple(getattr(cls, each.name).__set__ for each in fields(cls))
+    slots: tuple[Callable[[Any, Any], None], ...] = tuple(
+        getattr(cls, each.name).__set__ for each in fields(cls)
+    )
 
     def set_state(self: Any, state: Sequence[Any]) -> None:
         for put, value in zip(slots, state, strict=True):

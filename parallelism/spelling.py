@@ -11,29 +11,93 @@ from typing import Any, NoReturn, TypeVar
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
-    "axis": ("axes", "dim"), "axisname": ("axes",), "meshaxis": ("axes",), "meshdim": ("axes",),
-    "group": ("groups", "axes"), "processgroup": ("groups", "axes"), "comm": ("axes", "groups"),
-    "axisindexgroups": ("groups",), "pg": ("groups", "axes"),
-    "dst": ("root",), "dest": ("dst", "root"), "destination": ("dst",), "to": ("dst",), "target": ("dst",),
-    "peer": ("dst", "src"), "src": ("root",), "source": ("src", "root"), "from": ("src",), "sender": ("src",),
-    "rootrank": ("root",), "groupsrc": ("root",), "groupdst": ("root",), "srcrank": ("root",),
-    "reduceop": ("op",), "operation": ("op", "name"), "reduction": ("op",), "operator": ("op",),
-    "dims": ("dim",), "dimension": ("dim",), "gatherdim": ("dim",), "scatterdim": ("dim",), "allgatherdim": ("dim",),
-    "scatterdimension": ("dim",), "gatheraxis": ("dim",), "tensordim": ("dim",),
-    "splitaxis": ("split_dim",), "splitdimension": ("split_dim",), "inputsplitsizes": ("split_sizes",),
-    "concataxis": ("concat_dim",), "concatdimension": ("concat_dim",), "outputsplitsizes": ("split_sizes",),
-    "async": ("async_op",), "asynchronous": ("async_op",), "nonblocking": ("async_op",), "blocking": ("async_op",),
-    "output": ("out",), "outputtensor": ("out",), "outputtensorlist": ("out",), "recvbuf": ("out",),
-    "gatherlist": ("out",), "buf": ("out",), "tensorlist": ("out",),
-    "perm": ("pairs",), "permutation": ("pairs",), "sourcetargetpairs": ("pairs",),
-    "shift": ("by",), "offset": ("by",), "steps": ("by",), "disp": ("by",), "displacement": ("by",),
-    "sendtag": ("tag",), "recvtag": ("tag",), "grouptag": ("tag",),
-    "type": ("kind",), "op": ("name",), "device": ("rank",), "ranks": ("rank",), "devices": ("rank",),
-    "axesnames": ("axes",), "numstages": ("stages",), "ppsize": ("stages",), "pp": ("stages",),
-    "nmicrobatches": ("microbatches",), "nummicrobatches": ("microbatches",), "microbatchcount": ("microbatches",),
-    "vpp": ("chunks",), "virtualstages": ("chunks",), "nummodelchunks": ("chunks",), "interleave": ("chunks",),
-    "layers": ("layer_sizes",), "sizes": ("layer_sizes",), "hiddensizes": ("layer_sizes",), "lossfn": ("loss",),
-    "criterion": ("loss",), "nonlinearity": ("activation",), "rngseed": ("seed",), "key": ("seed",),
+    "axis": ("axes", "dim"),
+    "axisname": ("axes",),
+    "meshaxis": ("axes",),
+    "meshdim": ("axes",),
+    "group": ("groups", "axes"),
+    "processgroup": ("groups", "axes"),
+    "comm": ("axes", "groups"),
+    "axisindexgroups": ("groups",),
+    "pg": ("groups", "axes"),
+    "dst": ("root",),
+    "dest": ("dst", "root"),
+    "destination": ("dst",),
+    "to": ("dst",),
+    "target": ("dst",),
+    "peer": ("dst", "src"),
+    "src": ("root",),
+    "source": ("src", "root"),
+    "from": ("src",),
+    "sender": ("src",),
+    "rootrank": ("root",),
+    "groupsrc": ("root",),
+    "groupdst": ("root",),
+    "srcrank": ("root",),
+    "reduceop": ("op",),
+    "operation": ("op", "name"),
+    "reduction": ("op",),
+    "operator": ("op",),
+    "dims": ("dim",),
+    "dimension": ("dim",),
+    "gatherdim": ("dim",),
+    "scatterdim": ("dim",),
+    "allgatherdim": ("dim",),
+    "scatterdimension": ("dim",),
+    "gatheraxis": ("dim",),
+    "tensordim": ("dim",),
+    "splitaxis": ("split_dim",),
+    "splitdimension": ("split_dim",),
+    "inputsplitsizes": ("split_sizes",),
+    "concataxis": ("concat_dim",),
+    "concatdimension": ("concat_dim",),
+    "outputsplitsizes": ("split_sizes",),
+    "async": ("async_op",),
+    "asynchronous": ("async_op",),
+    "nonblocking": ("async_op",),
+    "blocking": ("async_op",),
+    "output": ("out",),
+    "outputtensor": ("out",),
+    "outputtensorlist": ("out",),
+    "recvbuf": ("out",),
+    "gatherlist": ("out",),
+    "buf": ("out",),
+    "tensorlist": ("out",),
+    "perm": ("pairs",),
+    "permutation": ("pairs",),
+    "sourcetargetpairs": ("pairs",),
+    "shift": ("by",),
+    "offset": ("by",),
+    "steps": ("by",),
+    "disp": ("by",),
+    "displacement": ("by",),
+    "sendtag": ("tag",),
+    "recvtag": ("tag",),
+    "grouptag": ("tag",),
+    "type": ("kind",),
+    "op": ("name",),
+    "device": ("rank",),
+    "ranks": ("rank",),
+    "devices": ("rank",),
+    "axesnames": ("axes",),
+    "numstages": ("stages",),
+    "ppsize": ("stages",),
+    "pp": ("stages",),
+    "nmicrobatches": ("microbatches",),
+    "nummicrobatches": ("microbatches",),
+    "microbatchcount": ("microbatches",),
+    "vpp": ("chunks",),
+    "virtualstages": ("chunks",),
+    "nummodelchunks": ("chunks",),
+    "interleave": ("chunks",),
+    "layers": ("layer_sizes",),
+    "sizes": ("layer_sizes",),
+    "hiddensizes": ("layer_sizes",),
+    "lossfn": ("loss",),
+    "criterion": ("loss",),
+    "nonlinearity": ("activation",),
+    "rngseed": ("seed",),
+    "key": ("seed",),
 }
 """Keywords elsewhere, without case and underscores, and the parameters here that may be meant: the likeliest first."""
 
@@ -50,9 +114,15 @@ REMARKS: Mapping[str, str] = {
 """Keywords elsewhere for which no parameter stands, and what to know instead."""
 
 _MEANINGS = {
-    "axes": "axes of the mesh", "groups": "lists of ranks", "dim": "a dim of the array",
-    "root": "a position in the group", "dst": "the rank that receives", "src": "the rank that sends",
-    "by": "places round the ring", "pairs": "(source, target) positions", "rank": "a rank or several",
+    "axes": "axes of the mesh",
+    "groups": "lists of ranks",
+    "dim": "a dim of the array",
+    "root": "a position in the group",
+    "dst": "the rank that receives",
+    "src": "the rank that sends",
+    "by": "places round the ring",
+    "pairs": "(source, target) positions",
+    "rank": "a rank or several",
 }
 
 
@@ -75,7 +145,9 @@ def closest_few(word: object, names: Iterable[str], *, most: int = 3) -> list[st
     from difflib import get_close_matches
 
     spelt = {name.lower().replace("_", "-"): name for name in names}
-    return [spelt[each] for each in get_close_matches(str(word)[:80].lower().replace("_", "-"), spelt, n=most)]
+    return [
+        spelt[each] for each in get_close_matches(str(word)[:80].lower().replace("_", "-"), spelt, n=most)
+    ]
 
 
 def closest(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -113,6 +185,7 @@ def explains_keywords(call: str) -> Callable[[Called], Called]:
 
     Each call goes through one more function, so calls that kernels make in loops do without.
     """
+
     def decorate(function: Called) -> Called:
         if isinstance(function, type):
             type.__setattr__(function, "__init__", decorate(vars(function)["__init__"]))
@@ -130,6 +203,7 @@ def explains_keywords(call: str) -> Callable[[Called], Called]:
             raise error
 
         return explained  # type: ignore[return-value]  # wraps() keeps what it is called with
+
     return decorate
 
 
@@ -138,7 +212,11 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
     from inspect import Parameter, signature
 
     starred = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    return [name for name, one in signature(function).parameters.items() if name != "self" and one.kind not in starred]
+    return [
+        name
+        for name, one in signature(function).parameters.items()
+        if name != "self" and one.kind not in starred
+    ]
 
 
 def no_attribute(thing: str, of: object, name: str, elsewhere: Mapping[str, str]) -> NoReturn:
@@ -149,7 +227,9 @@ def no_attribute(thing: str, of: object, name: str, elsewhere: Mapping[str, str]
     hint = ""
     if not name.startswith("_"):
         meant = elsewhere.get(_plain(name))
-        if meant is None and (near := closest(name, (one for one in dir(type(of)) if not one.startswith("_")))):
+        if meant is None and (
+            near := closest(name, (one for one in dir(type(of)) if not one.startswith("_")))
+        ):
             meant = f"{thing}.{near}"
         hint = f"; did you mean {meant}?" if meant else ""
     raise AttributeError(f"a {thing} has no {name!r}{hint}", name=name, obj=of)
@@ -161,18 +241,30 @@ def no_public_name(package: str, name: str, names: Collection[str]) -> NoReturn:
     if not name.startswith("_"):
         meant = _PUBLIC.get(_plain(name)) or closest(name, names, cutoff=0.75)
     hint = f"; did you mean {meant}?" if meant else ""
-    raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules.get(package))
+    raise AttributeError(
+        f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules.get(package)
+    )
 
 
 _PUBLIC = {
-    "partitionspec": "TensorSharding('dp', None)", "p": "TensorSharding('dp', None)",
-    "namedsharding": "TensorSharding('dp', None), which goes with a Mesh", "shard": "TensorSharding('dp', None)",
-    "replicate": "TensorSharding.replicated(ndim)", "dtensor": "Sharded(x, TensorSharding('dp', None))",
-    "distributetensor": "Sharded(x, TensorSharding('dp', None))", "devicemesh": "Mesh(dp=2, tp=4)",
-    "initdevicemesh": "Mesh(dp=2, tp=4)", "makemesh": "Mesh(dp=2, tp=4)", "spawn": "VirtualCluster(4).run(kernel)",
-    "initprocessgroup": "VirtualCluster(4)", "launch": "VirtualCluster(4).run(kernel)",
-    "shardmap": "VirtualCluster(4).run(kernel)", "pmap": "VirtualCluster(4).run(kernel)",
-    "commworld": "VirtualCluster(4)", "reduceop": "op='sum'", "redistribute": "plan_resharding",
+    "partitionspec": "TensorSharding('dp', None)",
+    "p": "TensorSharding('dp', None)",
+    "namedsharding": "TensorSharding('dp', None), which goes with a Mesh",
+    "shard": "TensorSharding('dp', None)",
+    "replicate": "TensorSharding.replicated(ndim)",
+    "dtensor": "Sharded(x, TensorSharding('dp', None))",
+    "distributetensor": "Sharded(x, TensorSharding('dp', None))",
+    "devicemesh": "Mesh(dp=2, tp=4)",
+    "initdevicemesh": "Mesh(dp=2, tp=4)",
+    "makemesh": "Mesh(dp=2, tp=4)",
+    "spawn": "VirtualCluster(4).run(kernel)",
+    "initprocessgroup": "VirtualCluster(4)",
+    "launch": "VirtualCluster(4).run(kernel)",
+    "shardmap": "VirtualCluster(4).run(kernel)",
+    "pmap": "VirtualCluster(4).run(kernel)",
+    "commworld": "VirtualCluster(4)",
+    "reduceop": "op='sum'",
+    "redistribute": "plan_resharding",
     "cluster": "VirtualCluster",
 }
 """Public names of other libraries, without case and underscores, and what to write here."""

@@ -12,7 +12,11 @@ from typing import IO, Any
 
 @contextmanager
 def written_whole(
-    path: str | os.PathLike[str], *, encoding: str | None = "ascii", errors: str = "strict", durable: bool = False,
+    path: str | os.PathLike[str],
+    *,
+    encoding: str | None = "ascii",
+    errors: str = "strict",
+    durable: bool = False,
 ) -> Iterator[IO[Any]]:
     """A file to write.  If that fails, on a full disk for example, what was at ``path`` before is still there.
 
@@ -51,7 +55,9 @@ def written_whole(
                 beside.unlink()
         raise
     if durable:
-        with suppress(OSError):  # The new directory entry, too.  A platform that cannot open a directory needs no sync.
+        with suppress(
+            OSError
+        ):  # The new directory entry, too.  A platform that cannot open a directory needs no sync.
             directory = os.open(target.parent, os.O_RDONLY)
             try:
                 os.fsync(directory)

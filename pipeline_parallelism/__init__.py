@@ -7,4 +7,13 @@ from pipeline_parallelism.mlp import MLP
 from pipeline_parallelism.resident import MixedStepsError
 from pipeline_parallelism.transformer import Transformer
 
-__all__ = ["MLP", "SGD", "Adam", "Checkpoint", "CheckpointError", "MixedStepsError", "Training", "Transformer"]
+__all__ = [
+    "MLP",
+    "SGD",
+    "Adam",
+    "Checkpoint",
+    "CheckpointError",
+    "MixedStepsError",
+    "Training",
+    "Transformer",
+]

@@ -107,18 +107,28 @@ class TrainStep(ModelStep):
         # Another kind of optimizer cannot use this state.
         states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
         work = Microbatches(
-            self._rows(rows), None if x is None else self._split(x), None if targets is None else self._split(targets),
-            self._divisors(batch_rows, device.mesh.shape[replicas_axis] if replicas_axis else 1), batch_rows,
-            recompute=self.recompute, accumulate=weights != "stashed",
+            self._rows(rows),
+            None if x is None else self._split(x),
+            None if targets is None else self._split(targets),
+            self._divisors(batch_rows, device.mesh.shape[replicas_axis] if replicas_axis else 1),
+            batch_rows,
+            recompute=self.recompute,
+            accumulate=weights != "stashed",
         )
 
         nbytes = count_bytes(resident.layers)
         held = {
-            "parameters": nbytes + count_bytes(resident.delayed), "gradients": nbytes, "optimizer": count_bytes(states)}
+            "parameters": nbytes + count_bytes(resident.delayed),
+            "gradients": nbytes,
+            "optimizer": count_bytes(states),
+        }
         for category, size in held.items():
             device.hold(category, size)
         stages = self._stages(
-            device, {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers, work)
+            device,
+            {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers,
+            work,
+        )
         if weights == "stashed":
             stashed = Stashed(device, replicas_axis, stages, work.divisors, self.optimizer, states)
             self.run_stages(device, stages, stashed.done)
@@ -136,7 +146,7 @@ class TrainStep(ModelStep):
                 }
             updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
             states = {stage: state for stage, (_, state) in updates.items()}
-        device.hold("optimizer", count_bytes(states) - held["optimizer"])     # The first step creates the state.
+        device.hold("optimizer", count_bytes(states) - held["optimizer"])  # The first step creates the state.
         held["optimizer"] = count_bytes(states)
         loss = work.loss
         if replicas_axis and loss is not None:
@@ -168,10 +178,12 @@ class TrainStep(ModelStep):
         `MixedStepsError` if the stages are not at the same step.
         """
         step = common_step([output["step"] for output in outputs])
-        by_position = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
+        by_position = [
+            parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica
+        ]
         loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
         joined: dict[str, Layers | None] = {}
-        for name in ("parameters", "gradients"):    # the devices return no stages of what was not asked for
+        for name in ("parameters", "gradients"):  # the devices return no stages of what was not asked for
             by_stage = {}
             for parts in by_position:
                 for stage in parts[0][name]:
@@ -227,7 +239,9 @@ class PredictStep(ModelStep):
         """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
         common_step([step for step, _ in outputs])
         by_place = self._by_inner_place(mesh, [y for _, y in outputs])
-        by_replica = {d: self.model.join_outputs(mesh, ys) for (_, d), ys in by_place.items() if ys[0] is not None}
+        by_replica = {
+            d: self.model.join_outputs(mesh, ys) for (_, d), ys in by_place.items() if ys[0] is not None
+        }
         return np.concatenate([by_replica[d] for d in sorted(by_replica)])
 
 

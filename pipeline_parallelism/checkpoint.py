@@ -38,8 +38,9 @@ VERSION = b"1"
 LARGEST_INTEGER = 2**53 - 1
 
 _OPTIMIZERS: dict[str, type[SGD | Adam]] = {"SGD": SGD, "Adam": Adam}
-_DTYPES = {np.dtype(kind).newbyteorder("<").str for kind in (np.half, np.single, np.double, np.longdouble)} | {
-    *NARROW_FLOATS.values()}
+_DTYPES = {
+    np.dtype(kind).newbyteorder("<").str for kind in (np.half, np.single, np.double, np.longdouble)
+} | {*NARROW_FLOATS.values()}
 _KEYS = {"step", "dtype", "layer_sizes", "optimizer", "moments", "updates"}
 
 
@@ -124,8 +125,10 @@ def join_states(states: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return _like(first, [join_states(part) for part in zip(*states, strict=True)])
     if any(state != first for state in states):
-        raise ValueError("the parts of an optimizer's state must have equal values, except for arrays, got "
-                         f"{list(states)!r}")
+        raise ValueError(
+            "the parts of an optimizer's state must have equal values, except for arrays, got "
+            f"{list(states)!r}"
+        )
     return first
 
 
@@ -150,7 +153,9 @@ def _like(state: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
 def _encode(checkpoint: Checkpoint) -> bytes:
     optimizer, state = checkpoint.optimizer, checkpoint.optimizer_state
     if optimizer is not None and type(optimizer) not in _OPTIMIZERS.values():
-        raise ValueError(f"a checkpoint file knows the optimizers {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
+        raise ValueError(
+            f"a checkpoint file knows the optimizers {', '.join(_OPTIMIZERS)}, got {optimizer!r}"
+        )
     moments, updates = _moments(state)
     if (len(moments), type(optimizer)) not in ((0, type(optimizer)), (1, SGD), (2, Adam)):
         raise ValueError(f"{optimizer!r} has no state of {len(moments)} moments")
@@ -166,16 +171,23 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype} and {other}")
     header = {
-        "step": int(checkpoint.step), "dtype": code_of(dtype), "layer_sizes": sizes,
+        "step": int(checkpoint.step),
+        "dtype": code_of(dtype),
+        "layer_sizes": sizes,
         "optimizer": optimizer and {"name": type(optimizer).__name__, **asdict(optimizer)},  # type: ignore[call-overload]
-        "moments": len(moments), "updates": updates,
+        "moments": len(moments),
+        "updates": updates,
     }
-    return b"".join([json.dumps(header).encode(), b"\n", *(array.astype(dtype).tobytes() for array in everything)])
+    return b"".join(
+        [json.dumps(header).encode(), b"\n", *(array.astype(dtype).tobytes() for array in everything)]
+    )
 
 
 def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     first, _, rest = data.partition(b"\n")
-    _check(path, first.startswith(FORMAT), f"expected a file that begins with {FORMAT.decode()!r}", first[:40])
+    _check(
+        path, first.startswith(FORMAT), f"expected a file that begins with {FORMAT.decode()!r}", first[:40]
+    )
     version = first.removeprefix(FORMAT)
     _check(path, version == VERSION, f"expected version {VERSION.decode()}", version[:40])
     checksum, _, content = rest.partition(b"\n")
@@ -186,18 +198,34 @@ def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a line of JSON, got none: {error}") from None
-    _check(path, type(header) is dict and header.keys() == _KEYS,
-           f"expected an object of {', '.join(sorted(_KEYS))}", header)
+    _check(
+        path,
+        type(header) is dict and header.keys() == _KEYS,
+        f"expected an object of {', '.join(sorted(_KEYS))}",
+        header,
+    )
     for key in ("step", "moments", "updates"):
         _check(path, _is_whole(header[key], 0), f"expected {key} to be an integer of 0 or more", header[key])
     sizes, moments, dtype_name = header["layer_sizes"], header["moments"], header["dtype"]
-    _check(path, type(sizes) is list and len(sizes) >= 2 and all(_is_whole(size, 1) for size in sizes),
-           "expected layer_sizes to be two or more integers of at least 1", sizes)
-    _check(path, type(dtype_name) is str and dtype_name in _DTYPES,
-           f"expected dtype to be one of {', '.join(sorted(_DTYPES))}", dtype_name)
+    _check(
+        path,
+        type(sizes) is list and len(sizes) >= 2 and all(_is_whole(size, 1) for size in sizes),
+        "expected layer_sizes to be two or more integers of at least 1",
+        sizes,
+    )
+    _check(
+        path,
+        type(dtype_name) is str and dtype_name in _DTYPES,
+        f"expected dtype to be one of {', '.join(sorted(_DTYPES))}",
+        dtype_name,
+    )
     optimizer = _optimizer(path, header["optimizer"])
-    _check(path, (moments, type(optimizer)) in ((0, type(optimizer)), (1, SGD), (2, Adam)),
-           f"expected as many moments as {optimizer!r} has", moments)
+    _check(
+        path,
+        (moments, type(optimizer)) in ((0, type(optimizer)), (1, SGD), (2, Adam)),
+        f"expected as many moments as {optimizer!r} has",
+        moments,
+    )
 
     dtype = of_code(dtype_name)
     shapes = [shape for pair in pairwise(sizes) for shape in (pair, pair[1:])] * (1 + moments)
@@ -211,22 +239,36 @@ def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     count = 2 * (len(sizes) - 1)
     parameters, *states = (arrays[start : start + count] for start in range(0, len(arrays), count))
     state: Any = AdamState(header["updates"], *states) if moments == 2 else next(iter(states), None)
-    return Checkpoint(header["step"], list(zip(parameters[::2], parameters[1::2], strict=True)), optimizer, state)
+    return Checkpoint(
+        header["step"], list(zip(parameters[::2], parameters[1::2], strict=True)), optimizer, state
+    )
 
 
 def _optimizer(path: str | PathLike[str], description: Any) -> Optimizer | None:
     if description is None:
         return None
-    known = type(description) is dict and type(description.get("name")) is str and description["name"] in _OPTIMIZERS
+    known = (
+        type(description) is dict
+        and type(description.get("name")) is str
+        and description["name"] in _OPTIMIZERS
+    )
     _check(path, known, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", description)
     kind = _OPTIMIZERS[description["name"]]
     names = {field.name for field in fields(kind)}
     numbers = {key: value for key, value in description.items() if key != "name"}
-    _check(path, numbers.keys() == names,
-           f"expected the optimizer {description['name']} with {', '.join(sorted(names))}", description)
+    _check(
+        path,
+        numbers.keys() == names,
+        f"expected the optimizer {description['name']} with {', '.join(sorted(names))}",
+        description,
+    )
     for name, value in numbers.items():
-        _check(path, type(value) in (int, float) and -LARGEST_INTEGER <= value <= LARGEST_INTEGER,
-               f"expected the optimizer's {name} to be a number", value)
+        _check(
+            path,
+            type(value) in (int, float) and -LARGEST_INTEGER <= value <= LARGEST_INTEGER,
+            f"expected the optimizer's {name} to be a number",
+            value,
+        )
     try:
         return kind(**numbers)
     except ValueError as error:
@@ -250,4 +292,6 @@ def _moments(state: Any) -> tuple[list[list[Array]], int]:
         return [state.means, state.squares], state.updates
     if isinstance(state, list):
         return [state], 0
-    raise ValueError(f"a checkpoint file holds the states of {', '.join(_OPTIMIZERS)}, got a {type(state).__name__}")
+    raise ValueError(
+        f"a checkpoint file holds the states of {', '.join(_OPTIMIZERS)}, got a {type(state).__name__}"
+    )

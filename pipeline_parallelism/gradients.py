@@ -23,7 +23,9 @@ class Flushed:
     while the backwards of other stages continue.
     """
 
-    def __init__(self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], microbatches: int) -> None:
+    def __init__(
+        self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], microbatches: int
+    ) -> None:
         self.device, self.axis, self.stages = device, axis, stages
         self.left = dict.fromkeys(stages, microbatches)
         self.works: dict[int, list[Work[list[Array]]]] = {}
@@ -57,8 +59,13 @@ class Stashed:
     """
 
     def __init__(
-        self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], rows: Sequence[int],
-        optimizer: Optimizer, states: Mapping[int, Any],
+        self,
+        device: Device,
+        axis: str | None,
+        stages: Mapping[int, TrainedStage],
+        rows: Sequence[int],
+        optimizer: Optimizer,
+        states: Mapping[int, Any],
     ) -> None:
         self.device, self.axis, self.stages, self.rows = device, axis, stages, rows
         self.optimizer, self.states = optimizer, {number: states.get(number) for number in stages}
@@ -74,11 +81,15 @@ class Stashed:
         self.sums[number] = add_layers(self.sums[number], gradients) if number in self.sums else gradients
         if self.rows[microbatch]:
             with self.device.compute(
-                f"update {number}", nbytes=3 * count_bytes(gradients), stage=number, microbatch=microbatch,
+                f"update {number}",
+                nbytes=3 * count_bytes(gradients),
+                stage=number,
+                microbatch=microbatch,
                 dtype=stage.dtype,
             ):
                 stage.layers, self.states[number] = update_layers(
-                    self.optimizer, stage.layers, gradients, self.states[number])
+                    self.optimizer, stage.layers, gradients, self.states[number]
+                )
         self.device.hold("stashed weights", stage.stashed - self.stashed[number])
         self.stashed[number] = stage.stashed
 

@@ -57,7 +57,9 @@ class MLP(Model):
     def __post_init__(self) -> None:
         sizes = tuple(self.layer_sizes)
         if len(sizes) < 2 or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in sizes):
-            raise ValueError(f"layer_sizes must be two or more integers of at least 1, got {self.layer_sizes!r}")
+            raise ValueError(
+                f"layer_sizes must be two or more integers of at least 1, got {self.layer_sizes!r}"
+            )
         if self.pipeline.stages > len(sizes) - 1:
             raise ValueError(
                 f"{self.pipeline.stages} stages need a layer each; layer_sizes={sizes} makes {len(sizes) - 1} layers"
@@ -93,7 +95,9 @@ class MLP(Model):
         for i in layers:
             inputs, outputs = self.layer_sizes[i : i + 2]
             normal = np.random.default_rng((self.seed, i)).standard_normal((inputs, outputs))
-            drawn.append(((normal * math.sqrt(gain / inputs)).astype(self.dtype), np.zeros(outputs, self.dtype)))
+            drawn.append(
+                ((normal * math.sqrt(gain / inputs)).astype(self.dtype), np.zeros(outputs, self.dtype))
+            )
         return drawn
 
     def local_head(self, stage: int) -> Array:
@@ -103,7 +107,9 @@ class MLP(Model):
         never trained.  Mostafa et al., *Deep Supervised Learning Using Local Errors*, 2018, arXiv:1711.06756.
         """
         width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
-        drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
+        drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal(
+            (width, classes)
+        )
         return np.asarray(drawn / math.sqrt(width), self.dtype)
 
     @property
@@ -114,7 +120,9 @@ class MLP(Model):
     # ------------------------------------------------------------------------------------- on a cluster
 
     def train_step(
-        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients"),
+        self,
+        optimizer: Optimizer = _PLAIN_SGD,
+        returns: str | Iterable[str] = ("loss", "parameters", "gradients"),
         recompute: Recompute = "none",
     ) -> TrainStep:
         """One step of training.  ``cluster.run(step, x, targets).result`` is a `Training`.
@@ -192,7 +200,9 @@ class MLP(Model):
 
     def forward(self, parameters: Sequence[Layer], x: npt.ArrayLike) -> Array:
         """The outputs of the last layer, computed in this process."""
-        return layers_forward(parameters, self.activations_of(range(len(parameters))), self.check_inputs(x))[0]
+        return layers_forward(parameters, self.activations_of(range(len(parameters))), self.check_inputs(x))[
+            0
+        ]
 
     def reference_step(
         self,
@@ -209,7 +219,9 @@ class MLP(Model):
         ``microbatches`` and ``replicas`` only determine the order of sums.  If the pipeline's schedule stashes weights,
         there is an update for each of the pipeline's microbatches, as on the cluster.
         """
-        return reference_step(self, *self.check_batch(x, targets), optimizer, previous, microbatches, replicas)
+        return reference_step(
+            self, *self.check_batch(x, targets), optimizer, previous, microbatches, replicas
+        )
 
     # ------------------------------------------------------------------------------------------- the data
 

@@ -57,7 +57,7 @@ class Model(Protocol):
 
     def check_mesh(self, mesh: Mesh, x: Array) -> None:
         """``ValueError`` if the model cannot be split over the axes inside a stage for these inputs."""
-        return      # a model without axes inside a stage always can be
+        return  # a model without axes inside a stage always can be
 
     def stage(self, device: Device, number: int, layers: Layers, work: Microbatches) -> TrainedStage:
         """A stage on a device for one step."""

@@ -20,8 +20,14 @@ from pipeline_parallelism.trained_stage import Layer, Layers, add_layers
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
 
+
 def reference_step(
-    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Training | Checkpoint | None, microbatches: int,
+    mlp: MLP,
+    x: Array,
+    targets: Array,
+    optimizer: Optimizer,
+    previous: Training | Checkpoint | None,
+    microbatches: int,
     replicas: int,
 ) -> Training:
     """See `MLP.reference_step`.  The data are checked already."""
@@ -41,11 +47,19 @@ def reference_step(
         by_replica.append(_total(backward(mlp, used, *part, len(x)) for part in parts))
     loss, gradients = _total(by_replica)
     updated, state = update_layers(optimizer, parameters, gradients, state)
-    return Training(loss, updated, gradients, state, step, parameters if weights == "double_buffered" else None)
+    return Training(
+        loss, updated, gradients, state, step, parameters if weights == "double_buffered" else None
+    )
 
 
 def _stashed(
-    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, parameters: Layers, state: object, step: int,
+    mlp: MLP,
+    x: Array,
+    targets: Array,
+    optimizer: Optimizer,
+    parameters: Layers,
+    state: object,
+    step: int,
     replicas: int,
 ) -> Training:
     """A step with an update after every microbatch; each stage uses the version that the schedule gives it."""
@@ -78,7 +92,9 @@ def _backpropagated(
     return loss, layers_backward(*layers, saved, grad, first=True)[1]
 
 
-def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, Layers]:
+def _local(
+    mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int
+) -> tuple[float, Layers]:
     """The gradients of every stage from its own loss.  The returned loss is the last stage's."""
     gradients: Layers = []
     for stage in range(mlp.pipeline.stages):

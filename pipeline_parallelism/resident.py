@@ -30,7 +30,9 @@ class MixedStepsError(RuntimeError):
 
     def __init__(self, steps: Sequence[int]) -> None:
         ranks = keys_by_value(dict(enumerate(steps)))
-        counts = "; ".join(f"after {step} on rank {', '.join(map(str, ranks[step]))}" for step in sorted(ranks))
+        counts = "; ".join(
+            f"after {step} on rank {', '.join(map(str, ranks[step]))}" for step in sorted(ranks)
+        )
         super().__init__(
             f"the devices hold the model at different steps: {counts}. A step was broken off, or a device replaced; "
             f"go on from a checkpoint (run restore_step()) or begin anew (run reset_step())"
@@ -63,14 +65,18 @@ class ModelStep(PipelinedOperation):
 
     def _resident(self, device: Device, position: int) -> Resident:
         if self._key not in device.state:
-            device.state[self._key] = Resident({
-                stage: self.model.initial_shards(device.mesh, device.rank, self.model.layers_of(stage))
-                for stage in self.stages_on(position)
-            })
+            device.state[self._key] = Resident(
+                {
+                    stage: self.model.initial_shards(device.mesh, device.rank, self.model.layers_of(stage))
+                    for stage in self.stages_on(position)
+                }
+            )
         resident: Resident = device.state[self._key]
         return resident
 
-    def _stages(self, device: Device, layers: dict[int, Layers], work: Microbatches) -> dict[int, TrainedStage]:
+    def _stages(
+        self, device: Device, layers: dict[int, Layers], work: Microbatches
+    ) -> dict[int, TrainedStage]:
         """This device's stages for one step, by number."""
         return {number: self.model.stage(device, number, held, work) for number, held in layers.items()}
 

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 
 from parallelism.arrays import Array
-from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
+from parallelism.kernels import (
+    Activation,
+    dense,
+    dense_backward_input,
+    dense_backward_weights,
+    dense_forward_flops,
+)
 from pipeline_parallelism.trained_stage import Kept, Layer, Layers, TrainedStage
 
 Saved = tuple[Array | None, Array | None]
@@ -12,7 +18,9 @@ Finish = Callable[[int, Array], Array | None]
 """``finish(microbatch, output)`` of the last stage returns the gradient of the output, or None."""
 
 
-def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x: Array) -> tuple[Array, Layers]:
+def layers_forward(
+    layers: Sequence[Layer], activations: Sequence[Activation], x: Array
+) -> tuple[Array, Layers]:
     """The output, and for each layer its input and its sum before the activation, which the backward needs."""
     saved: Layers = []
     for (weights, bias), activation in zip(layers, activations, strict=True):
@@ -23,7 +31,12 @@ def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x
 
 
 def layers_backward_input(
-    layers: Sequence[Layer], activations: Sequence[Activation], sums: Sequence[Array], grad: Array, *, first: bool
+    layers: Sequence[Layer],
+    activations: Sequence[Activation],
+    sums: Sequence[Array],
+    grad: Array,
+    *,
+    first: bool,
 ) -> tuple[Array | None, list[Array]]:
     """The gradients of the input and of each layer's sum.  That of the input is None if the layers come ``first``."""
     gradients: list[Array] = []
@@ -36,7 +49,12 @@ def layers_backward_input(
 
 
 def layers_backward(
-    layers: Sequence[Layer], activations: Sequence[Activation], saved: Sequence[Layer], grad: Array, *, first: bool
+    layers: Sequence[Layer],
+    activations: Sequence[Activation],
+    saved: Sequence[Layer],
+    grad: Array,
+    *,
+    first: bool,
 ) -> tuple[Array | None, Layers]:
     """The gradients of the input and of the layers.  That of the input is None if the layers come ``first``."""
     inputs, sums = zip(*saved, strict=True)
@@ -72,7 +90,12 @@ class DenseStage(TrainedStage):
         super().__init__(layers, accumulate=accumulate)
         self.activations, self.rows = activations, rows
         self.head, self.first = head, inputs is not None or alone
-        self.inputs, self.finish, self.training, self._dropped = inputs, finish, training, frozenset(recompute)
+        self.inputs, self.finish, self.training, self._dropped = (
+            inputs,
+            finish,
+            training,
+            frozenset(recompute),
+        )
 
     @property
     def dropped(self) -> Collection[int]:
@@ -83,7 +106,9 @@ class DenseStage(TrainedStage):
         """The stage's output, from its input ``x``; the first stage reads its data."""
         if x is None:
             if self.inputs is None:
-                raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
+                raise ValueError(
+                    "a stage that is not the first needs the output of the stage before; got no input"
+                )
             x = self.inputs[microbatch]
         y, saved = layers_forward(self.layers, self.activations, x)
         grad = self._finished(microbatch, y)
@@ -91,7 +116,9 @@ class DenseStage(TrainedStage):
             kept: list[Saved] = []
             for i, (x, z) in enumerate(saved):
                 kept.append((None if {i - 1, i} <= self._dropped else x, None if i in self._dropped else z))
-            self._kept[microbatch] = Kept(self.layers, kept, None if len(saved) - 1 in self._dropped else grad)
+            self._kept[microbatch] = Kept(
+                self.layers, kept, None if len(saved) - 1 in self._dropped else grad
+            )
         return y
 
     def recompute(self, microbatch: int) -> None:
@@ -117,17 +144,25 @@ class DenseStage(TrainedStage):
         """The gradient of the input.  The values that `backward_weights` needs are kept."""
         kept = self._kept[microbatch]
         grad, kept.gradients = layers_backward_input(
-            kept.layers, self.activations, [_there(z) for _, z in kept.saved],
-            _there(kept.output_gradient) if grad is None else grad, first=self.first)
+            kept.layers,
+            self.activations,
+            [_there(z) for _, z in kept.saved],
+            _there(kept.output_gradient) if grad is None else grad,
+            first=self.first,
+        )
         kept.saved, kept.output_gradient = [(x, None) for x, _ in kept.saved], None
         return grad
 
     def backward_weights(self, microbatch: int) -> None:
         """Add the gradients of the layers to ``gradients``, and free the values kept for the microbatch."""
         kept = self._kept.pop(microbatch)
-        self.add(microbatch, [
-            dense_backward_weights(_there(x), grad) for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
-        ])
+        self.add(
+            microbatch,
+            [
+                dense_backward_weights(_there(x), grad)
+                for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
+            ],
+        )
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
         """The flops of the products of an action of this kind (``R``: recomputation), and their bytes read and written.
@@ -138,7 +173,9 @@ class DenseStage(TrainedStage):
         flops = elements = 0
         for i, (weights, _) in enumerate(self.layers):
             upstream = i > 0 or not self.first
-            products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self._dropped)}[kind]
+            products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self._dropped)}[
+                kind
+            ]
             flops += products * dense_forward_flops(rows, *weights.shape)
             elements += products * (rows * sum(weights.shape) + weights.size)
         has_loss = kind == "F" or (kind == "R" and len(self.layers) - 1 in self._dropped)

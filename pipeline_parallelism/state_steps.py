@@ -29,7 +29,11 @@ class CheckpointStep(ModelStep):
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         position, replica = self.places(device.mesh)[device.rank]
         resident = self._resident(device, position)
-        state = {"layers": resident.layers, "optimizer": resident.optimizer, "states": resident.optimizer_states}
+        state = {
+            "layers": resident.layers,
+            "optimizer": resident.optimizer,
+            "states": resident.optimizer_states,
+        }
         return {"step": resident.step, **({} if replica else state)}
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Checkpoint:
@@ -40,7 +44,9 @@ class CheckpointStep(ModelStep):
         states = {stage: part for output in holders for stage, part in output["states"].items()}
         stages = range(self.pipeline.stages)
         return Checkpoint(
-            step, [layer for stage in stages for layer in layers[stage]], holders[0]["optimizer"],
+            step,
+            [layer for stage in stages for layer in layers[stage]],
+            holders[0]["optimizer"],
             join_states([states.get(stage) for stage in stages]),
         )
 
@@ -59,7 +65,8 @@ class RestoreStep(ModelStep):
         checkpoint: Checkpoint = args[0]
         if checkpoint.layer_sizes != self.model.layer_sizes:
             raise ValueError(
-                f"the model has layer_sizes={self.model.layer_sizes}, and the checkpoint {checkpoint.layer_sizes}")
+                f"the model has layer_sizes={self.model.layer_sizes}, and the checkpoint {checkpoint.layer_sizes}"
+            )
         dtype = checkpoint.parameters[0][0].dtype
         if dtype.newbyteorder("=") != np.dtype(self.model.dtype).newbyteorder("="):
             raise ValueError(f"the model has dtype {self.model.dtype}, and the checkpoint {dtype}")
@@ -76,7 +83,9 @@ class RestoreStep(ModelStep):
     def __call__(self, device: Device, *inputs: Any) -> None:
         step, optimizer, parts = copy.deepcopy(inputs)  # They share the host's memory.
         device.state[self._key] = Resident(
-            {stage: layers for stage, (layers, _) in parts.items()}, step, optimizer,
+            {stage: layers for stage, (layers, _) in parts.items()},
+            step,
+            optimizer,
             {stage: state for stage, (_, state) in parts.items()},
         )
 

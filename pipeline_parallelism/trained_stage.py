@@ -52,7 +52,7 @@ class TrainedStage(Stage):
         # Sum in the order of the microbatches, so that every schedule gives the same bits.
         self._early[microbatch] = gradients
         while (ready := self._early.pop(self._summed, None)) is not None:
-            if self._summed < 2:    # the first sum lies in new arrays, the later ones in the same
+            if self._summed < 2:  # the first sum lies in new arrays, the later ones in the same
                 self.gradients = add_layers(self.gradients, ready) if self._summed else ready
             else:
                 for sums, parts in zip(self.gradients, ready, strict=True):
@@ -63,7 +63,9 @@ class TrainedStage(Stage):
     @property
     def stashed(self) -> int:
         """The bytes of weights that are kept for microbatches in flight, without the stage's current weights."""
-        versions = {id(kept.layers): kept.layers for kept in self._kept.values() if kept.layers is not self.layers}
+        versions = {
+            id(kept.layers): kept.layers for kept in self._kept.values() if kept.layers is not self.layers
+        }
         return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
 
 

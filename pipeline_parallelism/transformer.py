@@ -79,11 +79,15 @@ class Transformer(Model):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.pipeline.stages > self.layer_count:
-            raise ValueError(f"{self.pipeline.stages} stages need a layer each; blocks={self.blocks} makes "
-                             f"{self.layer_count} layers: the embedding, the blocks, the head")
+            raise ValueError(
+                f"{self.pipeline.stages} stages need a layer each; blocks={self.blocks} makes "
+                f"{self.layer_count} layers: the embedding, the blocks, the head"
+            )
         if self.pipeline.schedule.local:
-            raise ValueError(f"a Transformer has one loss, at its end; schedule {self.pipeline.schedule.name!r} needs "
-                             f"one for each stage")
+            raise ValueError(
+                f"a Transformer has one loss, at its end; schedule {self.pipeline.schedule.name!r} needs "
+                f"one for each stage"
+            )
         if np.dtype(self.dtype).kind != "f":
             raise ValueError(f"the dtype of a Transformer must be a floating one, got {np.dtype(self.dtype)}")
         if self.seed < 0:
@@ -148,10 +152,14 @@ class Transformer(Model):
         """The rank's shards of `initial_layers`.  Layers are drawn whole and then split, so every mesh has the same."""
         shards = []
         for number in layers:
-            whole, = self.initial_layers([number])
+            (whole,) = self.initial_layers([number])
             layouts = self.layouts(number, mesh).values()
-            shards.append(tuple(
-                x[layout.slices(x.shape, mesh, rank)].copy() for x, layout in zip(whole, layouts, strict=True)))
+            shards.append(
+                tuple(
+                    x[layout.slices(x.shape, mesh, rank)].copy()
+                    for x, layout in zip(whole, layouts, strict=True)
+                )
+            )
         return shards
 
     def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[Layers]) -> Layers:
@@ -161,7 +169,9 @@ class Transformer(Model):
         for place, number in enumerate(layers):
             parts = zip(*(part[place] for part in shards), strict=True)
             layouts = self.layouts(number, inner).values()
-            whole.append(tuple(layout.unshard(each, inner) for layout, each in zip(layouts, parts, strict=True)))
+            whole.append(
+                tuple(layout.unshard(each, inner) for layout, each in zip(layouts, parts, strict=True))
+            )
         return whole
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
@@ -177,7 +187,9 @@ class Transformer(Model):
         """A stage for one step.  Its operations and their plans are kept in the device."""
         key = "pipeline_parallelism.Transformer operations", self, number
         if key not in device.state:
-            device.state[key] = [self._part(layer, self._axes(device.mesh)) for layer in self.layers_of(number)]
+            device.state[key] = [
+                self._part(layer, self._axes(device.mesh)) for layer in self.layers_of(number)
+            ]
         return TransformerStage(device, device.state[key], layers, work)
 
     def rows_over(self, axes: Axes) -> Axes:

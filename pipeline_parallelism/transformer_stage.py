@@ -17,7 +17,13 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.trained_stage import Kept, Layer, Layers, TrainedStage
-from tensor_parallelism.layers import Embedding, EmbeddingSharding, LayerNorm, VocabularyLoss, VocabularyLossSharding
+from tensor_parallelism.layers import (
+    Embedding,
+    EmbeddingSharding,
+    LayerNorm,
+    VocabularyLoss,
+    VocabularyLossSharding,
+)
 from tensor_parallelism.transformer_block import TransformerBlock, TransformerBlockSharding
 
 if TYPE_CHECKING:
@@ -63,9 +69,15 @@ class BlockLayer(_OfOperation):
         split = TransformerBlockSharding
         sharding = split.sequence(axes) if model.rows_over(axes) else split.megatron(axes)
         self.operation = TransformerBlock(
-            sharding, causal=True, rotary_base=model.rotary_base, activation=model.activation)
+            sharding, causal=True, rotary_base=model.rotary_base, activation=model.activation
+        )
         self.shapes = self.operation.shapes(
-            (1, 1, model.width), model.heads, kv_heads=model.kv_heads, head_dim=model.head_dim, hidden=model.hidden)
+            (1, 1, model.width),
+            model.heads,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            hidden=model.hidden,
+        )
         del self.shapes["x"]
         self.layouts = {name: getattr(sharding, name) for name in self.shapes}
         self.depth = model.blocks
@@ -93,17 +105,30 @@ class HeadLayer:
     def __init__(self, model: Transformer, axes: Axes) -> None:
         sharding = VocabularyLossSharding.vocabulary(axes, sequence=model.rows_over(axes))
         self.norm, self.loss = LayerNorm(sharding.x), VocabularyLoss(sharding)
-        self.shapes = {"norm": (model.width,), "norm_bias": (model.width,), "table": (model.vocabulary, model.width)}
-        self.layouts = {"norm": TensorSharding(None), "norm_bias": TensorSharding(None), "table": sharding.table}
+        self.shapes = {
+            "norm": (model.width,),
+            "norm_bias": (model.width,),
+            "table": (model.vocabulary, model.width),
+        }
+        self.layouts = {
+            "norm": TensorSharding(None),
+            "norm_bias": TensorSharding(None),
+            "table": sharding.table,
+        }
         self.rows = model.rows_over(axes)
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
         """The initial parameters: the table is normal with deviation `TABLE_SPREAD`, the norm 1, its bias 0."""
         norm, bias, table = self.shapes.values()
-        return {"norm": np.ones(norm), "norm_bias": np.zeros(bias),
-                "table": TABLE_SPREAD * rng.standard_normal(table)}
+        return {
+            "norm": np.ones(norm),
+            "norm_bias": np.zeros(bias),
+            "table": TABLE_SPREAD * rng.standard_normal(table),
+        }
 
-    def forward(self, device: Device, x: Array, targets: Array, parameters: Layer) -> tuple[float, tuple[Any, Any]]:
+    def forward(
+        self, device: Device, x: Array, targets: Array, parameters: Layer
+    ) -> tuple[float, tuple[Any, Any]]:
         """The mean loss of these tokens, and what the backwards of the norm and of the loss need."""
         *norm, table = parameters
         y, of_norm = self.norm.forward(device, x, *norm)
@@ -137,9 +162,7 @@ class TransformerStage(TrainedStage):
     without rows passes unchanged, without communication inside the stage.
     """
 
-    def __init__(
-        self, device: Device, parts: Sequence[AnyLayer], layers: Layers, work: Microbatches
-    ) -> None:
+    def __init__(self, device: Device, parts: Sequence[AnyLayer], layers: Layers, work: Microbatches) -> None:
         super().__init__(layers, accumulate=work.accumulate)
         self.device, self.parts, self.work = device, parts, work
 

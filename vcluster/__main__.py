@@ -96,13 +96,25 @@ def completion(program: str, words: Sequence[str]) -> int:
     from vcluster.demo.__main__ import DEMOS
 
     shells = ("bash", "zsh")
-    shell = Parser({"shell": {"metavar": "SHELL", "help": " or ".join(shells)}}, prog=f"{program} completion",
-                   description="Prints a script for a shell that completes commands and demos:\n"
-                   '  eval "$(vcluster completion bash)"').parse(words).shell
+    shell = (
+        Parser(
+            {"shell": {"metavar": "SHELL", "help": " or ".join(shells)}},
+            prog=f"{program} completion",
+            description="Prints a script for a shell that completes commands and demos:\n"
+            '  eval "$(vcluster completion bash)"',
+        )
+        .parse(words)
+        .shell
+    )
     if shell not in shells:
         raise WrongWords(f"there is completion for {' and '.join(shells)}, got {shell!r}")
-    print(_COMPLETION.format(zsh="autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"),
-                             commands=" ".join((*COMMANDS, "--version")), demos=" ".join(DEMOS)))
+    print(
+        _COMPLETION.format(
+            zsh="autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"),
+            commands=" ".join((*COMMANDS, "--version")),
+            demos=" ".join(DEMOS),
+        )
+    )
     return 0
 
 

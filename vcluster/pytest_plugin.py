@@ -84,9 +84,11 @@ _ENDING = pytest.StashKey["Ending"]()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("vcluster").addoption(
-        "--vcluster-backend", choices=("process", "thread", "mpi"), default="process",
+        "--vcluster-backend",
+        choices=("process", "thread", "mpi"),
+        default="process",
         help="run the devices of tests as processes (default), or as threads, for a debugger, or on the ranks of "
-             "mpiexec -n 5 python -m pytest",
+        "mpiexec -n 5 python -m pytest",
     )
     # pytest rewrites the asserts of every package with a plugin. Here that is the whole runtime, without any benefit.
     marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
@@ -143,7 +145,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if "virtual_cluster" not in metafunc.fixturenames:
             metafunc.fixturenames.insert(0, "virtual_cluster")
     if not _parametrizes_mesh(metafunc.definition) and (clusters := _wanted_by_marks(metafunc.definition)):
-        metafunc.parametrize("virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function")
+        metafunc.parametrize(
+            "virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function"
+        )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -167,7 +171,9 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 def _use_our_fixtures(metafunc: pytest.Metafunc) -> None:
     """Use the plugin's devices, even if a conftest has fixtures of these names (for example a torch device)."""
-    defined = getattr(metafunc, "_arg2fixturedefs", {})  # if pytest stores them elsewhere, the body still gets ours
+    defined = getattr(
+        metafunc, "_arg2fixturedefs", {}
+    )  # if pytest stores them elsewhere, the body still gets ours
     for name in ("device", "virtual_device"):
         if ours := [fixture for fixture in defined.get(name, ()) if fixture.func.__module__ == __name__]:
             defined[name] = ours
@@ -176,8 +182,12 @@ def _use_our_fixtures(metafunc: pytest.Metafunc) -> None:
 def _parametrizes_mesh(node: pytest.Item) -> bool:
     marks = node.iter_markers("parametrize")
     names = (mark.args[0] if mark.args else mark.kwargs.get("argnames", ()) for mark in marks)
-    return any({"virtual_cluster", "mesh"}.intersection(
-        given.replace(" ", "").split(",") if isinstance(given, str) else given) for given in names)
+    return any(
+        {"virtual_cluster", "mesh"}.intersection(
+            given.replace(" ", "").split(",") if isinstance(given, str) else given
+        )
+        for given in names
+    )
 
 
 def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
@@ -257,7 +267,8 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
         return clusters[0]
     name = "spmd" if item.get_closest_marker("spmd") else "mesh"
     pytest.fail(
-        f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module", pytrace=False
+        f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module",
+        pytrace=False,
     )
 
 
@@ -298,8 +309,12 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
 
     item.stash[_ENDING] = ending = run_on_devices(item.stash[_CLUSTER], test, given)
     if ending.returned is not None:
-        warnings.warn(pytest.PytestReturnNotNoneWarning(
-            f"Test functions should return None, but {item.nodeid} returned {ending.returned}"), stacklevel=2)
+        warnings.warn(
+            pytest.PytestReturnNotNoneWarning(
+                f"Test functions should return None, but {item.nodeid} returned {ending.returned}"
+            ),
+            stacklevel=2,
+        )
     if ending.error is not None:
         raise ending.error
 
@@ -312,8 +327,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     case = getattr(sys.modules.get("unittest"), "TestCase", ())
     if item.get_closest_marker("spmd") and isinstance(getattr(item, "instance", None), case):
-        pytest.fail("the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
-                    pytrace=False)
+        pytest.fail(
+            "the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
+            pytrace=False,
+        )
     from vcluster.faults import FaultNotReachedError, plant_marks
     from vcluster.testing.leaks import Snapshot
 
@@ -363,12 +380,20 @@ def _leave_out_our_lines(item: pytest.Item, call: pytest.CallInfo[None]) -> None
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_exception_interact(
-    node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport | pytest.TestReport
+    node: pytest.Item | pytest.Collector,
+    call: pytest.CallInfo[Any],
+    report: pytest.CollectReport | pytest.TestReport,
 ) -> None:
     """Explain that ``--pdb`` cannot inspect another process, and how to use it."""
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
-    if node.config.getoption("usepdb") and reporter and _ENDING in node.stash and node.stash[_ENDING].in_process:
+    if (
+        node.config.getoption("usepdb")
+        and reporter
+        and _ENDING in node.stash
+        and node.stash[_ENDING].in_process
+    ):
         reporter.write_line(
             "\nvcluster: this failed in a device's process, whose variables pdb cannot see; run again with "
-            "--vcluster-backend=thread, where it can", yellow=True,
+            "--vcluster-backend=thread, where it can",
+            yellow=True,
         )

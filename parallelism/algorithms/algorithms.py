@@ -39,7 +39,8 @@ from parallelism.algorithms.rings import RINGS
 from parallelism.algorithms.trees import TREES
 
 ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
-    "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
+    "algorithm", lambda record: [(kind, record.name) for kind in record.kinds]
+)
 """The records, by the names of kind and algorithm."""
 
 
@@ -129,7 +130,9 @@ class Algorithm:
             nbytes, around = np.array(chunk_nbytes, np.int64), np.zeros(self.size, np.int64)
             for rotation in rotations:
                 around += np.roll(nbytes, rotation.k)
-            moved.update(((p, (p + 1) % self.size), (len(rotations), n)) for p, n in enumerate(around.tolist()))
+            moved.update(
+                ((p, (p + 1) % self.size), (len(rotations), n)) for p, n in enumerate(around.tolist())
+            )
         for stage in self._stages:
             if not isinstance(stage, Rotation):
                 for source, target, chunks in stage.moves(everyone, everyone):
@@ -151,7 +154,7 @@ class Algorithm:
                 totals[position] += weigh(move[2])
         return tuple(totals)
 
-    def __reduce__(self) -> tuple[Any, ...]:                  # functions cannot be pickled
+    def __reduce__(self) -> tuple[Any, ...]:  # functions cannot be pickled
         pairs = self.pairs if kind_of(self.collective).paired else None
         return _algorithm, (self.collective, self.name, self.size, self.root, pairs)
 
@@ -194,7 +197,13 @@ def record_of(kind: str, name: str, size: int, *, run: bool = False) -> Collecti
         if record.name == name and (record.steps is not None or not run):
             return record
     known = ALGORITHMS.records.get((kind, name))
-    why = "" if known is None else f" (it needs {known.needs})" if not known.fits(size) else " (it is only priced)"
+    why = (
+        ""
+        if known is None
+        else f" (it needs {known.needs})"
+        if not known.fits(size)
+        else " (it is only priced)"
+    )
     names = ", ".join(each.name for each in applying if each.steps is not None or not run)
     raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {names}")
 
@@ -205,7 +214,12 @@ def algorithms(collective: str, size: int) -> tuple[str, ...]:
 
 
 def algorithm(
-    collective: str, name: str | None, size: int, *, root: int = 0, pairs: Iterable[tuple[int, int]] | None = None
+    collective: str,
+    name: str | None,
+    size: int,
+    *,
+    root: int = 0,
+    pairs: Iterable[tuple[int, int]] | None = None,
 ) -> Algorithm:
     """An algorithm by name (None: ``direct``), for ``size`` positions; asked again, the same object.
 
@@ -217,7 +231,9 @@ def algorithm(
     Traceback (most recent call last):
     ValueError: no algorithm 'rings' for all_reduce over 3; these apply: direct, naive, ring, tree
     """
-    return _algorithm(collective, name or "direct", size, root, None if pairs is None else tuple(map(tuple, pairs)))
+    return _algorithm(
+        collective, name or "direct", size, root, None if pairs is None else tuple(map(tuple, pairs))
+    )
 
 
 @lru_cache(maxsize=256)
@@ -236,7 +252,9 @@ def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | 
         _check_pairs(pairs, size)
     assert record.steps is not None
     stages = tuple(record.steps(size, root, pairs or ())) if size > 1 else ()
-    return Algorithm(collective, name, size, root, record.chunks(size), record.order, pairs or (), record, stages)
+    return Algorithm(
+        collective, name, size, root, record.chunks(size), record.order, pairs or (), record, stages
+    )
 
 
 ON_CHANGE.append(_algorithm.cache_clear)
@@ -245,7 +263,9 @@ ON_CHANGE.append(_algorithm.cache_clear)
 def _check_pairs(pairs: Pairs, size: int) -> None:
     for pair in pairs:
         if len(pair) != 2 or not all(0 <= p < size for p in pair):
-            raise ValueError(f"a pair of permute is (source, target), positions from 0 to {size - 1}; got {pair}")
+            raise ValueError(
+                f"a pair of permute is (source, target), positions from 0 to {size - 1}; got {pair}"
+            )
     for end, word in enumerate(("source", "target")):
         counts = Counter(pair[end] for pair in pairs)
         twice = [position for position, count in counts.items() if count > 1]

@@ -13,7 +13,17 @@ from itertools import chain
 import numpy as np
 
 from parallelism.algorithms.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
-from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Rule, Stage, Turns, around, listed, with_root
+from parallelism.algorithms.patterns import (
+    Listed,
+    Pairwise,
+    Phase,
+    Rule,
+    Stage,
+    Turns,
+    around,
+    listed,
+    with_root,
+)
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 IN_GROUP_ORDER = "in group order"
@@ -24,8 +34,18 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
     """The direct algorithm of a kind: each member that gets a result receives its parts straight from their givers."""
     direct = _Direct(kind)
     return CollectiveAlgorithm(
-        name, (kind.name,), _formula(kind), direct.closed_form, direct.steps, direct.chunks, direct.phases,
-        IN_GROUP_ORDER if kind.reduces else "", turns=True, rounds=int(name == "direct"), preference=preference)
+        name,
+        (kind.name,),
+        _formula(kind),
+        direct.closed_form,
+        direct.steps,
+        direct.chunks,
+        direct.phases,
+        IN_GROUP_ORDER if kind.reduces else "",
+        turns=True,
+        rounds=int(name == "direct"),
+        preference=preference,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +88,13 @@ class _Direct:
         sent = Counter(chain.from_iterable(needed))
         messages, part = tuple(sent[p] for p in range(g)), int(self.kind.moves)
         used = not self.kind.paired or bool(pairs)
-        return Cost(int(used), tuple(part * n for n in messages), tuple(part * len(mine) for mine in needed), messages,
-                    self.whole(g))
+        return Cost(
+            int(used),
+            tuple(part * n for n in messages),
+            tuple(part * len(mine) for mine in needed),
+            messages,
+            self.whole(g),
+        )
 
     def phases(self, g: int, root: int, pairs: Pairs) -> Iterable[Rule]:
         """The messages by phases, in which each member sends to one other."""
@@ -114,17 +139,41 @@ def _formula(kind: CollectiveKind) -> str:
 
 DIRECT = (
     CollectiveAlgorithm(
-        "direct", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
-        lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))], lambda g: g,
-        lambda g, root, pairs: (Turns(g, 1, g), Turns(g, 1, g)), IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
+        "direct",
+        ("all_reduce",),
+        "2(g-1)/g S",
+        lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
+        lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))],
+        lambda g: g,
+        lambda g, root, pairs: (Turns(g, 1, g), Turns(g, 1, g)),
+        IN_GROUP_ORDER,
+        turns=True,
+        rounds=2,
+        preference=2,
+    ),
     *(direct_of(kind) for kind in KINDS.records.values() if kind.name != "all_reduce"),
     CollectiveAlgorithm(
-        "naive", ("all_reduce",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
-        lambda g, root, pairs: [Pairwise(lambda s, t: (0,), True)], phases=lambda g, root, pairs: (Turns(g, 1, 1),),
-        order=IN_GROUP_ORDER, turns=True, preference=3),
+        "naive",
+        ("all_reduce",),
+        "(g-1) S",
+        lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
+        lambda g, root, pairs: [Pairwise(lambda s, t: (0,), True)],
+        phases=lambda g, root, pairs: (Turns(g, 1, 1),),
+        order=IN_GROUP_ORDER,
+        turns=True,
+        preference=3,
+    ),
     CollectiveAlgorithm(
-        "naive", ("reduce_scatter",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
-        lambda g, root, pairs: [Pairwise(lambda s, t: tuple(range(g)), True)], lambda g: g,
-        lambda g, root, pairs: (Turns(g, 1, 1),), IN_GROUP_ORDER, turns=True, preference=3),
+        "naive",
+        ("reduce_scatter",),
+        "(g-1) S",
+        lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
+        lambda g, root, pairs: [Pairwise(lambda s, t: tuple(range(g)), True)],
+        lambda g: g,
+        lambda g, root, pairs: (Turns(g, 1, 1),),
+        IN_GROUP_ORDER,
+        turns=True,
+        preference=3,
+    ),
     *(direct_of(KINDS.records[name], "naive", 3) for name in ("all_gather", "broadcast", "reduce")),
 )

@@ -78,7 +78,9 @@ class CollectiveKind:
     alike: bool = True
     bus_factor: Callable[[int], float] | None = None
 
-    def sources_of(self, position: int, size: int, root: int = 0, pairs: Pairs | None = None) -> Sequence[int]:
+    def sources_of(
+        self, position: int, size: int, root: int = 0, pairs: Pairs | None = None
+    ) -> Sequence[int]:
         """The positions of the arrays in the result at ``position``, in group order; none if it gets no result."""
         if self.gets == "none" or (self.gets == "root" and position != root):
             return ()
@@ -151,7 +153,12 @@ class CollectiveKind:
     @cached_property
     def read_by_all(self) -> bool:
         """Whether each member needs the whole array of every giver."""
-        return (self.joins or self.lists or self.copies) and not self.cuts and self.gets == "all" and not self.paired
+        return (
+            (self.joins or self.lists or self.copies)
+            and not self.cuts
+            and self.gets == "all"
+            and not self.paired
+        )
 
     @cached_property
     def unit(self) -> str:
@@ -179,32 +186,52 @@ def check_kind(kind: CollectiveKind) -> None:
     refuse(
         what,
         (not (isinstance(kind.name, str) and kind.name.isidentifier()), "name must be an identifier"),
-        (not (isinstance(kind.title, str) and kind.title), "title must be a sentence"))
+        (not (isinstance(kind.title, str) and kind.title), "title must be a sentence"),
+    )
     for field, allowed in (("result", RESULTS), ("sources", SOURCES), ("gives", MEMBERS), ("gets", MEMBERS)):
         value, function = getattr(kind, field), " or a function" if field in ("result", "sources") else ""
-        refuse(what, (value not in allowed and not (callable(value) and function),
-                      f"{field} must be one of {', '.join(allowed)}{function}, got {value!r}"))
+        refuse(
+            what,
+            (
+                value not in allowed and not (callable(value) and function),
+                f"{field} must be one of {', '.join(allowed)}{function}, got {value!r}",
+            ),
+        )
     refuse(
         what,
-        (kind.moves != (kind.gives != "none") or kind.moves != (kind.gets != "none"),
-         f"result={kind.result!r} contradicts gives={kind.gives!r}, gets={kind.gets!r}"),
-        (kind.gives == "root" and kind.sources != "root",
-         f"only the root gives an array, and sources={kind.sources!r} needs others"),
-        (kind.cuts and (kind.function is not None or kind.lists or not kind.moves),
-         f"cuts=True needs a result that is reduced, joined or copied, got {kind.result!r}"),
-        (kind.result == "copied" and kind.sources == "all",
-         "result='copied' takes one source, and sources='all' names several"))
+        (
+            kind.moves != (kind.gives != "none") or kind.moves != (kind.gets != "none"),
+            f"result={kind.result!r} contradicts gives={kind.gives!r}, gets={kind.gets!r}",
+        ),
+        (
+            kind.gives == "root" and kind.sources != "root",
+            f"only the root gives an array, and sources={kind.sources!r} needs others",
+        ),
+        (
+            kind.cuts and (kind.function is not None or kind.lists or not kind.moves),
+            f"cuts=True needs a result that is reduced, joined or copied, got {kind.result!r}",
+        ),
+        (
+            kind.result == "copied" and kind.sources == "all",
+            "result='copied' takes one source, and sources='all' names several",
+        ),
+    )
     if callable(kind.sources):
         for size in (1, 2, 3, 5):
             for position in range(size):
                 named = list(kind.sources(position, size))
                 refuse(
                     f"{what}: sources({position}, {size})",
-                    (named != sorted(set(named) & set(range(size))),
-                     f"expected positions from 0 to {size - 1} in order, got {named}"),
+                    (
+                        named != sorted(set(named) & set(range(size))),
+                        f"expected positions from 0 to {size - 1} in order, got {named}",
+                    ),
                     (not named and kind.result != "copied", "expected at least one position, got none"),
-                    (kind.reduces and position not in named,
-                     f"a reduction includes the member's own array, got {named}"))
+                    (
+                        kind.reduces and position not in named,
+                        f"a reduction includes the member's own array, got {named}",
+                    ),
+                )
     if kind.bus_factor is not None:
         factor = kind.bus_factor(4)
         refuse(what, (not factor > 0, f"bus_factor(4) must be above 0, got {factor!r}"))
@@ -222,26 +249,64 @@ def _whole(g: int) -> float:
 KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,))
 
 KINDS.add_own(
-    CollectiveKind("all_reduce", "each rank gets the {op} of all", "reduced",
-                   bus_factor=lambda g: 2 * (g - 1) / g),
-    CollectiveKind("all_gather", "each rank gets all shards, joined along dim {joined}", "joined",
-                   bus_factor=_of_others),
-    CollectiveKind("reduce_scatter", "rank j gets block j, along dim {cut}, of the {op} of all", "reduced", cuts=True,
-                   bus_factor=_of_others),
-    CollectiveKind("all_to_all", "rank j gets block j of each rank: cut along dim {cut}, joined along dim {joined}",
-                   "joined", cuts=True, bus_factor=_of_others),
-    CollectiveKind("broadcast", "each rank gets the array of rank {root}", "copied", "root", gives="root",
-                   bus_factor=_whole),
+    CollectiveKind(
+        "all_reduce", "each rank gets the {op} of all", "reduced", bus_factor=lambda g: 2 * (g - 1) / g
+    ),
+    CollectiveKind(
+        "all_gather", "each rank gets all shards, joined along dim {joined}", "joined", bus_factor=_of_others
+    ),
+    CollectiveKind(
+        "reduce_scatter",
+        "rank j gets block j, along dim {cut}, of the {op} of all",
+        "reduced",
+        cuts=True,
+        bus_factor=_of_others,
+    ),
+    CollectiveKind(
+        "all_to_all",
+        "rank j gets block j of each rank: cut along dim {cut}, joined along dim {joined}",
+        "joined",
+        cuts=True,
+        bus_factor=_of_others,
+    ),
+    CollectiveKind(
+        "broadcast",
+        "each rank gets the array of rank {root}",
+        "copied",
+        "root",
+        gives="root",
+        bus_factor=_whole,
+    ),
     CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=_whole),
-    CollectiveKind("scatter", "rank j gets block j, along dim {cut}, of the array of rank {root}", "copied", "root",
-                   gives="root", cuts=True, bus_factor=_of_others),
-    CollectiveKind("gather", "rank {root} gets all shards, joined along dim {joined}", "joined", gets="root",
-                   bus_factor=_of_others),
-    CollectiveKind("all_scatter", "each rank gets the arrays of all, not joined", "listed", alike=False,
-                   bus_factor=_of_others),
-    CollectiveKind("permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False,
-                   bus_factor=_whole),
-    CollectiveKind("barrier", "no rank continues before all have arrived", "nothing", gives="none", gets="none"),
+    CollectiveKind(
+        "scatter",
+        "rank j gets block j, along dim {cut}, of the array of rank {root}",
+        "copied",
+        "root",
+        gives="root",
+        cuts=True,
+        bus_factor=_of_others,
+    ),
+    CollectiveKind(
+        "gather",
+        "rank {root} gets all shards, joined along dim {joined}",
+        "joined",
+        gets="root",
+        bus_factor=_of_others,
+    ),
+    CollectiveKind(
+        "all_scatter",
+        "each rank gets the arrays of all, not joined",
+        "listed",
+        alike=False,
+        bus_factor=_of_others,
+    ),
+    CollectiveKind(
+        "permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False, bus_factor=_whole
+    ),
+    CollectiveKind(
+        "barrier", "no rank continues before all have arrived", "nothing", gives="none", gets="none"
+    ),
 )
 
 COLLECTIVES = tuple(KINDS.records)

@@ -118,7 +118,9 @@ def recursive_doubling(g: int) -> Stages:
 
 def recursive_halving(g: int) -> Stages:
     """Rabenseifner's vector halving, distance doubling: p gives half of its chunks, those its partner has mod 2d."""
-    return [_swapped(g, d, lambda p, d: range((p ^ d) % (2 * d), g, 2 * d), reduce=True) for d in distances(g)]
+    return [
+        _swapped(g, d, lambda p, d: range((p ^ d) % (2 * d), g, 2 * d), reduce=True) for d in distances(g)
+    ]
 
 
 def halving_undone(g: int) -> Stages:
@@ -159,7 +161,7 @@ def joins(g: int, root: int) -> list[list[tuple[int, int, range]]]:
             level.append((left, right, a) if right == root else (right, left, b))
             joined.append((level[-1][1], range(a.start, b.stop)))
         levels.append(level)
-        blocks = joined + blocks[len(joined) * 2:]
+        blocks = joined + blocks[len(joined) * 2 :]
     return levels
 
 
@@ -271,8 +273,10 @@ class OneByOne:
 
     def __iter__(self) -> Iterator[Phase]:
         part = np.ones(1, np.int64)
-        return (Phase(1, self.sources[i:i + 1], self.targets[i:i + 1], part, self.whole)
-                for i in range(len(self.sources)))
+        return (
+            Phase(1, self.sources[i : i + 1], self.targets[i : i + 1], part, self.whole)
+            for i in range(len(self.sources))
+        )
 
 
 def with_root(g: int, root: int, away: bool, whole: int) -> OneByOne:

@@ -48,7 +48,9 @@ from parallelism.algorithms.records import Phases
 
 def names(collective: str, size: int) -> tuple[str, ...]:
     """The algorithms that have phases over ``size`` positions; of two that take as long, the first is preferred."""
-    return tuple(record.name for record in sorted(records_of(collective, size), key=lambda each: each.preference))
+    return tuple(
+        record.name for record in sorted(records_of(collective, size), key=lambda each: each.preference)
+    )
 
 
 def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()) -> Phases:
@@ -59,19 +61,19 @@ def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = 
     return tuple(each_phase(phase_rules(collective, name, size, root, pairs)))
 
 
-def phase_rules(
-    collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()
-) -> tuple[Rule, ...]:
+def phase_rules(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()) -> tuple[Rule, ...]:
     """`phases`, with those of one rule as one."""
     record, kind = record_of(collective, name, size), kind_of(collective)
     named = pairs if kind.paired else None
     if kind.rooted or record.steps is not None:
-        algorithm(collective, None, size, root=root, pairs=named)   # refuses a root or pairs outside the group
+        algorithm(collective, None, size, root=root, pairs=named)  # refuses a root or pairs outside the group
     if size == 1:
         return ()
     if record.phases is not None:
         return tuple(record.phases(size, root, pairs))
-    plan = algorithm(collective, name, size, root=root, pairs=named)    # without a shorter rule each step is a phase
+    plan = algorithm(
+        collective, name, size, root=root, pairs=named
+    )  # without a shorter rule each step is a phase
     made = []
     for step in plan.steps:
         if step:

@@ -159,4 +159,3 @@ def round_the_ring(g: int) -> Cost:
 def power_of_two(size: int) -> bool:
     """Whether a size is a power of two."""
     return size & (size - 1) == 0
-

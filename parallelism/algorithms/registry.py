@@ -55,7 +55,9 @@ class Registry(Generic[Record]):
             return
         own = next((other for other in known if other not in self.outside), None)
         if own is not None or (known and not replace):
-            why = "is part of the package" if own is not None else "is registered; replace=True takes its place"
+            why = (
+                "is part of the package" if own is not None else "is registered; replace=True takes its place"
+            )
             raise RegistrationError(f"{self._what} {self._keys(record)[0]!r} {why}")
         before = dict(self.records), self.outside
         self._put(record)

@@ -66,7 +66,7 @@ def _gather(g: int, root: int, pairs: Pairs) -> Cost:
 
 def _scatter(g: int, root: int, pairs: Pairs) -> Cost:
     gathered = _gather(g, root, pairs)
-    links = _reduce(g, root, pairs).received         # a message to each child, as one comes from each in a reduce
+    links = _reduce(g, root, pairs).received  # a message to each child, as one comes from each in a reduce
     return Cost(gathered.steps, gathered.received, gathered.sent, links, g)
 
 
@@ -78,8 +78,13 @@ def _both(first: Cost, second: Cost) -> Cost:
         return tuple(m * whole // first.whole + n * whole // second.whole for m, n in zip(a, b, strict=True))
 
     messages = tuple(m + n for m, n in zip(first.messages, second.messages, strict=True))
-    return Cost(first.steps + second.steps, added(first.sent, second.sent), added(first.received, second.received),
-                messages, whole)
+    return Cost(
+        first.steps + second.steps,
+        added(first.sent, second.sent),
+        added(first.received, second.received),
+        messages,
+        whole,
+    )
 
 
 def _broadcasts(g: int, root: int) -> Iterator[Phase]:
@@ -104,29 +109,62 @@ BLOCKS = "the shards of the position's half, quarter, ... of the group"
 
 TREES = (
     CollectiveAlgorithm(
-        "tree", ("all_reduce",), "2(g-1) S over the group",
+        "tree",
+        ("all_reduce",),
+        "2(g-1) S over the group",
         lambda g, root, pairs: _both(_reduce(g, 0, pairs), _broadcast(g, 0, pairs)),
         lambda g, root, pairs: binomial_reduce(g, 0) + binomial_broadcast(g, 0),
-        phases=lambda g, root, pairs: (*_reductions(g, 0), *_broadcasts(g, 0)), order=ORDER),
+        phases=lambda g, root, pairs: (*_reductions(g, 0), *_broadcasts(g, 0)),
+        order=ORDER,
+    ),
     CollectiveAlgorithm(
-        "tree", ("broadcast",), "S each but the root", _broadcast,
-        lambda g, root, pairs: binomial_broadcast(g, root), phases=lambda g, root, pairs: _broadcasts(g, root)),
+        "tree",
+        ("broadcast",),
+        "S each but the root",
+        _broadcast,
+        lambda g, root, pairs: binomial_broadcast(g, root),
+        phases=lambda g, root, pairs: _broadcasts(g, root),
+    ),
     CollectiveAlgorithm(
-        "tree", ("reduce",), "(g-1) S over the group", _reduce,
-        lambda g, root, pairs: binomial_reduce(g, root), phases=lambda g, root, pairs: _reductions(g, root),
-        order=ORDER),
+        "tree",
+        ("reduce",),
+        "(g-1) S over the group",
+        _reduce,
+        lambda g, root, pairs: binomial_reduce(g, root),
+        phases=lambda g, root, pairs: _reductions(g, root),
+        order=ORDER,
+    ),
     CollectiveAlgorithm(
-        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: binomial_scatter(g, root), lambda g: g,
-        lambda g, root, pairs: _scatters(g, root)),
+        "tree",
+        ("scatter",),
+        BLOCKS,
+        _scatter,
+        lambda g, root, pairs: binomial_scatter(g, root),
+        lambda g: g,
+        lambda g, root, pairs: _scatters(g, root),
+    ),
     CollectiveAlgorithm(
-        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: binomial_gather(g, root), lambda g: g,
-        lambda g, root, pairs: _gathers(g, root)),
+        "tree",
+        ("gather",),
+        BLOCKS,
+        _gather,
+        lambda g, root, pairs: binomial_gather(g, root),
+        lambda g: g,
+        lambda g, root, pairs: _gathers(g, root),
+    ),
     CollectiveAlgorithm(
-        "van_de_geijn", ("broadcast",), "a scatter by a tree, and (g-1)/g S round the ring",
+        "van_de_geijn",
+        ("broadcast",),
+        "a scatter by a tree, and (g-1)/g S round the ring",
         lambda g, root, pairs: _both(_scatter(g, root, pairs), alike(g, g - 1, g - 1, g - 1, g)),
-        phases=lambda g, root, pairs: (*_scatters(g, root), Around(g, 1, (1,), g, g - 1))),
+        phases=lambda g, root, pairs: (*_scatters(g, root), Around(g, 1, (1,), g, g - 1)),
+    ),
     CollectiveAlgorithm(
-        "van_de_geijn", ("reduce",), "(g-1)/g S round the ring, and a gather by a tree",
+        "van_de_geijn",
+        ("reduce",),
+        "(g-1)/g S round the ring, and a gather by a tree",
         lambda g, root, pairs: _both(alike(g, g - 1, g - 1, g - 1, g), _gather(g, root, pairs)),
-        phases=lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1), *_gathers(g, root)), order=ORDER),
+        phases=lambda g, root, pairs: (Around(g, 1, (1,), g, g - 1), *_gathers(g, root)),
+        order=ORDER,
+    ),
 )

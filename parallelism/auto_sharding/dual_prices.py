@@ -64,7 +64,10 @@ class Dual:
 
 
 def dual(
-    solution: AutoSharding, *, more_bytes: int = 1_000_000_000, meshes: Iterable[Mesh] | None = None,
+    solution: AutoSharding,
+    *,
+    more_bytes: int = 1_000_000_000,
+    meshes: Iterable[Mesh] | None = None,
     time_limit: float | None = None,
 ) -> Dual:
     """What ``more_bytes`` on each device, and other meshes of the same devices, would buy.
@@ -78,23 +81,39 @@ def dual(
     saved, proved = 0.0, not solution.choice.gap
     is_limited = limit is not None and solution.is_limited
     if limit is not None and is_limited:
-        richer = laid_within(solution.problem, solution.hardware, solution.priced_dtype, limit + more_bytes, time_limit)
+        richer = laid_within(
+            solution.problem, solution.hardware, solution.priced_dtype, limit + more_bytes, time_limit
+        )
         saved, proved = max(0.0, solution.seconds - richer.seconds), proved and not richer.choice.gap
     others = []
     for other in other_splits(mesh) if meshes is None else meshes:
         if other.size != mesh.size:
             raise ValueError(f"{other!r} has {other.size} devices, the solution is for {mesh.size}")
         others.append(_on(other, solution, time_limit))
-    return Dual(solution.seconds, limit, more_bytes, saved, is_limited, proved,
-                tuple(sorted(others, key=lambda each: -each.saved_seconds)))
+    return Dual(
+        solution.seconds,
+        limit,
+        more_bytes,
+        saved,
+        is_limited,
+        proved,
+        tuple(sorted(others, key=lambda each: -each.saved_seconds)),
+    )
 
 
 def _on(mesh: Mesh, solution: AutoSharding, time_limit: float | None) -> OtherMesh:
     """What another mesh would save."""
     try:
         found = auto_shard(
-            solution.problem.function, mesh, solution.hardware, priced_dtype=solution.priced_dtype,
-            blocks=solution.blocks, ties=solution.ties, limit_bytes=solution.limit_bytes, time_limit=time_limit)
+            solution.problem.function,
+            mesh,
+            solution.hardware,
+            priced_dtype=solution.priced_dtype,
+            blocks=solution.blocks,
+            ties=solution.ties,
+            limit_bytes=solution.limit_bytes,
+            time_limit=time_limit,
+        )
     except NoLayoutFits:
         return OtherMesh(mesh, -float("inf"), True)
     return OtherMesh(mesh, solution.seconds - found.seconds, not (solution.choice.gap or found.choice.gap))
@@ -109,9 +128,14 @@ def other_splits(mesh: Mesh) -> tuple[Mesh, ...]:
     for giver, n in mesh.shape.items():
         factor = next((factor for factor in range(2, n) if n % factor == 0), None)
         if factor is not None:
-            found += [Mesh(**(dict(mesh.shape) | {giver: n // factor, taker: m * factor}))
-                      for taker, m in mesh.shape.items() if taker != giver and m > 1]
-    return tuple(each for each in dict.fromkeys(found) if tuple(each.shape.values()) != tuple(mesh.shape.values()))
+            found += [
+                Mesh(**(dict(mesh.shape) | {giver: n // factor, taker: m * factor}))
+                for taker, m in mesh.shape.items()
+                if taker != giver and m > 1
+            ]
+    return tuple(
+        each for each in dict.fromkeys(found) if tuple(each.shape.values()) != tuple(mesh.shape.values())
+    )
 
 
 def _bought(saved: float) -> str:

@@ -42,8 +42,10 @@ class Alternative:
             return f"{self.layout.short()}: no choice of layouts has it"
         more = f"{_signed(self.more_seconds)}{'' if self.is_proved else ' at most'}"
         others = f"; other layouts that change: {len(self.moved)}" if self.moved else ""
-        return (f"{self.layout.short()}: {more} (ops {_signed(self.more_op_seconds)}, changes of layout "
-                f"{_signed(self.more_move_seconds)}{others})")
+        return (
+            f"{self.layout.short()}: {more} (ops {_signed(self.more_op_seconds)}, changes of layout "
+            f"{_signed(self.more_move_seconds)}{others})"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Why:
     """The cheapest first.  Empty if the layout was given."""
 
     def __str__(self) -> str:
-        lines = [f"%{self.name} lies as {self.layout.short()}: the program takes {quantities.seconds(self.seconds)}"]
+        lines = [
+            f"%{self.name} lies as {self.layout.short()}: the program takes {quantities.seconds(self.seconds)}"
+        ]
         if self.made_by is not None:
             lines.append(f"  made by {self.made_by}")
         lines += [f"  used by {each}" for each in self.used_by]
@@ -71,23 +75,39 @@ class Why:
 
 
 def why(
-    problem: Problem, choice: Choice, name: str, *, time_limit: float | None = None, donate: tuple[str, ...] = ()
+    problem: Problem,
+    choice: Choice,
+    name: str,
+    *,
+    time_limit: float | None = None,
+    donate: tuple[str, ...] = (),
 ) -> Why:
     """What other layouts of a value would cost, within the same memory.  ``KeyError`` if there is no such value."""
     number = problem.number(name)
     value = problem.values[number]
-    alternatives = [_alternative(problem, choice, number, layout, time_limit, donate)
-                    for layout in range(len(value.layouts)) if layout != choice.layout_of[number]]
+    alternatives = [
+        _alternative(problem, choice, number, layout, time_limit, donate)
+        for layout in range(len(value.layouts))
+        if layout != choice.layout_of[number]
+    ]
     using = dict.fromkeys(use.op for use in value.uses)
     return Why(
-        name, value.layouts[choice.layout_of[number]], choice.seconds,
+        name,
+        value.layouts[choice.layout_of[number]],
+        choice.seconds,
         None if value.made_by is None else _split(problem, choice, value.made_by[0]),
         tuple(_split(problem, choice, op) for op in using),
-        tuple(sorted(alternatives, key=lambda each: each.more_seconds)))
+        tuple(sorted(alternatives, key=lambda each: each.more_seconds)),
+    )
 
 
 def _alternative(
-    problem: Problem, choice: Choice, number: int, layout: int, time_limit: float | None, donate: tuple[str, ...]
+    problem: Problem,
+    choice: Choice,
+    number: int,
+    layout: int,
+    time_limit: float | None,
+    donate: tuple[str, ...],
 ) -> Alternative:
     other_layout, held = problem.values[number].layouts[layout], problem.holding(number, layout)
     memory = None if choice.limit_bytes is None else Memory(held, donate)
@@ -96,13 +116,16 @@ def _alternative(
     except NoLayoutFits:
         return Alternative(other_layout, float("inf"), float("inf"), float("inf"), True, ())
     # In the held problem the value has one layout, number 0.
-    layout_of = [*other.layout_of[:number], layout, *other.layout_of[number + 1:]]
+    layout_of = [*other.layout_of[:number], layout, *other.layout_of[number + 1 :]]
     return Alternative(
-        other_layout, other.seconds - choice.seconds,
+        other_layout,
+        other.seconds - choice.seconds,
         problem.op_seconds(other.sharding_of) - problem.op_seconds(choice.sharding_of),
         problem.move_seconds(other.sharding_of, layout_of, other.kept)
         - problem.move_seconds(choice.sharding_of, choice.layout_of, choice.kept),
-        not other.gap, tuple(_moved(problem, choice.layout_of, layout_of, number)))
+        not other.gap,
+        tuple(_moved(problem, choice.layout_of, layout_of, number)),
+    )
 
 
 def _moved(problem: Problem, before: tuple[int, ...], after: list[int], but: int) -> Iterator[str]:

@@ -72,7 +72,11 @@ class Choice:
 
 
 def solve(
-    problem: Problem, *, time_limit: float | None = None, memory: Memory | None = None, limit_bytes: int | None = None
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    memory: Memory | None = None,
+    limit_bytes: int | None = None,
 ) -> Choice:
     """The best choice, or the best that was found within ``time_limit`` seconds.
 
@@ -83,8 +87,10 @@ def solve(
     shardings = [model.binaries(len(each.ops) * each.seconds * _SCALE) for each in problem.ops]
     for each in shardings:
         model.row([(at, 1.0) for at in each], 1.0)
-    added = [_add_value(model, problem, number, shardings, phased=memory is not None)
-             for number in range(len(problem.values))]
+    added = [
+        _add_value(model, problem, number, shardings, phased=memory is not None)
+        for number in range(len(problem.values))
+    ]
     for a, b in problem.tied:
         _tie(model, problem.values[a], problem.values[b], added[a].layouts, added[b].layouts)
     end = None if time_limit is None else perf_counter() + time_limit
@@ -93,7 +99,9 @@ def solve(
         result = _solved(model, end and max(0.0, end - perf_counter()))
         if result.x is None:
             if result.status == 1:
-                raise TimeoutError(f"no layouts of @{problem.function.name} were found within {time_limit:g} s")
+                raise TimeoutError(
+                    f"no layouts of @{problem.function.name} were found within {time_limit:g} s"
+                )
             raise _no_layout(problem, model, shardings, added, memory, moments, limit_bytes, result)
         chosen, lying = _chosen(result.x, shardings), _chosen(result.x, [each.layouts for each in added])
         kept = None if memory is None else _kept(problem, added, result.x, chosen, lying)
@@ -109,8 +117,18 @@ def solve(
     seconds = problem.seconds(chosen, lying, kept)
     bound = min(seconds, float(result.mip_dual_bound) / _SCALE) if result.status == 1 else seconds
     bound = min(bound, problem.bound_seconds)
-    return Choice(chosen, lying, seconds, bound, len(model.costs), sum(model.integral), len(model.low), kept,
-                  tuple(moments), limit_bytes)
+    return Choice(
+        chosen,
+        lying,
+        seconds,
+        bound,
+        len(model.costs),
+        sum(model.integral),
+        len(model.low),
+        kept,
+        tuple(moments),
+        limit_bytes,
+    )
 
 
 def _chosen(x: Any, alternatives: Iterable[range]) -> tuple[int, ...]:
@@ -123,16 +141,24 @@ def _solved(model: _Model, time_limit: float | None) -> Any:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("an integer program is solved by SciPy: pip install 'vcluster[plan]'") from error
-    matrix = csr_array((np.array(model.factors), np.array(model.variables), np.array(model.ends)),
-                       shape=(len(model.low), len(model.costs)))
+        raise ModuleNotFoundError(
+            "an integer program is solved by SciPy: pip install 'vcluster[plan]'"
+        ) from error
+    matrix = csr_array(
+        (np.array(model.factors), np.array(model.variables), np.array(model.ends)),
+        shape=(len(model.low), len(model.costs)),
+    )
     matrix.sum_duplicates()
     integral = np.array(model.integral)
 
     def found(integrality: Any, options: dict[str, Any]) -> Any:
-        return milp(np.array(model.costs), constraints=LinearConstraint(matrix, np.array(model.low),
-                    np.array(model.high)), integrality=integrality, bounds=Bounds(0, np.array(model.most)),
-                    options=options)
+        return milp(
+            np.array(model.costs),
+            constraints=LinearConstraint(matrix, np.array(model.low), np.array(model.high)),
+            integrality=integrality,
+            bounds=Bounds(0, np.array(model.most)),
+            options=options,
+        )
 
     # Without integrality the optimum mostly is integral all the same, and is found in less than half of the time.
     start = perf_counter()
@@ -189,8 +215,14 @@ def _held(memory: Memory, added: Sequence[_Added], moment: int, limit_bytes: int
 
 
 def _no_layout(
-    problem: Problem, model: _Model, shardings: Sequence[range], added: Sequence[_Added], memory: Memory | None,
-    moments: Sequence[int], limit_bytes: int | None, result: Any,
+    problem: Problem,
+    model: _Model,
+    shardings: Sequence[range],
+    added: Sequence[_Added],
+    memory: Memory | None,
+    moments: Sequence[int],
+    limit_bytes: int | None,
+    result: Any,
 ) -> NoLayoutFits:
     """The error: with a limit of memory, how little a device can hold at least, and while which op."""
     name = f"no layouts of @{problem.function.name} on {problem.mesh!r} fit"
@@ -198,7 +230,7 @@ def _no_layout(
         return NoLayoutFits(f"{name}: {result.message}")
     # The same program without the rows of memory; in place of seconds it minimizes the peak of these moments.
     free = model.first_rows(len(model.low) - len(moments))
-    peak, = free.flows([1.0])
+    (peak,) = free.flows([1.0])
     free.most[peak] = np.inf
     for moment in moments:
         free.row([*_held(memory, added, moment, limit_bytes), (peak, -1.0)], -np.inf, 0.0)
@@ -216,7 +248,9 @@ def _no_layout(
     shown = ", ".join(f"{what} {decimal_bytes(nbytes)}" for what, nbytes in parts.items() if nbytes)
     return NoLayoutFits(
         f"{name} in {decimal_bytes(limit_bytes)} a device: at least {decimal_bytes(least)} are held while {op.kind} "
-        f"makes %{op.outputs[0].name}: {shown}", least)
+        f"makes %{op.outputs[0].name}: {shown}",
+        least,
+    )
 
 
 _SCALE = 1e6
@@ -263,7 +297,7 @@ class _Model:
         """A copy with the first rows alone, in which nothing costs anything."""
         copy = _Model()
         copy.costs, copy.integral, copy.most = [0.0] * len(self.costs), list(self.integral), list(self.most)
-        copy.ends, terms = self.ends[:count + 1], self.ends[count]
+        copy.ends, terms = self.ends[: count + 1], self.ends[count]
         copy.variables, copy.factors = self.variables[:terms], self.factors[:terms]
         copy.low, copy.high = self.low[:count], self.high[:count]
         return copy
@@ -286,7 +320,9 @@ class _Added:
     """The copies that are kept from the forward, by the layout of the value and the one that is needed."""
 
 
-def _add_value(model: _Model, problem: Problem, number: int, shardings: Sequence[range], *, phased: bool) -> _Added:
+def _add_value(
+    model: _Model, problem: Problem, number: int, shardings: Sequence[range], *, phased: bool
+) -> _Added:
     """Adds the variables and rows of a class of values.  ``phased``: copies are made anew in each phase, or kept."""
     value = problem.values[number]
     layouts = model.binaries([0.0] * len(value.layouts))
@@ -312,7 +348,9 @@ def _add_value(model: _Model, problem: Problem, number: int, shardings: Sequence
     return _Added(layouts, first, copies, _add_kept(model, value, copies))
 
 
-def _add_copies(model: _Model, value: Any, needing: dict[_Copy, list[int]], *, phased: bool) -> dict[_Copy, int]:
+def _add_copies(
+    model: _Model, value: Any, needing: dict[_Copy, list[int]], *, phased: bool
+) -> dict[_Copy, int]:
     """Adds a variable for each copy that costs something; those that need it flow through it."""
     copies: dict[_Copy, int] = {}
     for (phase, a, b), flowing in needing.items():
@@ -323,7 +361,7 @@ def _add_copies(model: _Model, value: Any, needing: dict[_Copy, list[int]], *, p
             copies[phase, a, b] = flowing[0]
             model.costs[flowing[0]] = cost
             continue
-        moved, = model.flows([cost])
+        (moved,) = model.flows([cost])
         copies[phase, a, b] = moved
         for flow in flowing:
             model.row([(moved, 1.0), (flow, -1.0)], 0.0, np.inf)
@@ -335,15 +373,13 @@ def _add_kept(model: _Model, value: Any, copies: dict[_Copy, int]) -> dict[tuple
     kept: dict[tuple[int, int], int] = {}
     for phase, a, b in list(copies):
         if phase == 0 and (1, a, b) in copies:
-            kept[a, b], = model.binaries([-len(value.names) * float(value.second[a, b]) * _SCALE])
+            (kept[a, b],) = model.binaries([-len(value.names) * float(value.second[a, b]) * _SCALE])
             for of in (0, 1):
                 model.row([(copies[of, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
     return kept
 
 
-def _balance(
-    model: _Model, flows: range, pairs: Any, op: tuple[range, Any], layouts: range
-) -> None:
+def _balance(model: _Model, flows: range, pairs: Any, op: tuple[range, Any], layouts: range) -> None:
     """Rows: the flows of pairs (layout at the op, layout of the value) sum to what the op and the value choose.
 
     ``op`` has the binaries of its shardings, and for each of these the number of its layout of the value.

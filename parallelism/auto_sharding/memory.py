@@ -73,7 +73,8 @@ class Memory:
         """The parts of what a choice holds; their sum is what is held while each op runs."""
         kept = set(kept)
         for number, (value, at, lifetimes) in enumerate(
-                zip(self.problem.values, layout_of, self.lifetimes, strict=True)):
+            zip(self.problem.values, layout_of, self.lifetimes, strict=True)
+        ):
             shard = self.bytes_of(value, value.layouts[at])
             yield Held("inputs" if value.made_by is None else "values", lifetimes.owned * shard)
             if value.made_by is not None:
@@ -124,8 +125,12 @@ def _lifetimes(problem: Problem, donate: Sequence[str]) -> Iterator[Lifetimes]:
             if 0 in used and 1 in used:
                 _add(between, max(used[0]) + 1, min(used[1]) - 1)
         yield Lifetimes(
-            _summed(owned), _summed(viewed), _summed(made), {phase: _summed(each) for phase, each in spans.items()},
-            _summed(between))
+            _summed(owned),
+            _summed(viewed),
+            _summed(made),
+            {phase: _summed(each) for phase, each in spans.items()},
+            _summed(between),
+        )
 
 
 PHASES = 3

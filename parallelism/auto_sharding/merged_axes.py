@@ -81,8 +81,12 @@ def over_merged(function: Function, groups: Groups) -> Function | None:
     def again(those: Sequence[Value]) -> tuple[Value, ...]:
         return tuple(values[each.name] for each in those)
 
-    return replace(function, inputs=again(function.inputs), outputs=again(function.outputs),
-                   ops=tuple(op.with_values(again(op.inputs), again(op.outputs)) for op in function.ops))
+    return replace(
+        function,
+        inputs=again(function.inputs),
+        outputs=again(function.outputs),
+        ops=tuple(op.with_values(again(op.inputs), again(op.outputs)) for op in function.ops),
+    )
 
 
 def candidates_near(mesh: Mesh, solved: Sequence[tuple[Groups, Problem, Choice]]) -> Candidates:
@@ -106,10 +110,13 @@ def candidates_near(mesh: Mesh, solved: Sequence[tuple[Groups, Problem, Choice]]
 
 def _apart(layout: TensorSharding, groups: Groups) -> TensorSharding:
     """A layout over merged axes, as one over the axes of the mesh."""
+
     def axes(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(axis for name in names for axis in groups[name])
 
-    return TensorSharding(*(axes(dim.axes) for dim in layout.dims), partial=axes(layout.partial), op=layout.op)
+    return TensorSharding(
+        *(axes(dim.axes) for dim in layout.dims), partial=axes(layout.partial), op=layout.op
+    )
 
 
 def _together(layout: TensorSharding, groups: Groups) -> TensorSharding | None:

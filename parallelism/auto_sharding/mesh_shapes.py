@@ -1,8 +1,8 @@
 """`auto_plans`: the layouts of a program on each shape of mesh that so many devices can have, the best first.
 
-    plans = auto_plans(step, "dgx-h100", devices=8, limit_bytes=40_000_000_000)
-    print(plans)
-    plans.best.executable                       # runs on 8 processes, or is simulated
+plans = auto_plans(step, "dgx-h100", devices=8, limit_bytes=40_000_000_000)
+print(plans)
+plans.best.executable                       # runs on 8 processes, or is simulated
 """
 
 from __future__ import annotations
@@ -71,20 +71,45 @@ class AutoPlans:
         meshes += [[_shape(refusal.mesh), "-", "-", "does not fit"] for refusal in self.refused]
         best = self.best
         inputs = [["input", "whole", "lies as", "bytes a device"]]
-        inputs += [[f"%{value.name}", str(value.type), best.layout(value.name).short(),
-                    decimal_bytes(best.bytes_of(value.name))] for value in self.function.inputs]
+        inputs += [
+            [
+                f"%{value.name}",
+                str(value.type),
+                best.layout(value.name).short(),
+                decimal_bytes(best.bytes_of(value.name)),
+            ]
+            for value in self.function.inputs
+        ]
         moved = [["collective", "over", "calls", "bytes received"]]
-        moved += [[each.kind, " ".join(each.axes), str(each.calls), decimal_bytes(each.nbytes)]
-                  for each in best.collectives]
-        return "\n".join([
-            f"{head}{limit}", "", *in_columns(meshes, 4), "", f"On {_shape(best.mesh)}:", "", *in_columns(inputs, 4),
-            "", *(in_columns(moved, 2) if moved[1:] else ["No collectives."])])
+        moved += [
+            [each.kind, " ".join(each.axes), str(each.calls), decimal_bytes(each.nbytes)]
+            for each in best.collectives
+        ]
+        return "\n".join(
+            [
+                f"{head}{limit}",
+                "",
+                *in_columns(meshes, 4),
+                "",
+                f"On {_shape(best.mesh)}:",
+                "",
+                *in_columns(inputs, 4),
+                "",
+                *(in_columns(moved, 2) if moved[1:] else ["No collectives."]),
+            ]
+        )
 
 
 def auto_plans(
-    function: Function, hardware: Hardware | str | PathLike[str], *, devices: int | None = None,
-    limit_bytes: int | None = None, meshes: Iterable[Mesh] | None = None, blocks: str | None = "block.*",
-    time_limit: float | None = None, progress: Progress | None = None,
+    function: Function,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    devices: int | None = None,
+    limit_bytes: int | None = None,
+    meshes: Iterable[Mesh] | None = None,
+    blocks: str | None = "block.*",
+    time_limit: float | None = None,
+    progress: Progress | None = None,
 ) -> AutoPlans:
     """`auto_shard` on each of the meshes; None: on `shapes_of` the devices.
 
@@ -101,14 +126,24 @@ def auto_plans(
         if progress:
             progress("meshes", number, len(tried))
         try:
-            solutions.append(auto_shard(
-                function, mesh, machine, blocks=blocks, time_limit=time_limit, limit_bytes=limit_bytes))
+            solutions.append(
+                auto_shard(
+                    function, mesh, machine, blocks=blocks, time_limit=time_limit, limit_bytes=limit_bytes
+                )
+            )
         except NoLayoutFits as error:
             refused.append(Refusal(mesh, str(error), error.least_bytes))
-    _log.info("layouts found on %d meshes of %d devices; on %d nothing fits", len(solutions), count, len(refused))
+    _log.info(
+        "layouts found on %d meshes of %d devices; on %d nothing fits", len(solutions), count, len(refused)
+    )
     return AutoPlans(
-        function, machine, count, limit_bytes, tuple(sorted(solutions, key=lambda each: each.seconds)),
-        tuple(sorted(refused, key=lambda each: each.least_bytes or 0)))
+        function,
+        machine,
+        count,
+        limit_bytes,
+        tuple(sorted(solutions, key=lambda each: each.seconds)),
+        tuple(sorted(refused, key=lambda each: each.least_bytes or 0)),
+    )
 
 
 def shapes_of(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:

@@ -48,8 +48,11 @@ class OpSharding:
         """Whether the shards of all devices are equally large."""
         return all(
             Devices.of(self.mesh).cut(extent, dim.axes) is None
-            for value, layout in zip((*self.op.inputs, *self.op.outputs), (*self.inputs, *self.outputs), strict=True)
-            for extent, dim in zip(value.type.shape, layout.dims, strict=True))
+            for value, layout in zip(
+                (*self.op.inputs, *self.op.outputs), (*self.inputs, *self.outputs), strict=True
+            )
+            for extent, dim in zip(value.type.shape, layout.dims, strict=True)
+        )
 
     @cached_property
     def local(self) -> Op:
@@ -84,8 +87,10 @@ class OpSharding:
         for value, layout in zip(self.op.inputs, self.inputs, strict=True):
             name = f"{before}{len(known)}"
             inputs.append(known.setdefault((value.name, layout), Value(name, value.type, layout)))
-        outputs = tuple(Value(f"{after}{number}", value.type, layout) for number, (value, layout) in
-                        enumerate(zip(self.op.outputs, self.outputs, strict=True)))
+        outputs = tuple(
+            Value(f"{after}{number}", value.type, layout)
+            for number, (value, layout) in enumerate(zip(self.op.outputs, self.outputs, strict=True))
+        )
         return self.op.with_values(tuple(inputs), outputs), tuple(inputs), outputs
 
 
@@ -138,8 +143,9 @@ def _is_possible(
 def _carriers(op: Op, constants: frozenset[str]) -> Iterator[tuple[bool, ...]]:
     """For each set of inputs whose pending sums the op can carry, whether each input is one of them."""
     names = [value.name for value in op.inputs]
-    sets: list[Sequence[str]] = [names] if op.operator.linear in ("together", "moves") else [
-        [name] for name in dict.fromkeys(names)]
+    sets: list[Sequence[str]] = (
+        [names] if op.operator.linear in ("together", "moves") else [[name] for name in dict.fromkeys(names)]
+    )
     for each in sets:
         if carries(op, dict.fromkeys(each, "sum"), constants):
             yield tuple(name in each for name in names)

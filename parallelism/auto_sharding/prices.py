@@ -53,13 +53,20 @@ class Connection:
         return sum(int(op.bytes_received) for op in self.ops)
 
     def __str__(self) -> str:
-        steps = ", then ".join(f"{op.kind} over {', '.join(op['axes'])}" for op in self.ops) or "nothing moves"
+        steps = (
+            ", then ".join(f"{op.kind} over {', '.join(op['axes'])}" for op in self.ops) or "nothing moves"
+        )
         return f"{self.source.short()} -> {self.target.short()}: {steps}"
 
 
 def connect(
-    source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh,
-    hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
+    source: TensorSharding,
+    target: TensorSharding,
+    type: TensorType,
+    mesh: Mesh,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    priced_dtype: str | None = None,
 ) -> Connection:
     """The change of a whole tensor of this type from one layout to another, with its seconds on a hardware.
 
@@ -70,7 +77,9 @@ def connect(
     for layout in (source, target):
         Devices.of(mesh).check(layout, f"a tensor of type {type}")
     source, target = source.over(type.ndim), target.over(type.ndim)
-    seconds, = Prices(mesh, Hardware.of(hardware), priced_dtype).moves([(source, target, type)], exactly=True)
+    (seconds,) = Prices(mesh, Hardware.of(hardware), priced_dtype).moves(
+        [(source, target, type)], exactly=True
+    )
     return Connection(source, target, type, mesh, seconds)
 
 
@@ -134,8 +143,10 @@ class Prices:
         return tuple((step.before, step.after) for step in steps)
 
     def _is_even(self, layout: TensorSharding, type: TensorType) -> bool:
-        return not any(isinstance(extent, int) and extent % prod(map(self.mesh.shape.__getitem__, dim.axes))
-                       for extent, dim in zip(type.shape, layout.dims, strict=True))
+        return not any(
+            isinstance(extent, int) and extent % prod(map(self.mesh.shape.__getitem__, dim.axes))
+            for extent, dim in zip(type.shape, layout.dims, strict=True)
+        )
 
     @memoized
     def _canonical(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> Change:
@@ -155,15 +166,28 @@ class Prices:
         """Seconds of each op on its slowest device; the outputs of op n are named ``on.``..."""
         if not ops:
             return []
-        executable = Executable(Localized(Function("priced", tuple(inputs), tuple(ops), ()), Devices.of(self.mesh)))
-        trace = simulate(executable, self.hardware, fold=True, op_by_op=True, link_sharing=False,
-                         priced_dtype=self.priced_dtype)
+        executable = Executable(
+            Localized(Function("priced", tuple(inputs), tuple(ops), ()), Devices.of(self.mesh))
+        )
+        trace = simulate(
+            executable,
+            self.hardware,
+            fold=True,
+            op_by_op=True,
+            link_sharing=False,
+            priced_dtype=self.priced_dtype,
+        )
         longest = [0.0] * len(ops)
         for rank in trace.ranks:
             program = executable.of_class(executable.programs.class_of(rank))
-            numbers = [int(step.op.outputs[0].name[1:].split(".")[0]) for step in program.steps
-                       if isinstance(step, ProgramStep) and (step.cost is not None or communicates(step.op))]
-            own = trace.columns.take((trace.columns.numbers("rank") == rank) & ~trace.columns.isin("kind", {"memory"}))
+            numbers = [
+                int(step.op.outputs[0].name[1:].split(".")[0])
+                for step in program.steps
+                if isinstance(step, ProgramStep) and (step.cost is not None or communicates(step.op))
+            ]
+            own = trace.columns.take(
+                (trace.columns.numbers("rank") == rank) & ~trace.columns.isin("kind", {"memory"})
+            )
             found = [0.0] * len(ops)
             for number, seconds in zip(numbers, own.numbers("duration_seconds")[1:].tolist(), strict=True):
                 found[number] += seconds
@@ -171,9 +195,7 @@ class Prices:
         return longest
 
 
-def canonical_change(
-    source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh
-) -> Change:
+def canonical_change(source: TensorSharding, target: TensorSharding, type: TensorType, mesh: Mesh) -> Change:
     """The canonical form of a change of layout: another change that costs the same, and stands for many.
 
     Dims are sorted, since the plan for a transposed tensor is the transposed plan; but not where several are cut at
@@ -206,7 +228,8 @@ def canonical_change(
     return (
         TensorSharding(*(before for before, _, _ in dims), partial=source.partial, op=source.op),
         TensorSharding(*(after for _, after, _ in dims), partial=target.partial, op=target.op),
-        TensorType(type.dtype, [extent for _, _, extent in dims]))
+        TensorType(type.dtype, [extent for _, _, extent in dims]),
+    )
 
 
 def reshard_op(before: Value, after: Value) -> Op:

@@ -100,7 +100,10 @@ class Problem:
     """No choice that was left out is faster than this; infinite if none was."""
 
     def seconds(
-        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+        self,
+        sharding_of: Sequence[int],
+        layout_of: Sequence[int],
+        kept: Collection[tuple[int, int]] | None = None,
     ) -> float:
         """The seconds of a choice: for each class of ops a sharding, for each class of values a layout.
 
@@ -115,7 +118,10 @@ class Problem:
         return sum((len(each.ops) * float(each.seconds[sharding]) for each, sharding in chosen), 0.0)
 
     def move_seconds(
-        self, sharding_of: Sequence[int], layout_of: Sequence[int], kept: Collection[tuple[int, int]] | None = None
+        self,
+        sharding_of: Sequence[int],
+        layout_of: Sequence[int],
+        kept: Collection[tuple[int, int]] | None = None,
     ) -> float:
         """The seconds that changes of layout take."""
         total = 0.0
@@ -124,8 +130,10 @@ class Problem:
             if each.made_by is not None:
                 op, made = each.made_by
                 one += float(each.first[made[sharding_of[op]], at])
-            copies = dict.fromkeys((made_in(phase, number, layout, kept), layout)
-                                   for phase, layout in self.copies(number, sharding_of, at))
+            copies = dict.fromkeys(
+                (made_in(phase, number, layout, kept), layout)
+                for phase, layout in self.copies(number, sharding_of, at)
+            )
             total += len(each.names) * (one + sum(float(each.second[at, layout]) for _, layout in copies))
         return total
 
@@ -139,16 +147,23 @@ class Problem:
     def holding(self, number: int, layout: int) -> "Problem":
         """The same choices, but one class of values has only one of its layouts."""
         value = self.values[number]
-        held = replace(value, layouts=(value.layouts[layout],), first=value.first[:, [layout]],
-                       second=value.second[[layout], :])
-        return replace(self, values=(*self.values[:number], held, *self.values[number + 1:]))
+        held = replace(
+            value,
+            layouts=(value.layouts[layout],),
+            first=value.first[:, [layout]],
+            second=value.second[[layout], :],
+        )
+        return replace(self, values=(*self.values[:number], held, *self.values[number + 1 :]))
 
     def copies(self, value: int, sharding_of: Sequence[int], at: int) -> tuple[tuple[int, int], ...]:
         """The copies of a value of a class in layout ``at``: the phase that needs one, and the number of its layout."""
         each = self.values[value]
         needed = ((self.phases[use.op], int(use.needed[sharding_of[use.op]])) for use in each.uses)
-        return tuple(dict.fromkeys(
-            (phase, layout) for phase, layout in needed if each.needed[layout] != each.layouts[at]))
+        return tuple(
+            dict.fromkeys(
+                (phase, layout) for phase, layout in needed if each.needed[layout] != each.layouts[at]
+            )
+        )
 
 
 def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int]] | None) -> int:
@@ -157,7 +172,12 @@ def made_in(phase: int, value: int, layout: int, kept: Collection[tuple[int, int
 
 
 def problem_of(
-    function: Function, mesh: Mesh, prices: Prices, *, blocks: str | None = None, ties: Iterable[tuple[str, str]] = (),
+    function: Function,
+    mesh: Mesh,
+    prices: Prices,
+    *,
+    blocks: str | None = None,
+    ties: Iterable[tuple[str, str]] = (),
     within: Candidates | None = None,
 ) -> Problem:
     """The choices of a program, priced.
@@ -177,8 +197,16 @@ def problem_of(
     if within is not None:
         bound = sum(len(each.ops) * float(each.seconds.min()) for each in ops)
         ops = tuple(_only(each, within.letters[each.ops[0]]) for each in ops)
-    values = _values(function, mesh, of_op, classes.inputs, ops, prices, {name for pair in ties for name in pair},
-                     None if within is None else within.layouts)
+    values = _values(
+        function,
+        mesh,
+        of_op,
+        classes.inputs,
+        ops,
+        prices,
+        {name for pair in ties for name in pair},
+        None if within is None else within.layouts,
+    )
     class_of = {name: number for number, each in enumerate(values) for name in each.names}
     tied: dict[tuple[int, int], None] = {}
     for pair in ties:
@@ -191,7 +219,9 @@ def problem_of(
     return Problem(function, mesh, ops, values, tuple(tied), tuple(of_op), _phases(function, of_op), bound)
 
 
-def _op_choices(function: Function, mesh: Mesh, of_op: Sequence[int], prices: Prices) -> tuple[OpChoices, ...]:
+def _op_choices(
+    function: Function, mesh: Mesh, of_op: Sequence[int], prices: Prices
+) -> tuple[OpChoices, ...]:
     """The shardings of each class of ops, priced together."""
     members: dict[int, list[int]] = {}
     for at, number in enumerate(of_op):
@@ -199,8 +229,10 @@ def _op_choices(function: Function, mesh: Mesh, of_op: Sequence[int], prices: Pr
     constants = finite_constants(function)
     shardings = [even_shardings(function.ops[ops[0]], mesh, constants) for ops in members.values()]
     seconds = iter(prices.ops([*chain(*shardings)]))
-    return tuple(OpChoices(tuple(ops), own, np.array([*islice(seconds, len(own))]))
-                 for ops, own in zip(members.values(), shardings, strict=True))
+    return tuple(
+        OpChoices(tuple(ops), own, np.array([*islice(seconds, len(own))]))
+        for ops, own in zip(members.values(), shardings, strict=True)
+    )
 
 
 def _only(choices: OpChoices, letters: Collection[tuple[str | None, ...]]) -> OpChoices:
@@ -226,7 +258,7 @@ def even_shardings(op: Op, mesh: Mesh, constants: Iterable[str]) -> tuple[OpShar
     """The even shardings of an op; the one of a ``reshard``."""
     if op.kind == "reshard":
         layout = TensorSharding.parse(op["layout"]).over(op.inputs[0].type.ndim)
-        return OpSharding(op, (None,) * len(mesh.axes), (layout,), (layout,), mesh),
+        return (OpSharding(op, (None,) * len(mesh.axes), (layout,), (layout,), mesh),)
     return op_shardings(op, mesh, constants=frozenset(constants), even=True)
 
 
@@ -250,8 +282,14 @@ class _ValueClass(NamedTuple):
 
 
 def _values(
-    function: Function, mesh: Mesh, of_op: Sequence[int], inputs: Mapping[str, int], ops: Sequence[OpChoices],
-    prices: Prices, tied: set[str], within: Mapping[str, Collection[TensorSharding]] | None,
+    function: Function,
+    mesh: Mesh,
+    of_op: Sequence[int],
+    inputs: Mapping[str, int],
+    ops: Sequence[OpChoices],
+    prices: Prices,
+    tied: set[str],
+    within: Mapping[str, Collection[TensorSharding]] | None,
 ) -> tuple[ValueChoices, ...]:
     """The choices of each class of values; all changes of layout are priced together."""
     classes = _value_classes(function, of_op, inputs, tied)
@@ -262,8 +300,10 @@ def _values(
         firsts.append(changes.table(draft.made, draft.layouts, draft.type))
         seconds.append(changes.table(draft.layouts, draft.needed, draft.type, stays=of.is_moved_once))
     prices_of = changes.seconds()
-    return tuple(replace(draft, first=prices_of[first], second=prices_of[second])
-                 for draft, first, second in zip(drafts, firsts, seconds, strict=True))
+    return tuple(
+        replace(draft, first=prices_of[first], second=prices_of[second])
+        for draft, first, second in zip(drafts, firsts, seconds, strict=True)
+    )
 
 
 def _value_classes(
@@ -282,7 +322,9 @@ def _value_classes(
         made, name = made_by.get(value.name), value.name
         used = tuple(sorted(uses[name]))
         key = made or inputs[name], used, value.layout, name in returned, name in tied
-        found.setdefault(key, _ValueClass([], value.type, made, used, value.layout, name in returned, name in tied))
+        found.setdefault(
+            key, _ValueClass([], value.type, made, used, value.layout, name in returned, name in tied)
+        )
         found[key].names.append(name)
     return list(found.values())
 
@@ -297,7 +339,11 @@ class _Changes:
         self.ids: dict[TensorSharding, int] = {}
 
     def table(
-        self, rows: Sequence[TensorSharding], columns: Sequence[TensorSharding], type: TensorType, *,
+        self,
+        rows: Sequence[TensorSharding],
+        columns: Sequence[TensorSharding],
+        type: TensorType,
+        *,
         stays: bool = False,
     ) -> Ints:
         """The numbers of the changes from ``rows`` to ``columns``; -1 where one is not possible.
@@ -329,14 +375,20 @@ def reachable(source: TensorSharding, target: TensorSharding) -> bool:
 
 
 def _draft(
-    of: _ValueClass, mesh: Mesh, ops: Sequence[OpChoices], within: Mapping[str, Collection[TensorSharding]] | None
+    of: _ValueClass,
+    mesh: Mesh,
+    ops: Sequence[OpChoices],
+    within: Mapping[str, Collection[TensorSharding]] | None,
 ) -> ValueChoices:
     """The choices of a class of values, before its changes of layout have prices."""
     made: dict[TensorSharding, int] = {}
     made_by = None
     if of.made_by is not None:
         op, output = of.made_by
-        made_by = op, np.array([made.setdefault(each.outputs[output], len(made)) for each in ops[op].shardings])
+        made_by = (
+            op,
+            np.array([made.setdefault(each.outputs[output], len(made)) for each in ops[op].shardings]),
+        )
     needed: dict[TensorSharding, int] = {}
     uses = []
     for op, input in of.uses:
@@ -356,8 +408,16 @@ def _draft(
             layouts = [each for each in layouts if not each.partial]
     no_prices: Floats = np.zeros((0, 0))
     return ValueChoices(
-        tuple(of.names), of.type, made_by, tuple(made), tuple(dict.fromkeys(layouts)), tuple(needed), tuple(uses),
-        no_prices, no_prices)
+        tuple(of.names),
+        of.type,
+        made_by,
+        tuple(made),
+        tuple(dict.fromkeys(layouts)),
+        tuple(needed),
+        tuple(uses),
+        no_prices,
+        no_prices,
+    )
 
 
 def even_layouts(type: TensorType, mesh: Mesh) -> list[TensorSharding]:
@@ -370,7 +430,9 @@ def even_layouts(type: TensorType, mesh: Mesh) -> list[TensorSharding]:
             if dim is not None:
                 dims[dim].append(axis)
         split = tuple(map(tuple, dims))
-        if all(devices.cut(n, axes) is None and (not axes or n != 1)
-               for n, axes in zip(type.shape, split, strict=True)):
+        if all(
+            devices.cut(n, axes) is None and (not axes or n != 1)
+            for n, axes in zip(type.shape, split, strict=True)
+        ):
             found.append(TensorSharding(*split))
     return found

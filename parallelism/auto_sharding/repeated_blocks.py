@@ -26,7 +26,9 @@ def layout_classes(function: Function, blocks: str | None) -> LayoutClasses:
     bodies = _bodies(function, blocks)
     classes = _Numbering(function)
     if not bodies:
-        return LayoutClasses(tuple(classes.number(("op", at)) for at in range(len(function.ops))), classes.inputs)
+        return LayoutClasses(
+            tuple(classes.number(("op", at)) for at in range(len(function.ops))), classes.inputs
+        )
     classes.add_bodies(bodies)
     classes.add_inputs()
     classes.add_other_ops()
@@ -75,7 +77,7 @@ class _Numbering:
                     self.inputs[value.name] = self.number(("first used", self.ops[at], position))
                     fresh.remove(value.name)
         for name in fresh:
-            moment, _, parameter = name.partition(".")      # The class of "mean.w" follows from that of "w".
+            moment, _, parameter = name.partition(".")  # The class of "mean.w" follows from that of "w".
             if parameter in self.inputs:
                 self.inputs[name] = self.number((moment, self.inputs[parameter]))
 
@@ -96,7 +98,7 @@ def _signature(op: Op) -> Hashable:
 def _block(op: Op, pattern: str) -> str | None:
     """The region of the block that an op lies in, with the mark of the backward; None if it lies in none."""
     path = (op.region or "").rpartition(f"{MARK}.")[2]
-    region = ".".join(path.split(".")[:len(pattern.split("."))])
+    region = ".".join(path.split(".")[: len(pattern.split("."))])
     if not fnmatchcase(region, pattern):
         return None
     return region if op.region == path else f"{MARK}.{region}"

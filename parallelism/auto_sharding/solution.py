@@ -76,7 +76,8 @@ class AutoSharding:
     def is_limited(self) -> bool:
         """Whether memory had to be limited: with any amount of it another choice might be faster."""
         return self.limit_bytes is not None and (
-            bool(self.choice.moments) or self.choice.limit_bytes != self.limit_bytes)
+            bool(self.choice.moments) or self.choice.limit_bytes != self.limit_bytes
+        )
 
     @property
     def mesh(self) -> Mesh:
@@ -98,8 +99,11 @@ class AutoSharding:
         """The program as an operation of a cluster.  A training step makes its new state in the memory of the old."""
         function = self.function
         is_step = any(value.name.startswith(NEXT) for value in function.outputs)
-        return Executable(Localized(function, Devices.of(self.mesh)), donate=replaced_by(function),
-                          categories=categories(function) if is_step else None)
+        return Executable(
+            Localized(function, Devices.of(self.mesh)),
+            donate=replaced_by(function),
+            categories=categories(function) if is_step else None,
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -137,7 +141,9 @@ class AutoSharding:
         One integer program is solved for each other layout, each within ``time_limit`` seconds.  ``KeyError`` if there
         is no such value.
         """
-        return why(self.problem, self.choice, name, time_limit=time_limit, donate=replaced_by(self.problem.function))
+        return why(
+            self.problem, self.choice, name, time_limit=time_limit, donate=replaced_by(self.problem.function)
+        )
 
     def __str__(self) -> str:
         gap = f", at most {self.choice.gap:.1%} above the least" if self.choice.gap else ", the least"
@@ -145,8 +151,14 @@ class AutoSharding:
 
 
 def auto_shard(
-    function: Function, mesh: Mesh, hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
-    blocks: str | None = "block.*", ties: Iterable[tuple[str, str]] = (), time_limit: float | None = None,
+    function: Function,
+    mesh: Mesh,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    priced_dtype: str | None = None,
+    blocks: str | None = "block.*",
+    ties: Iterable[tuple[str, str]] = (),
+    time_limit: float | None = None,
     limit_bytes: int | None = None,
 ) -> AutoSharding:
     """The layouts of all values of a program that take the least time, proved by an integer program.
@@ -168,22 +180,38 @@ def auto_shard(
         raise ValueError(f"limit_bytes must be an integer of at least 1, got {limit_bytes!r}")
     machine = Hardware.of(hardware)
     start = perf_counter()
-    replaced = [(value.name.removeprefix(NEXT), value.name) for value in function.outputs
-                if value.name.removeprefix(NEXT) in replaced_by(function)]
+    replaced = [
+        (value.name.removeprefix(NEXT), value.name)
+        for value in function.outputs
+        if value.name.removeprefix(NEXT) in replaced_by(function)
+    ]
     ties = [*replaced, *ties]
     within = None
     if time_limit != inf and is_large(function, mesh, blocks):
-        within = _candidates(function, mesh, machine, priced_dtype=priced_dtype, blocks=blocks, ties=ties,
-                       limit_bytes=limit_bytes, time_limit=time_limit)
+        within = _candidates(
+            function,
+            mesh,
+            machine,
+            priced_dtype=priced_dtype,
+            blocks=blocks,
+            ties=ties,
+            limit_bytes=limit_bytes,
+            time_limit=time_limit,
+        )
     problem = problem_of(
-        function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=ties, within=within)
+        function, mesh, Prices(mesh, machine, priced_dtype), blocks=blocks, ties=ties, within=within
+    )
     built = perf_counter() - start
     found = laid_within(problem, machine, priced_dtype, limit_bytes, time_limit)
     return replace(found, build_seconds=built, blocks=blocks, ties=tuple(ties))
 
 
 def laid_within(
-    problem: Problem, hardware: Hardware, priced_dtype: str | None, limit_bytes: int | None, time_limit: float | None
+    problem: Problem,
+    hardware: Hardware,
+    priced_dtype: str | None,
+    limit_bytes: int | None,
+    time_limit: float | None,
 ) -> AutoSharding:
     """The best choice of a problem in which no device holds more than ``limit_bytes``.  `NoLayoutFits` if none does."""
     start = perf_counter()
@@ -193,11 +221,18 @@ def laid_within(
     bound, left = choice.bound_seconds, 0
     while True:
         # A smaller limit may exclude what is faster and has no such buffers: only the first bound is one for all.
-        found = AutoSharding(problem, replace(choice, bound_seconds=min(bound, choice.seconds)), hardware,
-                             priced_dtype, 0.0, perf_counter() - start, limit_bytes)
+        found = AutoSharding(
+            problem,
+            replace(choice, bound_seconds=min(bound, choice.seconds)),
+            hardware,
+            priced_dtype,
+            0.0,
+            perf_counter() - start,
+            limit_bytes,
+        )
         if limit_bytes is None or (over := found.peak_bytes - limit_bytes) <= 0:
             return found
-        left += over        # for buffers inside of changes of layout: they have no variables
+        left += over  # for buffers inside of changes of layout: they have no variables
         try:
             if left >= limit_bytes:
                 raise NoLayoutFits(f"no layouts of @{function.name} on {mesh!r} fit")
@@ -205,7 +240,9 @@ def laid_within(
         except NoLayoutFits as error:
             raise NoLayoutFits(
                 f"{error}; {decimal_bytes(left)} of the {decimal_bytes(limit_bytes)} a device are left for the buffers "
-                "inside of changes of layout", (error.least_bytes or 0) + left) from None
+                "inside of changes of layout",
+                (error.least_bytes or 0) + left,
+            ) from None
 
 
 def _candidates(
@@ -257,17 +294,23 @@ class _Written:
         for number, (each, layout) in enumerate(zip(problem.values, choice.layout_of, strict=True)):
             self.class_of |= dict.fromkeys(each.names, number)
             layouts |= dict.fromkeys(each.names, each.layouts[layout])
-        self.values = {value.name: Value(value.name, value.type, layouts[value.name])
-                       for value in problem.function.values}
+        self.values = {
+            value.name: Value(value.name, value.type, layouts[value.name])
+            for value in problem.function.values
+        }
         self.taken = {*self.values}
         self.copies: dict[tuple[str, TensorSharding, int], Value] = {}
         self.ops: list[Op] = []
 
     def add(self, op: Op, sharding: OpSharding, phase: int) -> None:
         """Adds an op, after the copies that it needs, and before the changes of what it makes."""
-        inputs = tuple(self._needed(value, layout, phase, op.region)
-                       for value, layout in zip(op.inputs, sharding.inputs, strict=True))
-        made = tuple(self._made(value, layout) for value, layout in zip(op.outputs, sharding.outputs, strict=True))
+        inputs = tuple(
+            self._needed(value, layout, phase, op.region)
+            for value, layout in zip(op.inputs, sharding.inputs, strict=True)
+        )
+        made = tuple(
+            self._made(value, layout) for value, layout in zip(op.outputs, sharding.outputs, strict=True)
+        )
         self.ops.append(op.with_values(inputs, made))
         for value, output in zip(op.outputs, made, strict=True):
             if output.name != value.name:
@@ -299,5 +342,9 @@ class _Written:
     def function(self) -> Function:
         """The program, once all ops are added."""
         of = self.problem.function
-        return replace(of, inputs=tuple(self.values[value.name] for value in of.inputs), ops=tuple(self.ops),
-                       outputs=tuple(self.values[value.name] for value in of.outputs))
+        return replace(
+            of,
+            inputs=tuple(self.values[value.name] for value in of.inputs),
+            ops=tuple(self.ops),
+            outputs=tuple(self.values[value.name] for value in of.outputs),
+        )

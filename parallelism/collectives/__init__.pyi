@@ -1,4 +1,8 @@
-from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
+from .agreement import (
+    check_agreement as check_agreement,
+    check_declared as check_declared,
+    text_of as text_of,
+)
 from .arguments import (
     SCALARS as SCALARS,
     TreeBuffers as TreeBuffers,

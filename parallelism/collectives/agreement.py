@@ -28,7 +28,7 @@ def text_of(call: MemberCall) -> str:
     """A call as errors show it: ``all_gather(float64[4, 4], dim=1)``."""
     x = "nothing" if call.dtype is None else f"{call.dtype}{list(call.shape or ())}"
     kind = KINDS.records.get(call.kind)
-    if kind is None:    # an agreement on shapes
+    if kind is None:  # an agreement on shapes
         return f"{call.kind}({x})"
     arguments = (
         (kind.moves, x),
@@ -54,7 +54,8 @@ def check_declared(
         wrong.append(f"dtype {dtype} was declared, {array.dtype} came")
     if wrong:
         raise CollectiveMismatchError(
-            f"irecv of {ranks_in_words([rank])} from {ranks_in_words([peer])}: {'; '.join(wrong)}", ranks=(rank, peer),
+            f"irecv of {ranks_in_words([rank])} from {ranks_in_words([peer])}: {'; '.join(wrong)}",
+            ranks=(rank, peer),
             operation="irecv",
         )
 
@@ -67,7 +68,8 @@ def _mismatch(
     is_tied = len(by_frequency) > 1 and len(by_frequency[0]) == len(by_frequency[1])
     odd = chain(*(by_frequency if is_tied else by_frequency[1:]))
     return CollectiveMismatchError(
-        f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts)
+        f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts
+    )
 
 
 def _difference(a: MemberCall, b: MemberCall) -> str | None:

@@ -24,7 +24,8 @@ from parallelism.operation.trees import leaves, rebuild
 from parallelism.spelling import parameters_of, unexpected_keyword
 
 SCALARS = frozenset({bool, int, float, complex}) | {
-    kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}
+    kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS
+}
 """The types of scalars."""
 
 
@@ -57,7 +58,7 @@ def members_of(
         if rank in members:
             mine = members
     copies = kind in KINDS.records and kind_of(kind).copies
-    if mine is None and not copies:     # of a copy, a rank in no group gets zeros
+    if mine is None and not copies:  # of a copy, a rank in no group gets zeros
         raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
     return mine, None, () if mine is None else (len(mine),)
 
@@ -72,7 +73,9 @@ def checked_options(call: str, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int) -> tuple[tuple[int, int], ...]:
+def shift_pairs(
+    mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int
+) -> tuple[tuple[int, int], ...]:
     """The pairs of the permute that a shift is."""
     members, _, _ = members_of(mesh, rank, "shift", axes, groups)
     return ring_pairs(len(members or ()), integer("by", by))
@@ -137,8 +140,10 @@ def check_array(kind: str, out: Any) -> None:
     if not out.flags.writeable:
         raise ValueError(f"out= of {kind} is read-only")
     if overlaps_itself(out):
-        raise ValueError(f"out= of {kind} has elements that lie in the same memory: shape {list(out.shape)}, strides "
-                         f"{list(out.strides)}; every element needs memory of its own")
+        raise ValueError(
+            f"out= of {kind} has elements that lie in the same memory: shape {list(out.shape)}, strides "
+            f"{list(out.strides)}; every element needs memory of its own"
+        )
 
 
 def overlaps_itself(array: Array) -> bool:
@@ -150,16 +155,19 @@ def overlaps_itself(array: Array) -> bool:
     if array.flags.forc or array.size < 2:
         return False
     span = array.itemsize
-    for stride, extent in sorted((abs(stride), extent) for stride, extent in zip(array.strides, array.shape,
-                                                                                   strict=True) if extent > 1):
+    for stride, extent in sorted(
+        (abs(stride), extent) for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1
+    ):
         if stride < span:
             break
         span += stride * (extent - 1)
     else:
         return False
-    if sum(abs(stride) * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True)) < (
-            array.size - 1) * array.itemsize:
-        return True     # there are more elements than places
+    if (
+        sum(abs(stride) * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True))
+        < (array.size - 1) * array.itemsize
+    ):
+        return True  # there are more elements than places
     places = np.zeros(1, np.int64)
     for stride, extent in zip(array.strides, array.shape, strict=True):
         places = np.add.outer(places, np.arange(extent) * stride).reshape(-1)
@@ -188,8 +196,12 @@ def checked_peer(mesh: Mesh, peer: Any, name: str = "a rank") -> int:
     """A rank of the mesh, or the host."""
     rank = integer(name, peer)
     if rank != HOST and not 0 <= rank < mesh.size:
-        wrapped = f"; the device after the last is (device.rank + 1) % {mesh.size}" if rank == mesh.size else ""
-        raise ValueError(f"{name} must be one of 0 to {mesh.size - 1} in {mesh!r}, or HOST (-1); got {rank}{wrapped}")
+        wrapped = (
+            f"; the device after the last is (device.rank + 1) % {mesh.size}" if rank == mesh.size else ""
+        )
+        raise ValueError(
+            f"{name} must be one of 0 to {mesh.size - 1} in {mesh!r}, or HOST (-1); got {rank}{wrapped}"
+        )
     return rank
 
 
@@ -201,7 +213,9 @@ def rank_at(group: Sequence[int], axes: Axes, position: Any) -> int:
     return group[place]
 
 
-def checked_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def checked_extents(
+    shape: int | Sequence[int], dtype: npt.DTypeLike
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and dtype of an array in shared memory."""
     extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
     wanted = as_dtype(dtype)
@@ -225,7 +239,9 @@ class TreeBuffers:
         self._tree = tree
         self._leaves = [checked_array("all_reduce", leaf) for leaf in leaves(tree)]
         self._results: list[Any] = [None] * len(self._leaves)
-        self.form = repr(rebuild(tree, [(code_of(array.dtype), array.shape) for array, _ in self._leaves])).encode()
+        self.form = repr(
+            rebuild(tree, [(code_of(array.dtype), array.shape) for array, _ in self._leaves])
+        ).encode()
         """The structure of the tree, which must be equal on all members."""
         self.by_dtype: dict[np.dtype[Any], list[int]] = {}
         """The numbers of the leaves of each dtype."""

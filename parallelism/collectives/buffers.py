@@ -64,8 +64,11 @@ def start(
     if kind.cuts:
         first = position * size if kind.unit == BLOCKS_OF_ALL else 0
         return dict(enumerate(_blocks(collective, x, size, dim, sizes), first))
-    return {0: x} if algorithm.chunks == 1 else dict(
-        enumerate(_blocks(collective, x.reshape(-1), algorithm.chunks, 0, None)))
+    return (
+        {0: x}
+        if algorithm.chunks == 1
+        else dict(enumerate(_blocks(collective, x.reshape(-1), algorithm.chunks, 0, None)))
+    )
 
 
 def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
@@ -74,7 +77,9 @@ def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
 
 
 def arrive(
-    held: Mapping[int, Array], messages: Sequence[Message], position: int,
+    held: Mapping[int, Array],
+    messages: Sequence[Message],
+    position: int,
     op: Callable[[Array, Array], Array] | None = None,
 ) -> Held:
     """The chunks that ``position`` holds after a step in which ``messages`` arrived.
@@ -102,8 +107,13 @@ def arrive(
 
 
 def finish(
-    algorithm: Algorithm, position: int, held: Mapping[int, Array], x: Array | None = None, *,
-    dim: int = 0, shape: Sequence[int] | None = None,
+    algorithm: Algorithm,
+    position: int,
+    held: Mapping[int, Array],
+    x: Array | None = None,
+    *,
+    dim: int = 0,
+    shape: Sequence[int] | None = None,
 ) -> Any:
     """The result at ``position``: an array, a list of them for all_scatter, None where there is none.
 
@@ -146,8 +156,12 @@ def sources_held(algorithm: Algorithm, position: int, held: Mapping[int, Array])
 
 
 def chunk_nbytes(
-    algorithm: Algorithm, shapes: Sequence[Sequence[int] | None], itemsize: int, *,
-    dim: int = 0, sizes: Sequence[int] | None = None,
+    algorithm: Algorithm,
+    shapes: Sequence[Sequence[int] | None],
+    itemsize: int,
+    *,
+    dim: int = 0,
+    sizes: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """The bytes of every chunk, from the shape of every position's value; what `Algorithm.bytes_sent` asks for.
 
@@ -173,7 +187,8 @@ def all_to_all_nbytes(
 ) -> tuple[int, ...]:
     """The bytes of every block of an all_to_all, from each position's shape and its sizes of blocks along ``dim``."""
     return tuple(
-        n for shape, cut in zip(shapes, sizes, strict=True)
+        n
+        for shape, cut in zip(shapes, sizes, strict=True)
         for n in block_nbytes(shape, itemsize, len(shapes), dim, cut)
     )
 

@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, MPI, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
+from parallelism.algorithms import (
+    BLOCKS_OF_ALL,
+    KINDS,
+    MPI,
+    Algorithm,
+    CollectiveKind,
+    Pairs,
+    kind_of,
+    kind_of_event,
+)
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.direct import DIRECT
 from parallelism.arrays import Ints
@@ -138,14 +147,21 @@ class Traffic(NamedTuple):
         if self.call is not None and other.call is not None:
             call = self.call._replace(nbytes=self.call.nbytes + other.call.nbytes)
         return Traffic(
-            self.bytes_sent + other.bytes_sent, self.bytes_received + other.bytes_received,
-            self.messages + other.messages, tuple(sorted(sources.items())), call,
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.messages + other.messages,
+            tuple(sorted(sources.items())),
+            call,
         )
 
     def on_event(self) -> dict[str, Any]:
         """The traffic as fields of an event."""
-        counted = {"bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received, "messages": self.messages,
-                   "sources": self.sources}
+        counted = {
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "messages": self.messages,
+            "sources": self.sources,
+        }
         return counted if self.call is None else {**counted, **self.call.on_event()}
 
 
@@ -177,7 +193,9 @@ def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffi
 
     return [
         Traffic(*totals, sources(position), described)
-        for position, totals in enumerate(zip(sent.tolist(), received.tolist(), messages.tolist(), strict=True))
+        for position, totals in enumerate(
+            zip(sent.tolist(), received.tolist(), messages.tolist(), strict=True)
+        )
     ]
 
 
@@ -224,7 +242,9 @@ def _traffic(plan: Algorithm, ranks: tuple[int, ...], position: int, chunks: tup
 @lru_cache(maxsize=8192)
 def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> CollectiveCall:
     root = plan.root if kind_of(plan.collective).rooted else None
-    pairs = tuple(sorted((source, target) for source, target in plan.pairs if source != target and chunks[source]))
+    pairs = tuple(
+        sorted((source, target) for source, target in plan.pairs if source != target and chunks[source])
+    )
     return CollectiveCall(plan.collective, ranks, payload_bytes(plan, chunks), plan.name, root, pairs)
 
 
@@ -322,11 +342,13 @@ class Moved:
         if self._is_same_for_all:
             if b"" not in self._pairs:
                 self._pairs[b""] = tuple(zip(self._names, self._given(0).tolist(), strict=True))
-            return self._pairs[b""][:position] + self._pairs[b""][position + 1:]
+            return self._pairs[b""][:position] + self._pairs[b""][position + 1 :]
         given = self._given(position)
         key = given.tobytes()
         if key not in self._pairs:
-            self._pairs[key] = tuple((name, n) for name, n in zip(self._names, given.tolist(), strict=True) if n)
+            self._pairs[key] = tuple(
+                (name, n) for name, n in zip(self._names, given.tolist(), strict=True) if n
+            )
         pairs, before = self._pairs[key], int(np.count_nonzero(given[:position]))
         return pairs[:before] + pairs[before + int(given[position] > 0) :]
 

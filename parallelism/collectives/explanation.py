@@ -102,7 +102,7 @@ class Explanation(Sequence[ExplainedStep]):
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __bool__(self) -> bool:                               # one rank needs no steps, and is explained all the same
+    def __bool__(self) -> bool:  # one rank needs no steps, and is explained all the same
         return True
 
     def __str__(self) -> str:
@@ -110,7 +110,9 @@ class Explanation(Sequence[ExplainedStep]):
 
     def __repr__(self) -> str:
         plan = self.algorithm
-        return f"<Explanation of {plan.collective}, {plan.name}, {plan.size} ranks, {len(self)} steps; print it>"
+        return (
+            f"<Explanation of {plan.collective}, {plan.name}, {plan.size} ranks, {len(self)} steps; print it>"
+        )
 
     def _repr_html_(self) -> str:
         from parallelism.collectives import explanation_picture
@@ -164,7 +166,8 @@ def explain(
     sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
     start = tuple(
-        _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank])) for rank in range(size)
+        _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]))
+        for rank in range(size)
     )
     steps = played(plan, start, rule)
     results = _results(plan, steps[-1].held if steps else start, arrays, joined, rule)
@@ -172,7 +175,14 @@ def explain(
     pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
     title = kind.title.format(op=name, root=plan.root, cut=cut, joined=joined, pairs=pairs_in_words)
     return Explanation(
-        plan, title, name, tuple(arrays), start, steps, results, _buffer_nbytes(kind, arrays),
+        plan,
+        title,
+        name,
+        tuple(arrays),
+        start,
+        steps,
+        results,
+        _buffer_nbytes(kind, arrays),
         closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
     )
 
@@ -185,7 +195,8 @@ def played(
     held, steps, received = list(start), [], [0] * plan.size
     for number, step in enumerate(plan.steps, 1):
         messages = tuple(
-            Sent(t.source, t.target, t.chunks, tuple(chunks.outgoing(held[t.source], t)), t.reduce) for t in step
+            Sent(t.source, t.target, t.chunks, tuple(chunks.outgoing(held[t.source], t)), t.reduce)
+            for t in step
         )
         for rank in range(plan.size):
             mine = [m for m in messages if m.target == rank]
@@ -197,7 +208,10 @@ def played(
 
 
 def _results(
-    plan: Algorithm, held: Sequence[Mapping[int, Array]], arrays: Sequence[Array | None], dim: int,
+    plan: Algorithm,
+    held: Sequence[Mapping[int, Array]],
+    arrays: Sequence[Array | None],
+    dim: int,
     rule: Reduction | None,
 ) -> tuple[Any, ...]:
     """The result of each rank, from what it holds after the last step."""
@@ -231,7 +245,9 @@ def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> l
         if first is None or not kind.alike:
             continue
         if array.dtype != first.dtype:
-            raise ValueError(f"dtypes differ in {collective}: rank 0 has {first.dtype}, rank {rank} has {array.dtype}")
+            raise ValueError(
+                f"dtypes differ in {collective}: rank 0 has {first.dtype}, rank {rank} has {array.dtype}"
+            )
         if first.ndim and kind.joins and not -first.ndim <= dim < first.ndim:
             raise ValueError(f"{collective} needs a dim from {-first.ndim} to {first.ndim - 1}, got {dim}")
         if _fixed(array, free) != _fixed(first, free):

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 _ROW, _ARROWS, _LETTER = 28, 120, 6.8
 _MOST_RANKS, _MOST_CHUNKS, _MOST_STEPS, _MOST_SENTENCES = 16, 64, 48, 6
-_SLIDE = ("const p=this.closest('.player');for(const f of p.querySelectorAll('[data-step]'))"
-          "f.hidden=f.dataset.step!==this.value")
+_SLIDE = (
+    "const p=this.closest('.player');for(const f of p.querySelectorAll('[data-step]'))"
+    "f.hidden=f.dataset.step!==this.value"
+)
 
 
 def html(explanation: Explanation) -> str:
@@ -41,48 +43,80 @@ def html(explanation: Explanation) -> str:
     room = _cell_width(explanation, chunks, ranks)
     frames = [_frame(explanation, None, explanation.start, None, ranks, chunks, room)]
     shown = kept(len(explanation), _MOST_STEPS)
-    frames += [_frame(explanation, step, step.held, before, ranks, chunks, room)
-               for number, (step, before) in enumerate(with_before(explanation)) if number in shown]
+    frames += [
+        _frame(explanation, step, step.held, before, ranks, chunks, room)
+        for number, (step, before) in enumerate(with_before(explanation))
+        if number in shown
+    ]
     first = min(1, len(frames) - 1)
-    player = "".join(f'<div data-step="{i}"{" hidden" * (i != first)}>{frame}</div>' for i, frame in enumerate(frames))
-    slider = "" if len(frames) == 1 else (
-        f'<label>step <input type="range" min="0" max="{len(frames) - 1}" value="{first}" step="1" oninput="{_SLIDE}" '
-        f'aria-label="step of the collective"></label>')
+    player = "".join(
+        f'<div data-step="{i}"{" hidden" * (i != first)}>{frame}</div>' for i, frame in enumerate(frames)
+    )
+    slider = (
+        ""
+        if len(frames) == 1
+        else (
+            f'<label>step <input type="range" min="0" max="{len(frames) - 1}" value="{first}" step="1" oninput="{_SLIDE}" '
+            f'aria-label="step of the collective"></label>'
+        )
+    )
     left_out = [
-        f"{len(some)} of {count} {what} are drawn" for some, count, what in (
-            (ranks, len(explanation.inputs), "ranks"), (chunks, explanation.algorithm.chunks, "chunks"),
-            (frames[1:], len(explanation), "steps")) if len(some) < count]
+        f"{len(some)} of {count} {what} are drawn"
+        for some, count, what in (
+            (ranks, len(explanation.inputs), "ranks"),
+            (chunks, explanation.algorithm.chunks, "chunks"),
+            (frames[1:], len(explanation), "steps"),
+        )
+        if len(some) < count
+    ]
     results = facts((f"rank {rank}", values(explanation.results[rank], 16)) for rank in ranks)
     return figure(
-        f'<div class="player">{slider}{player}</div>', *map(note, left_out),
-        folded_away("result", results) if chunks else "", *map(note, account(explanation)),
-        folded_away("all steps as text", preformatted(text(explanation))), title=heading(explanation))
+        f'<div class="player">{slider}{player}</div>',
+        *map(note, left_out),
+        folded_away("result", results) if chunks else "",
+        *map(note, account(explanation)),
+        folded_away("all steps as text", preformatted(text(explanation))),
+        title=heading(explanation),
+    )
 
 
 def _cell_width(explanation: Explanation, chunks: Sequence[int], ranks: Sequence[int]) -> float:
     """As wide as the longest value, such that all chunks fit beside the arrows, but never too thin to be seen."""
     held = [explanation.start, *(step.held for step in explanation.steps[:_MOST_STEPS])]
-    longest = max((len(values(rows[rank][c], 4)) for rows in held for rank in ranks for c in chunks if c in rows[rank]),
-                  default=4)
+    longest = max(
+        (len(values(rows[rank][c], 4)) for rows in held for rank in ranks for c in chunks if c in rows[rank]),
+        default=4,
+    )
     heads = max((len(label(explanation, c)) for c in chunks), default=0)
     return max(16.0, min(max(longest, heads) * _LETTER + 10, 380 / max(len(chunks), 1)))
 
 
 def _frame(
-    explanation: Explanation, step: ExplainedStep | None, held: Rows, before: Rows | None, ranks: Sequence[int],
-    chunks: Sequence[int], room: float,
+    explanation: Explanation,
+    step: ExplainedStep | None,
+    held: Rows,
+    before: Rows | None,
+    ranks: Sequence[int],
+    chunks: Sequence[int],
+    room: float,
 ) -> str:
     margin = 16 + 7 * len(f"rank {ranks[-1]}")
     left = margin + (_ARROWS if len(explanation) else 0)
     width, height = left + room * len(chunks) + 8, 24 + _ROW * len(ranks)
     words = "before the first step" if step is None else f"after step {step.number} of {len(explanation)}"
-    lines = [f'<svg width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" role="img" font-size="12" '
-             f'fill="var(--ink)"><title>{words}</title>']
+    lines = [
+        f'<svg width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" role="img" font-size="12" '
+        f'fill="var(--ink)"><title>{words}</title>'
+    ]
     for place, chunk in enumerate(chunks):
         name = label(explanation, chunk)
         fitting = next((word for word in (name, name.split()[-1]) if len(word) * _LETTER + 2 <= room), "")
-        lines.append(f'<text x="{left + room * (place + .5):.1f}" y="15" text-anchor="middle" fill="var(--quiet)">'
-                     f"{escape(fitting)}</text>" if fitting else "")
+        lines.append(
+            f'<text x="{left + room * (place + 0.5):.1f}" y="15" text-anchor="middle" fill="var(--quiet)">'
+            f"{escape(fitting)}</text>"
+            if fitting
+            else ""
+        )
     for place, rank in enumerate(ranks):
         y = 22 + _ROW * place
         lines.append(f'<text x="6" y="{y + 17}">rank {rank}</text>')
@@ -95,7 +129,13 @@ def _frame(
 
 
 def _cells(
-    explanation: Explanation, held: Rows, before: Rows | None, rank: int, chunks: Sequence[int], left: float, y: int,
+    explanation: Explanation,
+    held: Rows,
+    before: Rows | None,
+    rank: int,
+    chunks: Sequence[int],
+    left: float,
+    y: int,
     room: float,
 ) -> Iterator[str]:
     for place, chunk in enumerate(chunks):
@@ -105,8 +145,10 @@ def _cells(
         words = [values(held[rank][chunk], limit) for limit in (8, 4, 2)] if here else []
         fitting = next((word for word in words if len(word) * _LETTER + 6 <= room), "")
         tip = "" if fitting or not here else f"<title>{escape(values(held[rank][chunk], 24))}</title>"
-        yield (f'<rect x="{x + 1.5:.1f}" y="{y + 1.5}" width="{room - 3:.1f}" height="{_ROW - 5}" '
-               f'fill="{tint(chunk + 1) if here else "none"}" {frame}>{tip}</rect>')
+        yield (
+            f'<rect x="{x + 1.5:.1f}" y="{y + 1.5}" width="{room - 3:.1f}" height="{_ROW - 5}" '
+            f'fill="{tint(chunk + 1) if here else "none"}" {frame}>{tip}</rect>'
+        )
         if fitting:
             yield (f'<text x="{x + room / 2:.1f}" y="{y + 17}" text-anchor="middle">{escape(fitting)}</text>')
 
@@ -116,18 +158,22 @@ def _arrows(step: ExplainedStep, ranks: Sequence[int], chunks: Sequence[int], ma
     places = {rank: place for place, rank in enumerate(ranks)}
     for message in step.messages:
         if message.source in places and message.target in places and message.source != message.target:
-            start, end = (22 + _ROW * places[rank] + _ROW / 2 + shift
-                          for rank, shift in ((message.source, -4), (message.target, 4)))
-            bow = 18 + (_ARROWS - 30) * abs(places[message.target] - places[message.source]) / max(len(ranks) - 1, 1)
+            start, end = (
+                22 + _ROW * places[rank] + _ROW / 2 + shift
+                for rank, shift in ((message.source, -4), (message.target, 4))
+            )
+            bow = 18 + (_ARROWS - 30) * abs(places[message.target] - places[message.source]) / max(
+                len(ranks) - 1, 1
+            )
             colour = _stroke(message.chunks[0] + 1 if message.chunks else 0)
-            yield (f'<path d="M{margin} {start:.1f}C{margin + bow * 1.2:.1f} {start:.1f} {margin + bow * 1.2:.1f} '
-                   f'{end:.1f} {margin + 6} {end:.1f}" fill="none" stroke="{colour}" stroke-width="2">'
-                   f"<title>rank {message.source} to rank {message.target}</title></path>"
-                   f'<path d="M{margin} {end:.1f}l8 -4v8z" fill="{colour}"/>')
+            yield (
+                f'<path d="M{margin} {start:.1f}C{margin + bow * 1.2:.1f} {start:.1f} {margin + bow * 1.2:.1f} '
+                f'{end:.1f} {margin + 6} {end:.1f}" fill="none" stroke="{colour}" stroke-width="2">'
+                f"<title>rank {message.source} to rank {message.target}</title></path>"
+                f'<path d="M{margin} {end:.1f}l8 -4v8z" fill="{colour}"/>'
+            )
 
 
 def _stroke(number: int) -> str:
     hue = number * 137 % 360
     return f"light-dark(hsl({hue},70%,38%),hsl({hue},65%,66%))"
-
-

@@ -48,12 +48,14 @@ def text(explanation: Explanation) -> str:
 
 def _clipped(line: str) -> str:
     line = line.rstrip()
-    return line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..."
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
 
 
 def with_before(explanation: Explanation) -> Iterator[tuple[ExplainedStep, Rows]]:
     """Each step, and what was held before it."""
-    return zip(explanation.steps, (explanation.start, *(step.held for step in explanation.steps)), strict=False)
+    return zip(
+        explanation.steps, (explanation.start, *(step.held for step in explanation.steps)), strict=False
+    )
 
 
 def values(value: Any, limit: int) -> str:
@@ -93,8 +95,10 @@ def _extents(array: Array) -> str:
 def heading(explanation: Explanation) -> str:
     plan = explanation.algorithm
     order = f" Combined {plan.order}." if plan.order else ""
-    return (f"{plan.collective}, {plan.name}, over {plural(plan.size, 'rank')}: {explanation.title}. "
-            f"{plural(len(explanation), 'step')}.{order}")
+    return (
+        f"{plan.collective}, {plan.name}, over {plural(plan.size, 'rank')}: {explanation.title}. "
+        f"{plural(len(explanation), 'step')}.{order}"
+    )
 
 
 def label(explanation: Explanation, chunk: int) -> str:
@@ -115,8 +119,13 @@ def sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
     sentences = []
     for (source, chunks, reduce), messages in alike.items():
         held = zip(chunks, messages[0].arrays, strict=True)
-        pieces = [f"[{label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
-        targets, how = ", ".join(str(each.target) for each in messages), f"  {explanation.op}" if reduce else ""
+        pieces = [
+            f"[{label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held
+        ]
+        targets, how = (
+            ", ".join(str(each.target) for each in messages),
+            f"  {explanation.op}" if reduce else "",
+        )
         sentences.append(f"{source} -> {targets}  {' '.join(pieces) or '(no payload)'}{how}")
     return sentences
 
@@ -153,7 +162,9 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
         if rank == "...":
             lines.append(_row(explanation, rank) + row)
             continue
-        pieces = [f"{label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
+        pieces = [
+            f"{label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row
+        ]
         wrapped = _wrapped(pieces or ["."], " | ", _INDENT)
         lines += [_row(explanation, rank) + wrapped[0].lstrip(), *wrapped[1:]]
     return lines
@@ -180,7 +191,11 @@ def _row(explanation: Explanation, rank: int | str) -> str:
     """The beginning of a rank's line; of ``...``, a line of other words, the indentation alone."""
     if rank == "...":
         return _INDENT
-    return f"rank {rank}".ljust(len(_INDENT) - 2) + "| " if explanation.algorithm.size <= 100 else f"rank {rank}| "
+    return (
+        f"rank {rank}".ljust(len(_INDENT) - 2) + "| "
+        if explanation.algorithm.size <= 100
+        else f"rank {rank}| "
+    )
 
 
 def account(explanation: Explanation) -> list[str]:
@@ -188,7 +203,11 @@ def account(explanation: Explanation) -> list[str]:
     plan, form, nbytes = explanation.algorithm, explanation.closed_form, explanation.buffer_nbytes
     predicted = form.bytes_received(nbytes)
     exact = predicted == explanation.bytes_received
-    each = f"{predicted[0]:g} by each rank" if len(set(predicted)) == 1 else " ".join(f"{n:g}" for n in predicted)
+    each = (
+        f"{predicted[0]:g} by each rank"
+        if len(set(predicted)) == 1
+        else " ".join(f"{n:g}" for n in predicted)
+    )
     return [
         " ".join(_by_rank(explanation.bytes_received, "bytes received")) + ".",
         " ".join(_by_rank(plan.messages_sent(), "messages sent")) + ".",

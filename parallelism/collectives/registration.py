@@ -104,22 +104,34 @@ def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
         (not (isinstance(record.name, str) and record.name.isidentifier()), "name must be an identifier"),
         (record.name in (HIERARCHICAL, TORUS), "this name stands for prices that depend on the hardware"),
         (record.name == MPI, "this name stands for the collectives of an MPI library"),
-        (not record.kinds, "kinds must name at least one kind"))
+        (not record.kinds, "kinds must name at least one kind"),
+    )
     for name in record.kinds:
         kind = KINDS.records.get(name)
         refuse(
             what,
             (kind is None, f"there is no kind {name!r}; register it first"),
-            (kind is not None and kind.reduces and record.steps is not None and not record.order,
-             f"{name} reduces: order must say in which order"))
+            (
+                kind is not None and kind.reduces and record.steps is not None and not record.order,
+                f"{name} reduces: order must say in which order",
+            ),
+        )
     refuse(
         what,
         (not record.formula, "formula must say what a position receives"),
-        (not callable(record.closed_form),
-         f"closed_form must be a function of (size, root, pairs), got {record.closed_form!r}"),
-        (record.steps is None and record.phases is None,
-         "there are neither steps, to be run, nor phases, to be priced"),
-        (record.applies is not None and not record.needs, "needs must say in words what applies() asks of a size"))
+        (
+            not callable(record.closed_form),
+            f"closed_form must be a function of (size, root, pairs), got {record.closed_form!r}",
+        ),
+        (
+            record.steps is None and record.phases is None,
+            "there are neither steps, to be run, nor phases, to be priced",
+        ),
+        (
+            record.applies is not None and not record.needs,
+            "needs must say in words what applies() asks of a size",
+        ),
+    )
     applying = [size for size in sizes if record.fits(size)]
     refuse(what, (not applying, f"it applies to none of the sizes {tuple(sizes)}"))
     for name in record.kinds:
@@ -131,7 +143,8 @@ def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
                     raise
                 except Exception as error:
                     raise RegistrationError(
-                        f"{what}, {name} over {size} with root {root}: {type(error).__name__}: {error}") from error
+                        f"{what}, {name} over {size} with root {root}: {type(error).__name__}: {error}"
+                    ) from error
 
 
 def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: int) -> None:
@@ -140,36 +153,70 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
     cost = Cost(*record.closed_form(g, root, pairs))
     refuse(
         what,
-        *((len(numbers) != g, f"closed_form gives {len(numbers)} numbers as {field}, for {g} positions")
-          for field, numbers in (("sent", cost.sent), ("received", cost.received), ("messages", cost.messages))),
-        (sum(cost.sent) != sum(cost.received),
-         f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received"))
+        *(
+            (len(numbers) != g, f"closed_form gives {len(numbers)} numbers as {field}, for {g} positions")
+            for field, numbers in (
+                ("sent", cost.sent),
+                ("received", cost.received),
+                ("messages", cost.messages),
+            )
+        ),
+        (
+            sum(cost.sent) != sum(cost.received),
+            f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received",
+        ),
+    )
     sent = [Fraction(part, cost.whole) for part in cost.sent]
     received = [Fraction(part, cost.whole) for part in cost.received]
     if record.steps is not None:
         stages: tuple[Any, ...] = tuple(record.steps(g, root, pairs))
-        refuse(what, *((not isinstance(stage, Stage),
-                        f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}")
-                       for stage in stages))
-        plan = Algorithm(kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages)
+        refuse(
+            what,
+            *(
+                (
+                    not isinstance(stage, Stage),
+                    f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}",
+                )
+                for stage in stages
+            ),
+        )
+        plan = Algorithm(
+            kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages
+        )
         for step in plan.steps:
             for each in step:
                 refuse(
                     what,
-                    (each.source == each.target or not all(0 <= p < g for p in (each.source, each.target)),
-                     f"a message goes from position {each.source} to {each.target}"),
-                    (any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
-                     f"a message carries chunks {each.chunks} of {plan.chunks}"),
-                    (each.reduce and not kind.reduces, "a message reduces, and the kind does not"))
-        for verb, by_form, count in (("sent", sent, plan.bytes_sent), ("received", received, plan.bytes_received)):
+                    (
+                        each.source == each.target or not all(0 <= p < g for p in (each.source, each.target)),
+                        f"a message goes from position {each.source} to {each.target}",
+                    ),
+                    (
+                        any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
+                        f"a message carries chunks {each.chunks} of {plan.chunks}",
+                    ),
+                    (each.reduce and not kind.reduces, "a message reduces, and the kind does not"),
+                )
+        for verb, by_form, count in (
+            ("sent", sent, plan.bytes_sent),
+            ("received", received, plan.bytes_received),
+        ):
             by_steps = [Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
-            refuse(what, (by_form != by_steps,
-                          f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(by_steps)}"))
+            refuse(
+                what,
+                (
+                    by_form != by_steps,
+                    f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(by_steps)}",
+                ),
+            )
         refuse(
             what,
-            (cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
-             f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
-             f"{plan.messages_sent()}"))
+            (
+                cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
+                f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
+                f"{plan.messages_sent()}",
+            ),
+        )
         _check_results(plan, kind, what)
     if record.phases is not None:
         priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
@@ -179,8 +226,13 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
                 moved = Fraction(phase.sendings * parts, phase.whole)
                 priced_sent[source] += moved
                 priced_received[target] += moved
-        refuse(what, ((priced_sent, priced_received) != (sent, received),
-                      f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}"))
+        refuse(
+            what,
+            (
+                (priced_sent, priced_received) != (sent, received),
+                f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}",
+            ),
+        )
 
 
 def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
@@ -199,7 +251,10 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
     steps = played(plan, start, rule)
     held = steps[-1].held if steps else start
     for p in range(g):
-        result, expected = chunks.finish(plan, p, held[p], inputs[p], shape=shape), result_of(calls, p, inputs, rule)
+        result, expected = (
+            chunks.finish(plan, p, held[p], inputs[p], shape=shape),
+            result_of(calls, p, inputs, rule),
+        )
         if kind.lists:
             is_right = all(np.array_equal(a, b) for a, b in zip(result, inputs, strict=True))
         elif expected is None:
@@ -210,8 +265,13 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
             is_right = np.array_equal(result, array)
         refuse(what, (not is_right, f"position {p} does not get what {kind.name} gives"))
     nbytes = [inputs[0].nbytes // plan.chunks_of_buffer] * plan.chunks
-    refuse(what, (plan.chunks and payload_bytes(plan, nbytes) != inputs[0].nbytes,
-                  f"{plan.chunks} chunks do not make up one buffer"))
+    refuse(
+        what,
+        (
+            plan.chunks and payload_bytes(plan, nbytes) != inputs[0].nbytes,
+            f"{plan.chunks} chunks do not make up one buffer",
+        ),
+    )
 
 
 def _shown(parts: Sequence[Fraction]) -> str:

@@ -17,8 +17,17 @@ from parallelism.spelling import did_you_mean
 
 
 def call_fields(
-    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
-    factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
+    kind: str,
+    x: Any,
+    op: ReduceOp | None,
+    dim: int,
+    concat_dim: int,
+    sizes: Sequence[int] | None,
+    factors: Sequence[int],
+    root: int,
+    position: int,
+    size: int,
+    to_array: Callable[[str, Any], tuple[Array, bytes]],
 ) -> "tuple[dict[str, Any], Array | None, Reduction | None]":
     """The fields of a member's call that depend on its value, the value as an array, and its reduction.
 
@@ -34,7 +43,11 @@ def call_fields(
     if reducing is not None:
         array = array.astype(reducing.dtype, copy=False)
     fields: dict[str, Any] = {
-        "op": None if reducing is None else reducing.name, "form": form, "dtype": array.dtype, "shape": array.shape}
+        "op": None if reducing is None else reducing.name,
+        "form": form,
+        "dtype": array.dtype,
+        "shape": array.shape,
+    }
     if of_kind.cuts:
         checked = None if sizes is None else integers("split_sizes", sizes, "a split size")
         fields["dim"] = normal_dim(kind, dim, array.ndim)
@@ -110,11 +123,11 @@ def result_of(
     if kind.lists or not kind.is_got_by(position, mine.root):
         return None
     sources = kind.sources_of(position, g, mine.root, mine.pairs)
-    if not sources:     # of a copy
+    if not sources:  # of a copy
         own = arrays[position]
         return Result(own.shape, own.dtype, lambda out: out.fill(0))
     if kind.reduces and reduction is None:
-        sources = sources[:1]   # all have the shape and the dtype of the first
+        sources = sources[:1]  # all have the shape and the dtype of the first
     parts = [arrays[source] for source in sources]
     if kind.cuts:
         parts = [part[calls[source].block(position)] for source, part in zip(sources, parts, strict=True)]
@@ -127,8 +140,9 @@ def result_of(
 
 def copy_of(array: Array) -> Result:
     """The array of one member, unchanged."""
+
     def fill(out: Array) -> None:
-        out[...] = array    # a third of the time of `numpy.copyto`
+        out[...] = array  # a third of the time of `numpy.copyto`
 
     return Result(array.shape, array.dtype, fill)
 
@@ -161,8 +175,14 @@ def _cannot(out: Array) -> None:
 
 
 _UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 _OTHER_NAMES = {"avg": "mean", "product": "prod"}
 OPS = (*_UFUNCS, *_OTHER_NAMES)
@@ -195,7 +215,7 @@ class Reduction(NamedTuple):
 
     def finish(self, total: Array, terms: int) -> None:
         """Divides the sum of a mean by the number of terms, in place.  Other reductions need nothing at the end."""
-        if self.name == "mean" and self.ufunc is not None:      # a user's function may be called mean
+        if self.name == "mean" and self.ufunc is not None:  # a user's function may be called mean
             np.divide(total, terms, out=total)
 
     def reduce(self, terms: Sequence[Array], out: Array) -> None:
@@ -230,7 +250,7 @@ def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
 def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else op
     if name not in _UFUNCS:
-        hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)    # ReduceOp.SUM of torch, MPI.SUM
+        hint = did_you_mean(str(op).rpartition(".")[2], _UFUNCS)  # ReduceOp.SUM of torch, MPI.SUM
         raise ValueError(f"op must be one of {', '.join(OPS)} or a function of two arrays, got {op!r}{hint}")
     kind, whole = dtype.kind, is_integer(dtype) or dtype.kind == "b"
     if name in ("and", "or", "xor") and not whole:

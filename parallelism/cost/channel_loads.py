@@ -35,8 +35,11 @@ class ChannelLoads(Mapping[Channel, float]):
 
     @cached_property
     def _all(self) -> dict[Channel, float]:
-        return {(level, fault, number): load for (level, fault), (numbers, loads) in self.by_level.items()
-                for number, load in zip(numbers.tolist(), loads.tolist(), strict=True)}
+        return {
+            (level, fault, number): load
+            for (level, fault), (numbers, loads) in self.by_level.items()
+            for number, load in zip(numbers.tolist(), loads.tolist(), strict=True)
+        }
 
     def __getitem__(self, channel: Channel) -> float:
         return self._all[channel]

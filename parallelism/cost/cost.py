@@ -79,15 +79,23 @@ class CollectiveCost:
 
     def __str__(self) -> str:
         payload, bus = quantities.nbytes(self.nbytes), quantities.rate(self.bus_bytes_per_second)
-        return (f"{self.collective} of {payload} over {quantities.plural(self.size, 'rank')}, {self.algorithm}: "
-                f"{quantities.seconds(self.seconds)}, bus bandwidth {bus}")
+        return (
+            f"{self.collective} of {payload} over {quantities.plural(self.size, 'rank')}, {self.algorithm}: "
+            f"{quantities.seconds(self.seconds)}, bus bandwidth {bus}"
+        )
 
     def _repr_html_(self) -> str:
-        return figure(facts([
-            ("payload", quantities.nbytes(self.nbytes)), ("time", quantities.seconds(self.seconds)),
-            ("payload over time", quantities.rate(self.algorithm_bytes_per_second)),
-            ("bus bandwidth", quantities.rate(self.bus_bytes_per_second))]),
-            title=f"{self.collective} over {quantities.plural(self.size, 'rank')}, {self.algorithm}")
+        return figure(
+            facts(
+                [
+                    ("payload", quantities.nbytes(self.nbytes)),
+                    ("time", quantities.seconds(self.seconds)),
+                    ("payload over time", quantities.rate(self.algorithm_bytes_per_second)),
+                    ("bus bandwidth", quantities.rate(self.bus_bytes_per_second)),
+                ]
+            ),
+            title=f"{self.collective} over {quantities.plural(self.size, 'rank')}, {self.algorithm}",
+        )
 
 
 class Costs:
@@ -105,13 +113,18 @@ class Costs:
         self._shapes: dict[tuple[int, bytes], Group] = {}
         """The first group of each shape."""
 
-    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+    def __reduce__(self) -> tuple[Any, ...]:  # without what is remembered
         return Costs, (self.hardware,)
 
     # -- compute and messages ------------------------------------------------------------------------------------------
 
     def compute_seconds(
-        self, flops: float = 0.0, nbytes: float = 0.0, *, dtype: object = None, rank: int | None = None,
+        self,
+        flops: float = 0.0,
+        nbytes: float = 0.0,
+        *,
+        dtype: object = None,
+        rank: int | None = None,
         shape: Shape | None = None,
     ) -> float:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
@@ -128,15 +141,21 @@ class Costs:
         if not flops and not nbytes:
             return 0.0
         hardware = self.hardware
-        free = flops <= nbytes <= FEW_BYTES and dtype is not None and (
-            rate_name(str(dtype)) not in hardware.flops_per_second)
+        free = (
+            flops <= nbytes <= FEW_BYTES
+            and dtype is not None
+            and (rate_name(str(dtype)) not in hardware.flops_per_second)
+        )
         computing = flops / hardware.peak(dtype) if flops and not free else 0.0
         if hardware.products is not None and shape is not None:
             computing /= hardware.efficiency(dtype) * hardware.products.reached(shape)
         elif computing:
             computing = _ramped(computing, hardware.flops_ramp_seconds, hardware.efficiency(dtype))
         moving = _ramped(
-            nbytes / hardware.memory_bytes_per_second, hardware.memory_ramp_seconds, hardware.memory_efficiency)
+            nbytes / hardware.memory_bytes_per_second,
+            hardware.memory_ramp_seconds,
+            hardware.memory_efficiency,
+        )
         longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
         taken = max(hardware.kernel_launch_seconds + longest + besides, hardware.issue_seconds)
         return taken * hardware.slowdown(rank)
@@ -152,7 +171,10 @@ class Costs:
         latency, bandwidth = path.latency_seconds, path.bytes_per_second
         if path.level is not None and (link := self.hardware.links[path.level]).pieces:
             other = link.line(nbytes)
-            latency, bandwidth = latency - link.latency_seconds + other[0], bandwidth / link.bytes_per_second * other[1]
+            latency, bandwidth = (
+                latency - link.latency_seconds + other[0],
+                bandwidth / link.bytes_per_second * other[1],
+            )
         return latency + nbytes / bandwidth
 
     # -- collectives ---------------------------------------------------------------------------------------------------
@@ -162,7 +184,13 @@ class Costs:
         return self._applying(collective, (_ranks(group),))
 
     def collective(
-        self, collective: str, nbytes: float, group: Iterable[int], *, algorithm: str | None = None, root: int = 0,
+        self,
+        collective: str,
+        nbytes: float,
+        group: Iterable[int],
+        *,
+        algorithm: str | None = None,
+        root: int = 0,
         pairs: Pairs = (),
     ) -> CollectiveCost:
         """The cost of a collective over a group of ranks; without ``algorithm``, by the cheapest one.
@@ -173,7 +201,7 @@ class Costs:
         ``ValueError`` for an algorithm that does not apply, naming those that do.
         """
         ranks = _ranks(group)
-        if algorithm is not None:       # an error names the ranks
+        if algorithm is not None:  # an error names the ranks
             return self._collective(collective, nbytes, ranks, algorithm, root, pairs)
         return self._collective(collective, nbytes, self._like(ranks), algorithm, root, pairs)
 
@@ -197,8 +225,10 @@ class Costs:
     ) -> tuple[CollectiveCost, ...]:
         """The cost by each algorithm, the cheapest first."""
         ranks = _ranks(group)
-        costs = (self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
-                 for name in self.algorithms(collective, ranks))
+        costs = (
+            self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
+            for name in self.algorithms(collective, ranks)
+        )
         return tuple(sorted(costs, key=lambda cost: cost.seconds))
 
     def channel_bytes(
@@ -206,10 +236,17 @@ class Costs:
     ) -> ChannelLoads:
         """The bytes that cross each channel in a collective that costs so, all its phases together."""
         return self._bytes_added(
-            NO_LOADS, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs)
+            NO_LOADS, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs
+        )
 
     def _bytes_added(
-        self, found: ChannelLoads, collective: str, name: str, nbytes: float, groups: Groups, root: int,
+        self,
+        found: ChannelLoads,
+        collective: str,
+        name: str,
+        nbytes: float,
+        groups: Groups,
+        root: int,
         pairs: Pairs = (),
     ) -> ChannelLoads:
         def part(collective: str, nbytes: float, groups: Groups, root: int = 0) -> tuple[float, str]:
@@ -227,13 +264,15 @@ class Costs:
     @memoized
     def _loads(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> ChannelLoads:
         return channel_loads(
-            self.hardware, tuple(each_phase(self._rules(collective, name, groups[0], root, pairs))), groups)
+            self.hardware, tuple(each_phase(self._rules(collective, name, groups[0], root, pairs))), groups
+        )
 
     def _cheapest(
         self, collective: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
     ) -> tuple[float, str]:
         seconds = {
-            name: self._by(collective, name, nbytes, groups, root, pairs) for name in self._applying(collective, groups)
+            name: self._by(collective, name, nbytes, groups, root, pairs)
+            for name in self._applying(collective, groups)
         }
         least = min(seconds.values())
         return least, next(name for name, took in seconds.items() if took <= least * (1 + 1e-12))
@@ -249,7 +288,7 @@ class Costs:
             more += (TORUS,)
         size = len(groups[0])
         known = names(collective, size)
-        if len(groups) * size ** 2 > MOST_IN_TURN ** 2:
+        if len(groups) * size**2 > MOST_IN_TURN**2:
             known = tuple(name for name in known if not record_of(collective, name, size).turns) or known
         return (*more, *known)
 
@@ -262,13 +301,16 @@ class Costs:
                 raise ValueError(
                     f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
                     f"than one, in each of several units); these apply: "
-                    f"{', '.join(names(collective, len(groups[0])))}")
+                    f"{', '.join(names(collective, len(groups[0])))}"
+                )
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
         found = self._terms(collective, name, self._once(groups), root, pairs)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
 
     @memoized
-    def _terms(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Term | Falling, int]:
+    def _terms(
+        self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs
+    ) -> dict[Term | Falling, int]:
         rules = self._rules(collective, name, groups[0], root, pairs)
         size = len(groups[0])
         rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
@@ -284,12 +326,19 @@ class Costs:
     @memoized
     def _base_seconds(self, ranks: Group) -> float:
         """What any collective over these ranks takes beside its messages: the largest base of a level that they use."""
-        reached = [(level, link.reached.base_seconds) for level, link in enumerate(self.hardware.links) if link.reached]
+        reached = [
+            (level, link.reached.base_seconds)
+            for level, link in enumerate(self.hardware.links)
+            if link.reached
+        ]
         if not any(base for _, base in reached):
             return 0.0
         places = places_of(self.hardware, np.array(ranks, np.int64))
-        used = [level for level in range(len(self.hardware.links))
-                if (places // self.hardware.inside(level) != places[0] // self.hardware.inside(level)).any()]
+        used = [
+            level
+            for level in range(len(self.hardware.links))
+            if (places // self.hardware.inside(level) != places[0] // self.hardware.inside(level)).any()
+        ]
         return max((base for level, base in reached if level <= max(used)), default=0.0)
 
     @memoized
@@ -309,16 +358,15 @@ class Costs:
         shape = group_shapes(self.hardware, np.array([ranks], np.int64))
         return self._shapes.setdefault((len(ranks), shape.tobytes()), ranks)
 
-    def _rules(
-        self, collective: str, name: str, group: Group, root: int, pairs: Pairs
-    ) -> tuple[Rule, ...]:
+    def _rules(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> tuple[Rule, ...]:
         if name != TORUS or collective not in ON_A_TORUS:
             return phase_rules(collective, name, len(group), root, pairs)
         grid = positions_on_torus(self.hardware, group)
         if grid is None:
             raise ValueError(
                 f"no algorithm 'torus' for {collective} over {group} (it needs all ranks along each dim of a ring or "
-                f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}")
+                f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}"
+            )
         return torus_phases(collective, grid)
 
 

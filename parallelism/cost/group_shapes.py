@@ -49,7 +49,8 @@ def has_own_ports(hardware: Hardware) -> bool:
     return not hardware.faults and all(
         link.shape == "memory"
         or (link.shape in ("switch", "fully_connected") and link.ports in (None, hardware.inside(level)))
-        for level, link in enumerate(hardware.links))
+        for level, link in enumerate(hardware.links)
+    )
 
 
 def is_striped(hardware: Hardware, level: int) -> bool:
@@ -61,7 +62,8 @@ def unit_of_member(inside: int, places: Ints) -> Ints:
     """The number of the unit of each member of each group; those of different groups are different units."""
     units = places // inside
     numbers: Ints = np.unique(
-        units + np.arange(len(places))[:, None] * (int(units.max()) + 1), return_inverse=True)[1].reshape(places.shape)
+        units + np.arange(len(places))[:, None] * (int(units.max()) + 1), return_inverse=True
+    )[1].reshape(places.shape)
     return numbers
 
 
@@ -75,8 +77,11 @@ class Blocks(NamedTuple):
     def levels(self, distance: int) -> tuple[int, ...]:
         """The levels at which members at this distance meet, counted around the group."""
         nearest = min(distance, self.size - distance)
-        return tuple(level for level, (inner, outer) in enumerate(zip(self.inside, self.inside[1:], strict=False))
-                     if inner < outer and nearest < outer)
+        return tuple(
+            level
+            for level, (inner, outer) in enumerate(zip(self.inside, self.inside[1:], strict=False))
+            if inner < outer and nearest < outer
+        )
 
     def units(self) -> Iterator[tuple[int, int]]:
         """By level, how many members are in a unit that it joins, and in all units that it joins together."""
@@ -92,7 +97,7 @@ class Blocks(NamedTuple):
 def blocks_of(hardware: Hardware, group: tuple[int, ...]) -> Blocks | None:
     """The group as blocks; None if it is not regular in this way."""
     if min(group) < 0 or max(group) >= hardware.ranks:
-        places_of(hardware, np.array(group, np.int64))      # refuses them
+        places_of(hardware, np.array(group, np.int64))  # refuses them
     units = tuple(hardware.inside(level) for level in range(len(hardware.links)))
     return _blocks(units, hardware.placement, group)
 
@@ -116,7 +121,7 @@ def _blocks(units: tuple[int, ...], placement: tuple[int, ...], group: tuple[int
 def _first_alike(values: Ints) -> Ints:
     """For each value, the first place in its row that has the same value."""
     before, after = values[:, :-1], values[:, 1:]
-    if (before <= after).all() or (before >= after).all():      # then equal values stand side by side
+    if (before <= after).all() or (before >= after).all():  # then equal values stand side by side
         first = np.zeros(values.shape, np.int64)
         np.multiply(before != after, np.arange(1, values.shape[1]), out=first[:, 1:])
         return np.maximum.accumulate(first, axis=1, out=first)

@@ -31,7 +31,11 @@ Price = Callable[..., tuple[float, str]]
 INSIDE, ACROSS = "inside", "across"
 
 PARTS: dict[str, tuple[tuple[str, str, bool], ...]] = {
-    "all_reduce": (("reduce_scatter", INSIDE, False), ("all_reduce", ACROSS, True), ("all_gather", INSIDE, False)),
+    "all_reduce": (
+        ("reduce_scatter", INSIDE, False),
+        ("all_reduce", ACROSS, True),
+        ("all_gather", INSIDE, False),
+    ),
     "all_gather": (("all_gather", ACROSS, True), ("all_gather", INSIDE, False)),
     "reduce_scatter": (("reduce_scatter", INSIDE, False), ("reduce_scatter", ACROSS, True)),
     "all_to_all": (("all_to_all", INSIDE, False), ("all_to_all", ACROSS, False)),
@@ -75,11 +79,18 @@ def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | N
         order = np.argsort(numbers, kind="stable")
         borders = np.flatnonzero(np.diff(numbers[order])) + 1
         inside, further = divmod(len(ranks), len(borders) + 1)
-        if not len(borders) or further or inside == 1 or (borders % inside).any() or (
-                insides and inside != len(insides[0])):
+        if (
+            not len(borders)
+            or further
+            or inside == 1
+            or (borders % inside).any()
+            or (insides and inside != len(insides[0]))
+        ):
             return None
         first_of_unit = order[::inside]
-        units = ranks[order].reshape(-1, inside)[np.argsort(first_of_unit)]     # in the order of their first members
+        units = ranks[order].reshape(-1, inside)[
+            np.argsort(first_of_unit)
+        ]  # in the order of their first members
         insides += map(tuple, units.tolist())
         across += map(tuple, units.T.tolist())
     return tuple(insides), tuple(across)

@@ -46,8 +46,9 @@ class Term(NamedTuple):
         if self.piped:
             ats = [line.at(nbytes) for line in self.lines]
             latency = max(latency for latency, _ in ats)
-            whole = max(nbytes * line.load / per_second
-                        for line, (_, per_second) in zip(self.lines, ats, strict=True))
+            whole = max(
+                nbytes * line.load / per_second for line, (_, per_second) in zip(self.lines, ats, strict=True)
+            )
             return _pipelined(times, latency, whole, nbytes)
         return times * max(line.seconds(nbytes) for line in self.lines)
 

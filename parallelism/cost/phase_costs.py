@@ -58,7 +58,7 @@ def terms(
     if rounds and rules and _fully_connected(hardware, groups):
         made = tuple(each_phase(rules))
         each = len(made) // rounds
-        rules = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
+        rules = tuple(_at_once(made[i * each : (i + 1) * each]) for i in range(rounds))
     found = _Terms(hardware, groups, share)
     alone = found.own_ports and len(groups) == 1
     blocks = blocks_of(hardware, groups[0]) if alone else None
@@ -107,15 +107,19 @@ class _Terms:
         for phase, lines in zip(made, known, strict=True):
             if lines is None:
                 lines = _lines_of(
-                    self.hardware, phase, self.groups, ranks, places, self.share, self._patterns, self._seen)
+                    self.hardware, phase, self.groups, ranks, places, self.share, self._patterns, self._seen
+                )
             self.add([(Term(lines, phase.piped), phase.times)])
 
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLoads:
     """By channel, the parts of S that cross it when every group runs these phases."""
     messages = sum(len(phase.sources) for phase in made) * len(groups)
-    if messages <= MOST_LOADS and not hardware.faults and all(
-            link.shape in ("switch", "memory") for link in hardware.links):
+    if (
+        messages <= MOST_LOADS
+        and not hardware.faults
+        and all(link.shape in ("switch", "memory") for link in hardware.links)
+    ):
         return _spread(hardware, _loads_of_switches(hardware, made, groups), groups)
     ranks, places = _ranks_and_places(hardware, groups)
     by_level: dict[int, list[tuple[Ints, Array]]] = {}
@@ -135,8 +139,8 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> ChannelLo
     for level, each in by_level.items():
         numbers, place = np.unique(np.concatenate([channels for channels, _ in each]), return_inverse=True)
         sums, start = np.zeros(len(numbers)), 0
-        for channels, loads in each:                                # in the order of the phases
-            sums[place[start:start + len(channels)]] += loads       # the channels of one phase differ
+        for channels, loads in each:  # in the order of the phases
+            sums[place[start : start + len(channels)]] += loads  # the channels of one phase differ
             start += len(channels)
         found[level, -1] = numbers, sums
     return _spread(hardware, found, groups)
@@ -172,7 +176,7 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
             count = min(some, len(made) - start)
             loads = np.bincount(keys, of_message[low:high], count * width).reshape(count, width)
             crossed |= loads.any(axis=0)
-            for each, time in zip(loads, times[start:start + count].tolist(), strict=True):
+            for each, time in zip(loads, times[start : start + count].tolist(), strict=True):
                 sums += time * each
         found[level, -1] = first + np.flatnonzero(crossed), sums[crossed]
     return found
@@ -211,7 +215,9 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
             distance, message, channel = link.uses(hardware.inside(level), here[met], there[met])
             channels, place = np.unique(channel, return_inverse=True)
             loads = np.bincount(place, weights=parts[met][message])
-            yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
+            yield _Used(
+                level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned]
+            )
 
 
 def _met(hardware: Hardware, level: int, here: Ints, there: Ints) -> Ints:
@@ -222,7 +228,13 @@ def _met(hardware: Hardware, level: int, here: Ints, there: Ints) -> Ints:
 
 
 def _lines_of(
-    hardware: Hardware, phase: Phase, groups: Groups, ranks: Ints, places: Ints, share: float, patterns: Patterns,
+    hardware: Hardware,
+    phase: Phase,
+    groups: Groups,
+    ranks: Ints,
+    places: Ints,
+    share: float,
+    patterns: Patterns,
     seen: Seen,
 ) -> tuple[Line, ...]:
     """By level: the longest latency, and what comes together on one channel.
@@ -231,8 +243,10 @@ def _lines_of(
     """
     parts = phase.parts
     if hardware.faults or not len(parts) or (len(parts) > 1 and (parts != parts[0]).any()):
-        return tuple(with_pieces(line, hardware.links[level], share)
-                     for level, line in _lines(hardware, phase, ranks, places))
+        return tuple(
+            with_pieces(line, hardware.links[level], share)
+            for level, line in _lines(hardware, phase, ranks, places)
+        )
     ends = id(phase.sources), id(phase.targets)
     _, found = seen.get(ends, (phase, None))
     if found is None:
@@ -244,11 +258,15 @@ def _lines_of(
             found = patterns[key] = tuple(_pattern(hardware, phase, ranks, places))
         seen[ends] = phase, found
     part = int(parts[0])
-    return tuple(line_of(hardware, level, count * part, phase.whole, ports, share, hops)
-                 for level, hops, count, ports in found)
+    return tuple(
+        line_of(hardware, level, count * part, phase.whole, ports, share, hops)
+        for level, hops, count, ports in found
+    )
 
 
-def _pattern(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, int, int, int]]:
+def _pattern(
+    hardware: Hardware, phase: Phase, ranks: Ints, places: Ints
+) -> Iterator[tuple[int, int, int, int]]:
     """By level: the most hops of a message, the most messages on a channel, and over how many channels they spread."""
     phase = phase._replace(parts=np.ones_like(phase.parts), whole=1)
     for used in _used(hardware, phase, ranks, places):
@@ -269,7 +287,9 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Itera
 
 def _spread(hardware: Hardware, found: ByLevel, groups: Groups) -> ChannelLoads:
     """The loads of channels, where those of striped levels spread over the ports of the members in each unit."""
-    striped = [level for level in range(len(hardware.links)) if (level, -1) in found and is_striped(hardware, level)]
+    striped = [
+        level for level in range(len(hardware.links)) if (level, -1) in found and is_striped(hardware, level)
+    ]
     if striped:
         places = _ranks_and_places(hardware, groups)[1]
     for level in striped:

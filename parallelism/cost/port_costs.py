@@ -38,16 +38,24 @@ def terms_by_rule(
     if isinstance(rule, OneByOne):
         return _one_by_one(hardware, rule, group, share)
     if isinstance(rule, Turns):
-        return _turns(hardware, rule, group, share) if blocks is None else _turns_of_blocks(
-            hardware, rule, blocks, share)
+        return (
+            _turns(hardware, rule, group, share)
+            if blocks is None
+            else _turns_of_blocks(hardware, rule, blocks, share)
+        )
     if isinstance(rule, Around) and (blocks is not None or len(rule.parts) > 1):
         several = len(rule.parts) > 1
         part = 1 if several else rule.parts[0]
         if blocks is not None:
-            lines = _lines(hardware, blocks, _crossing_around(blocks, rule.distance % rule.g), part, rule.whole, share)
+            lines = _lines(
+                hardware, blocks, _crossing_around(blocks, rule.distance % rule.g), part, rule.whole, share
+            )
         else:
             places = places_of(hardware, np.array([group], np.int64))
-            lines = many_lines(hardware, [around(rule.g, rule.distance, part, rule.whole)], places, share)[0] or ()
+            lines = (
+                many_lines(hardware, [around(rule.g, rule.distance, part, rule.whole)], places, share)[0]
+                or ()
+            )
         term = Term(lines)
         return [(Falling(term, rule.parts) if several else term, rule.times)]
     if isinstance(rule, Swap) and blocks is not None:
@@ -61,7 +69,9 @@ def line_of(
 ) -> Line:
     """The line of ``load`` parts of S over ``whole``, over so many ports of a level."""
     link = hardware.links[level]
-    return with_pieces(Line(hops * link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share)
+    return with_pieces(
+        Line(hops * link.latency_seconds, load, whole * link.bytes_per_second * ports), link, share
+    )
 
 
 def _lines(
@@ -88,7 +98,9 @@ def _crossing_around(blocks: Blocks, distance: int) -> list[int]:
 
 def _turns_of_blocks(hardware: Hardware, turns: Turns, blocks: Blocks, share: float) -> Terms:
     """Every member sends one message in each phase, and receives one."""
-    lines = [line_of(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))]
+    lines = [
+        line_of(hardware, level, turns.part, turns.whole, 1, share) for level in range(len(hardware.links))
+    ]
     terms: Terms = []
     for first, end in blocks.distances():
         terms.append((Term(tuple(lines[level] for level in blocks.levels(first))), end - first))
@@ -97,13 +109,18 @@ def _turns_of_blocks(hardware: Hardware, turns: Turns, blocks: Blocks, share: fl
 
 def _turns(hardware: Hardware, turns: Turns, group: tuple[int, ...], share: float) -> Terms:
     """The terms of all turns in a group that is not regular."""
-    units = tuple((hardware.inside(level), hardware.inside(level) * link.units, link.striped)
-                  for level, link in enumerate(hardware.links))
+    units = tuple(
+        (hardware.inside(level), hardware.inside(level) * link.units, link.striped)
+        for level, link in enumerate(hardware.links)
+    )
     terms: Terms = []
     for row, times in _met_in_turns(units, hardware.placement, group):
         by_level = enumerate(zip(row[::2], row[1::2], strict=True))
-        lines = tuple(line_of(hardware, level, count * turns.part, turns.whole, ports, share)
-                      for level, (count, ports) in by_level if count)
+        lines = tuple(
+            line_of(hardware, level, count * turns.part, turns.whole, ports, share)
+            for level, (count, ports) in by_level
+            if count
+        )
         terms.append((Term(lines), times))
     return terms
 
@@ -119,16 +136,21 @@ def _met_in_turns(
     places, size = np.array([placement[rank] for rank in group] if placement else group, np.int64), len(group)
     columns = []
     for inside, outside, striped in units:
-        inner, outer = (np.unique(places // each, return_inverse=True)[1].astype(np.int32)
-                        for each in (inside, outside))
+        inner, outer = (
+            np.unique(places // each, return_inverse=True)[1].astype(np.int32) for each in (inside, outside)
+        )
         crossing = _later(outer) == outer
-        crossing &= _later(inner) != inner              # by distance and member: its message meets others here
+        crossing &= _later(inner) != inner  # by distance and member: its message meets others here
         count, ports = crossing.any(axis=1).astype(np.int64), np.ones(size - 1, np.int64)
         if striped:
             per_unit = np.bincount(inner)
             starts = np.cumsum(per_unit) - per_unit
-            leaving = np.add.reduceat(crossing[:, np.argsort(inner, kind="stable")], starts, axis=1, dtype=np.int64)
-            most = np.maximum(leaving, leaving[::-1])   # what comes over a distance leaves over the opposite one
+            leaving = np.add.reduceat(
+                crossing[:, np.argsort(inner, kind="stable")], starts, axis=1, dtype=np.int64
+            )
+            most = np.maximum(
+                leaving, leaving[::-1]
+            )  # what comes over a distance leaves over the opposite one
             busiest = np.argmax(most / per_unit, axis=1)
             count, ports = most[np.arange(size - 1), busiest], per_unit[busiest]
             ports = np.where(count > 0, ports, 1)
@@ -163,9 +185,13 @@ def _one_by_one(hardware: Hardware, rule: OneByOne, group: tuple[int, ...], shar
             ports = np.bincount(of_member)
             fewest = np.minimum(*(ports[of_member[ends[met]]] for ends in (rule.sources, rule.targets)))
             each, first, times = np.unique(fewest, return_index=True, return_counts=True)
-            over = dict(zip(each.tolist(), zip(met[first].tolist(), times.tolist(), strict=True), strict=True))
-        found += [(first, Term((line_of(hardware, level, 1, rule.whole, ports, share),)), times)
-                  for ports, (first, times) in over.items()]
+            over = dict(
+                zip(each.tolist(), zip(met[first].tolist(), times.tolist(), strict=True), strict=True)
+            )
+        found += [
+            (first, Term((line_of(hardware, level, 1, rule.whole, ports, share),)), times)
+            for ports, (first, times) in over.items()
+        ]
     return [(term, times) for _, term, times in sorted(found, key=itemgetter(0))]
 
 
@@ -182,7 +208,9 @@ def many_lines(
     size = places.shape[1]
     alone = lengths > 0
     for ends in (sources, targets):
-        alone &= np.bincount(number * size + ends, minlength=len(made) * size).reshape(-1, size).max(axis=1) < 2
+        alone &= (
+            np.bincount(number * size + ends, minlength=len(made) * size).reshape(-1, size).max(axis=1) < 2
+        )
     if not alone.all():
         priceable = np.flatnonzero(alone).tolist()
         found: list[tuple[Line, ...] | None] = [None] * len(made)
@@ -193,7 +221,7 @@ def many_lines(
         return found
     starts = np.cumsum(lengths) - lengths
     empty = np.maximum.reduceat(parts, starts) == 0
-    parts = parts + empty[number]       # so that of messages without bytes, too, the unit with the most is found
+    parts = parts + empty[number]  # so that of messages without bytes, too, the unit with the most is found
     lines: list[list[Line]] = [[] for _ in made]
     apart = places[:, sources] != places[:, targets]
     for level, link in enumerate(hardware.links):
@@ -206,8 +234,15 @@ def many_lines(
             continue
         loads, ports = np.maximum.reduceat(np.where(met, parts, 0), starts), np.ones(len(made), np.int64)
         if link.striped:
-            loads, ports = _busiest(unit_of_member(hardware.inside(level), places), number, sources, targets, parts,
-                                    crossing, len(made))
+            loads, ports = _busiest(
+                unit_of_member(hardware.inside(level), places),
+                number,
+                sources,
+                targets,
+                parts,
+                crossing,
+                len(made),
+            )
         loads = np.where(empty, 0, loads)
         for i, load, over in zip(used.tolist(), loads[used].tolist(), ports[used].tolist(), strict=True):
             lines[i].append(line_of(hardware, level, load, made[i].whole, over, share))
@@ -216,8 +251,11 @@ def many_lines(
 
 def messages_of(made: Sequence[Phase]) -> tuple[Ints, Ints, Ints]:
     """The sources, targets and parts of the messages of all phases, one phase after the other."""
-    return (np.concatenate([phase.sources for phase in made]), np.concatenate([phase.targets for phase in made]),
-            np.concatenate([phase.parts for phase in made]))
+    return (
+        np.concatenate([phase.sources for phase in made]),
+        np.concatenate([phase.targets for phase in made]),
+        np.concatenate([phase.parts for phase in made]),
+    )
 
 
 def _busiest(
@@ -226,8 +264,12 @@ def _busiest(
     """By phase, the parts that cross the border of the busiest unit in one direction, and over how many ports."""
     ports = np.bincount(of_member.ravel())
     weights = np.broadcast_to(parts, crossing.shape)[crossing]
-    most = np.max([
-        np.bincount((number * len(ports) + of_member[:, ends])[crossing], weights, count * len(ports))
-        for ends in (sources, targets)], axis=0).reshape(count, len(ports))
+    most = np.max(
+        [
+            np.bincount((number * len(ports) + of_member[:, ends])[crossing], weights, count * len(ports))
+            for ends in (sources, targets)
+        ],
+        axis=0,
+    ).reshape(count, len(ports))
     busiest = np.argmax(most / ports, axis=1)
     return most[np.arange(count), busiest].astype(np.int64), ports[busiest]

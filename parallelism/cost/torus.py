@@ -48,13 +48,13 @@ def positions_on_torus(hardware: Hardware, group: tuple[int, ...]) -> Ints | Non
 def torus_phases(collective: str, grid: Ints) -> Phases:
     """The phases of a collective over a grid of positions, neighbours next to each other."""
     there = tuple(_reduce_scatter(grid))
-    return there + there if collective == "all_reduce" else there       # an all_gather takes as long, and as much
+    return there + there if collective == "all_reduce" else there  # an all_gather takes as long, and as much
 
 
 def _reduce_scatter(grid: Ints) -> Iterator[Phase]:
     dims, size = grid.ndim, grid.size
     for stage in range(dims):
-        moving = []                             # of each part: the steps round its ring, to whom, how much
+        moving = []  # of each part: the steps round its ring, to whom, how much
         for first in range(dims):
             through = [grid.shape[(first + earlier) % dims] for earlier in range(stage + 1)]
             for direction in (1, -1):
@@ -64,7 +64,10 @@ def _reduce_scatter(grid: Ints) -> Iterator[Phase]:
         for steps in sorted({steps for steps, _, _ in moving}):
             still = [(to, part) for least, to, part in moving if least >= steps]
             yield Phase(
-                steps - done, np.tile(grid.ravel(), len(still)), np.concatenate([to.ravel() for to, _ in still]),
-                np.repeat([part for _, part in still], size), 2 * dims * size,
+                steps - done,
+                np.tile(grid.ravel(), len(still)),
+                np.concatenate([to.ravel() for to, _ in still]),
+                np.repeat([part for _, part in still], size),
+                2 * dims * size,
             )
             done = steps

@@ -37,7 +37,14 @@ class Chart:
         self._lines += lines
 
     def text(
-        self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, quiet: bool = False,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: str = "start",
+        size: int = 12,
+        quiet: bool = False,
     ) -> None:
         """A line of text whose baseline is at ``y``."""
         ends = "" if anchor == "start" else f' text-anchor="{anchor}"'
@@ -46,13 +53,23 @@ class Chart:
         self.add(f'<text x="{x:.1f}" y="{y:.1f}"{ends}{sized}{fill}>{escape(text)}</text>')
 
     def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, *, tip: str = "", more: str = "",
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        *,
+        tip: str = "",
+        more: str = "",
     ) -> None:
         """A bar; ``tip`` is shown when it is pointed at."""
         told = f"<title>{escape(tip)}</title>" if tip else ""
         end = f">{told}</rect>" if told else "/>"
-        self.add(f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0):.2f}" height="{height:.1f}" '
-                 f'fill="{fill}"{more}{end}')
+        self.add(
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0):.2f}" height="{height:.1f}" '
+            f'fill="{fill}"{more}{end}'
+        )
 
     def axis(self, label: Callable[[float], str]) -> None:
         """Ticks at round times below what was drawn."""
@@ -96,11 +113,17 @@ class Chart:
         style = f"<style>{VARIABLES}</style>" if alone else ""
         ground = f'<rect width="{width:.0f}" height="{height:.0f}" fill="var(--paper)"/>' if alone else ""
         kind = ' class="vcluster"' if alone else ""
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg"{kind} viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'width="{width:.0f}" height="{height:.0f}" role="img" font-family="system-ui, sans-serif" '
-            f'font-size="12" fill="var(--ink)">', style + f"<title>{escape(self.title)}</title>" + ground,
-            *self._lines, "</svg>", ""])
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg"{kind} viewBox="0 0 {width:.0f} {height:.0f}" '
+                f'width="{width:.0f}" height="{height:.0f}" role="img" font-family="system-ui, sans-serif" '
+                f'font-size="12" fill="var(--ink)">',
+                style + f"<title>{escape(self.title)}</title>" + ground,
+                *self._lines,
+                "</svg>",
+                "",
+            ]
+        )
 
 
 def ticks(span: float, most: int) -> list[float]:

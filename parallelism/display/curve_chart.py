@@ -17,8 +17,14 @@ _MARKS = ("circle", "square", "diamond", "triangle", "cross")
 
 
 def curves(
-    title: str, places: Sequence[float], series: Mapping[str, Sequence[float]], *, across: str, up: str,
-    place_text: Callable[[float], str] = "{:g}".format, value_text: Callable[[float], str] = "{:g}".format,
+    title: str,
+    places: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    across: str,
+    up: str,
+    place_text: Callable[[float], str] = "{:g}".format,
+    value_text: Callable[[float], str] = "{:g}".format,
     ratio: int = 10,
 ) -> Drawing:
     """Curves by name, each with a value at each of ``places``; both axes are logarithmic.
@@ -40,28 +46,44 @@ def curves(
     xs = [float(place) for place in places]
     grow = all(low < high for low, high in pairwise(xs))
     if len(xs) < 2 or not series or not grow or xs[0] <= 0 or not isfinite(xs[-1]):
-        raise ValueError("curves need two places or more that are above 0 and grow, and one curve at least; got "
-                         f"{shortened(places)} for {plural(len(series), 'curve')}")
+        raise ValueError(
+            "curves need two places or more that are above 0 and grow, and one curve at least; got "
+            f"{shortened(places)} for {plural(len(series), 'curve')}"
+        )
     for name, values in series.items():
         if len(values) != len(xs) or not all(value > 0 and isfinite(value) for value in values):
             raise ValueError(
-                f"curve {name!r} needs {len(xs)} values above 0, one for each place; got {shortened(values)}")
+                f"curve {name!r} needs {len(xs)} values above 0, one for each place; got {shortened(values)}"
+            )
     columns = [[across, *map(place_text, xs)]]
     for name, values in series.items():
         columns.append([name, *map(value_text, values)])
     rows = list(zip(*columns, strict=True))
-    return Drawing("\n".join([title, *in_columns(rows, 0)]), figure(
-        wide(_svg(title, xs, series, across, up, place_text, value_text, ratio)), title=title))
+    return Drawing(
+        "\n".join([title, *in_columns(rows, 0)]),
+        figure(wide(_svg(title, xs, series, across, up, place_text, value_text, ratio)), title=title),
+    )
 
 
 def _svg(
-    title: str, xs: Sequence[float], series: Mapping[str, Sequence[float]], across: str, up: str,
-    place_text: Callable[[float], str], value_text: Callable[[float], str], ratio: int,
+    title: str,
+    xs: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    across: str,
+    up: str,
+    place_text: Callable[[float], str],
+    value_text: Callable[[float], str],
+    ratio: int,
 ) -> str:
     levels = _levels(min(map(min, series.values())), max(map(max, series.values())), ratio)
     margin = 12 + LETTER * max(len(value_text(level)) for level in levels)
-    chart = Chart(f"{title}: {up} over {across}", begin=log10(xs[0]), span=log10(xs[-1] / xs[0]),
-                  width=_WHOLE - margin, margin=margin)
+    chart = Chart(
+        f"{title}: {up} over {across}",
+        begin=log10(xs[0]),
+        span=log10(xs[-1] / xs[0]),
+        width=_WHOLE - margin,
+        margin=margin,
+    )
     low, high = log10(levels[0]), log10(levels[-1])
     chart.text(8, chart.y + 12, up, quiet=True)
     top = chart.y + 24
@@ -91,8 +113,10 @@ def _svg(
         needed = 26 + len(name) * LETTER
         if x > 8 and x + needed > margin + chart.width:
             x, chart.y = 8.0, chart.y + 20
-        chart.add(f'<path d="M{x:.1f} {chart.y + 8:.1f}h18" stroke="{_ink(number)}" stroke-width="2"/>',
-                  _mark(number, x + 9, chart.y + 8, name))
+        chart.add(
+            f'<path d="M{x:.1f} {chart.y + 8:.1f}h18" stroke="{_ink(number)}" stroke-width="2"/>',
+            _mark(number, x + 9, chart.y + 8, name),
+        )
         chart.text(x + 22, chart.y + 12, name)
         x += needed + 8
     chart.y += 20
@@ -104,8 +128,11 @@ def _levels(low: float, high: float, ratio: int) -> list[float]:
     first, last = (log10(value) / log10(ratio) for value in (low, high))
     first = floor(first + 1e-9)
     step = max(1, ceil((last - first - 1e-9) / 6))
-    return [float(ratio) ** power for power in range(first, max(ceil(last - 1e-9), first + 1) + step, step)
-            if power < last + step - 1e-9 or power == first + step]
+    return [
+        float(ratio) ** power
+        for power in range(first, max(ceil(last - 1e-9), first + 1) + step, step)
+        if power < last + step - 1e-9 or power == first + step
+    ]
 
 
 def _ink(number: int) -> str:
@@ -115,9 +142,12 @@ def _ink(number: int) -> str:
 
 def _mark(number: int, x: float, y: float, tip: str) -> str:
     """A mark with a tooltip: curves that lie on each other can still be told apart."""
-    paths = {"square": f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
-             "diamond": f"M{x - 5:.1f} {y:.1f}l5 -5l5 5l-5 5z", "triangle": f"M{x - 5:.1f} {y + 4:.1f}h10l-5 -9z",
-             "cross": f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"}
+    paths = {
+        "square": f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
+        "diamond": f"M{x - 5:.1f} {y:.1f}l5 -5l5 5l-5 5z",
+        "triangle": f"M{x - 5:.1f} {y + 4:.1f}h10l-5 -9z",
+        "cross": f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8",
+    }
     kind, ink = _MARKS[number % len(_MARKS)], _ink(number)
     style = f'fill="var(--paper)" stroke="{ink}" stroke-width="1.5"'
     tip = f"<title>{escape(tip)}</title>"

@@ -40,7 +40,7 @@ def kept(count: int, most: int) -> list[int | None]:
     """The numbers below ``count``; if there are more than ``most``, some of them, with None for those left out."""
     if count <= most:
         return list(range(count))
-    return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
+    return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][: max(most, 1)]
 
 
 def folded(text: str) -> list[str]:

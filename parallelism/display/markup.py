@@ -12,11 +12,21 @@ Cell = object
 """What a table shows: text that is escaped, or `Markup`."""
 
 COLOURS: Mapping[str, tuple[str, str]] = {
-    "paper": ("#ffffff", "#12161c"), "panel": ("#f3f5f7", "#1c232b"), "ink": ("#1c2128", "#e6e9ee"),
-    "quiet": ("#57606a", "#a5b0bc"), "line": ("#d0d7de", "#3a444f"), "accent": ("#0550ae", "#79b8ff"),
-    "forward": ("#cfe3f7", "#1d4468"), "backward": ("#f7d9c4", "#6d3c18"), "input": ("#f5e6bf", "#5c4a12"),
-    "weights": ("#d3ecce", "#27512a"), "recompute": ("#e3d4f3", "#4c3168"), "other": ("#d9e2e6", "#37474f"),
-    "communication": ("#bfe6d0", "#1b5236"), "wait": ("#aab4be", "#56616d"), "shade": ("#1c2128", "#000000"),
+    "paper": ("#ffffff", "#12161c"),
+    "panel": ("#f3f5f7", "#1c232b"),
+    "ink": ("#1c2128", "#e6e9ee"),
+    "quiet": ("#57606a", "#a5b0bc"),
+    "line": ("#d0d7de", "#3a444f"),
+    "accent": ("#0550ae", "#79b8ff"),
+    "forward": ("#cfe3f7", "#1d4468"),
+    "backward": ("#f7d9c4", "#6d3c18"),
+    "input": ("#f5e6bf", "#5c4a12"),
+    "weights": ("#d3ecce", "#27512a"),
+    "recompute": ("#e3d4f3", "#4c3168"),
+    "other": ("#d9e2e6", "#37474f"),
+    "communication": ("#bfe6d0", "#1b5236"),
+    "wait": ("#aab4be", "#56616d"),
+    "shade": ("#1c2128", "#000000"),
     "hatch": ("rgba(28,33,40,.2)", "rgba(230,233,238,.2)"),
 }
 """By name, the colour on a light and on a dark ground.  ``ink`` is read on all of them but ``wait``."""
@@ -26,7 +36,8 @@ VARIABLES = (
     f".vcluster{{color-scheme:light dark;{''.join(_NAMES.values())}}}"
     'body[data-jp-theme-light="false"] .vcluster,body.vscode-dark .vcluster,html[theme="dark"] .vcluster'
     "{color-scheme:dark}"
-    'body[data-jp-theme-light="true"] .vcluster,body.vscode-light .vcluster{color-scheme:light}')
+    'body[data-jp-theme-light="true"] .vcluster,body.vscode-light .vcluster{color-scheme:light}'
+)
 """The style that gives the colours their names."""
 
 _RULES = (
@@ -63,9 +74,14 @@ _RULES = (
     " input[type=range]{width:min(420px,60%);vertical-align:middle;accent-color:var(--accent)}",
     " [hidden]{display:none!important}",
 )
-STYLE = VARIABLES + "".join(f".vcluster{rule}" for rule in _RULES) + (
-    "@media(max-width:500px){.vcluster th,.vcluster td{padding-right:7px}.vcluster table{font-size:12px}}"
-    ".vcluster tr>:last-child{padding-right:0}")
+STYLE = (
+    VARIABLES
+    + "".join(f".vcluster{rule}" for rule in _RULES)
+    + (
+        "@media(max-width:500px){.vcluster th,.vcluster td{padding-right:7px}.vcluster table{font-size:12px}}"
+        ".vcluster tr>:last-child{padding-right:0}"
+    )
+)
 
 
 class Markup(str):
@@ -82,7 +98,9 @@ def figure(*parts: str, title: str = "") -> Markup:
 
 def inside(picture: str) -> Markup:
     """A picture as part of another one."""
-    return Markup(picture.replace(f"<style>{STYLE}</style>", "", 1).replace('class="vcluster"', 'class="part"', 1))
+    return Markup(
+        picture.replace(f"<style>{STYLE}</style>", "", 1).replace('class="vcluster"', 'class="part"', 1)
+    )
 
 
 def beside(*parts: str) -> Markup:
@@ -107,13 +125,20 @@ def preformatted(text: str) -> Markup:
 
 def folded_away(summary: str, part: str, *, is_open: bool = False) -> Markup:
     """A part that is shown on a click on ``summary``, which is text."""
-    return Markup(f"<details{' open' * is_open}><summary>{text_of(summary)}</summary><div>{part}</div></details>")
+    return Markup(
+        f"<details{' open' * is_open}><summary>{text_of(summary)}</summary><div>{part}</div></details>"
+    )
 
 
 def table(
-    rows: Iterable[Sequence[Cell]], heads: Sequence[str] = (), *, left: int = 1, caption: str = "",
+    rows: Iterable[Sequence[Cell]],
+    heads: Sequence[str] = (),
+    *,
+    left: int = 1,
+    caption: str = "",
 ) -> Markup:
     """A table that scrolls where it is wide.  The first ``left`` columns are flush left, others flush right."""
+
     def cells(tag: str, row: Sequence[Cell]) -> str:
         flush_left = [f'<{tag} class="left">{text_of(cell)}</{tag}>' for cell in row[:left]]
         flush_right = [f"<{tag}>{text_of(cell)}</{tag}>" for cell in row[left:]]
@@ -127,14 +152,20 @@ def table(
 
 def facts(rows: Iterable[tuple[str, Cell]]) -> Markup:
     """A table of names and what they are."""
-    body = "".join(f'<tr><th class="left">{escape(name)}</th><td class="left">{text_of(value)}</td></tr>'
-                   for name, value in rows)
+    body = "".join(
+        f'<tr><th class="left">{escape(name)}</th><td class="left">{text_of(value)}</td></tr>'
+        for name, value in rows
+    )
     return wide(f'<table class="facts"><tbody>{body}</tbody></table>')
 
 
 def grid(
-    columns: Sequence[tuple[str, float]], rows: Sequence[tuple[str, float]], cells: Sequence[Sequence[tuple[str, int]]],
-    *, width: float = 240.0, height: float = 130.0,
+    columns: Sequence[tuple[str, float]],
+    rows: Sequence[tuple[str, float]],
+    cells: Sequence[Sequence[tuple[str, int]]],
+    *,
+    width: float = 240.0,
+    height: float = 130.0,
 ) -> Markup:
     """A grid of cells in proportion: labels and extents of its columns and rows, and by row the cells.
 
@@ -144,12 +175,17 @@ def grid(
     down = sum(extent for _, extent in rows) or 1.0
     widths = " ".join(f"minmax(max-content,{width * extent / across:.0f}px)" for _, extent in columns)
     heights = " ".join(f"minmax(max-content,{height * extent / down:.0f}px)" for _, extent in rows)
-    parts = ['<div class="head"></div>', *(f'<div class="head">{escape(label)}</div>' for label, _ in columns)]
+    parts = [
+        '<div class="head"></div>',
+        *(f'<div class="head">{escape(label)}</div>' for label, _ in columns),
+    ]
     for (label, _), row in zip(rows, cells, strict=True):
         parts.append(f'<div class="head">{escape(label)}</div>')
         parts += [f'<div style="background:{tint(number)}">{escape(text)}</div>' for text, number in row]
-    return wide(f'<div class="grid" style="grid-template-columns:max-content {widths};'
-                f'grid-template-rows:max-content {heights}">{"".join(parts)}</div>')
+    return wide(
+        f'<div class="grid" style="grid-template-columns:max-content {widths};'
+        f'grid-template-rows:max-content {heights}">{"".join(parts)}</div>'
+    )
 
 
 def tint(number: int) -> str:

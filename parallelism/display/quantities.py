@@ -18,9 +18,12 @@ MOST_TOLD = 1500
 """Characters of an error about a text, at most about."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-_BYTES = tuple((1024.0 ** power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
-_COUNTS = tuple((1000.0 ** power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)) + (
-    (1.0, ""),)
+_BYTES = tuple(
+    (1024.0**power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B"))
+)
+_COUNTS = tuple(
+    (1000.0**power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)
+) + ((1.0, ""),)
 
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
@@ -43,6 +46,7 @@ def cut(text: str, most: int = MOST_TOLD) -> str:
 
 def short_errors(read: Called) -> Called:
     """A decorator of what reads a text: its ``ValueError`` and ``TypeError`` are short, however long the text is."""
+
     @wraps(read)
     def reading(*args: Any, **options: Any) -> Any:
         try:
@@ -141,7 +145,7 @@ def fit(text: str, width: int = WIDTH) -> str:
     """The text on one line of at most ``width`` columns, without what a terminal might obey."""
     if not text.isprintable():
         text = "".join(map(_printable, text))
-    return text if len(text) <= width else text[:width - 3] + "..."
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _printable(character: str) -> str:

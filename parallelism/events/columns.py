@@ -25,7 +25,9 @@ ABSENT = int(np.iinfo(np.int64).min)
 """None, in a column of integers."""
 
 NAMES = tuple(field.name for field in fields(Event))
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Event) if field.default is not MISSING}
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in fields(Event) if field.default is not MISSING
+}
 
 _DTYPES = {"int": np.dtype(np.int64), "int | None": np.dtype(np.int64), "float": np.dtype(np.float64)}
 NUMBERS = {field.name: _DTYPES[str(field.type)] for field in fields(Event) if str(field.type) in _DTYPES}
@@ -66,7 +68,9 @@ class Columns:
     def of_rows(cls, rows: Iterable[Sequence[Any]], names: Sequence[str] = NAMES) -> Columns:
         """The columns of events given as the values of the fields ``names``, the others at their defaults."""
         lists = list(zip(*rows, strict=True)) or [()] * len(names)
-        return cls(len(lists[0]), {}).with_columns(**dict(zip(names, map(column_of, names, lists), strict=True)))
+        return cls(len(lists[0]), {}).with_columns(
+            **dict(zip(names, map(column_of, names, lists), strict=True))
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
@@ -86,14 +90,18 @@ class Columns:
         if found is not None:
             return found
         if name not in NUMBERS:
-            return Table((DEFAULTS[name],) if self.length or name in DEFAULTS else (), np.zeros(self.length, np.int32))
+            return Table(
+                (DEFAULTS[name],) if self.length or name in DEFAULTS else (), np.zeros(self.length, np.int32)
+            )
         default = DEFAULTS[name] if self.length else 0
         return np.full(self.length, ABSENT if default is None else default, NUMBERS[name])
 
     def with_columns(self, **columns: Column | None) -> Columns:
         """The same events but for these columns; None: all at the default."""
-        return Columns(self.length, {
-            name: column for name, column in {**self.columns, **columns}.items() if column is not None})
+        return Columns(
+            self.length,
+            {name: column for name, column in {**self.columns, **columns}.items() if column is not None},
+        )
 
     def only(self, *names: str) -> Columns:
         """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
@@ -134,7 +142,8 @@ class Columns:
         if not isinstance(other, Columns):
             return NotImplemented
         return self.length == other.length and all(
-            _equal(self[name], other[name]) for name in {*self.columns, *other.columns})
+            _equal(self[name], other[name]) for name in {*self.columns, *other.columns}
+        )
 
     def __hash__(self) -> int:
         return hash(self.length)
@@ -189,7 +198,7 @@ def column_of(name: str, values: Sequence[Any]) -> Column | None:
         return _numbers(values, NUMBERS[name])
     try:
         place = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    except TypeError:   # a value that cannot be hashed
+    except TypeError:  # a value that cannot be hashed
         return _odd(values)
     return Table(tuple(place), np.fromiter(map(place.__getitem__, values), np.int32, len(values)))
 
@@ -264,7 +273,9 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
         values = list(map(_without_numpy, values))
         types = {*map(type, values)}
     if dtype.kind == "f":
-        is_odd = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
+        is_odd = types - {int, float} or (
+            int in types and any(abs(v) > _EXACT for v in values if type(v) is int)
+        )
     else:
         is_odd = types - {int, type(None)} or ABSENT in values
     if not is_odd:
@@ -303,9 +314,9 @@ def _joined(name: str, parts: Sequence[Column]) -> Column:
         for table in map(_as_table, parts):
             renumbered = [numbers.setdefault(value, len(numbers)) for value in table.values]
             indices.append(np.array(renumbered, np.int32)[table.index])
-    except TypeError:       # a value that cannot be hashed
+    except TypeError:  # a value that cannot be hashed
         indices = []
-    if not indices or name in NUMBERS:      # among what should be numbers, True is no 1
+    if not indices or name in NUMBERS:  # among what should be numbers, True is no 1
         return _odd([*chain.from_iterable(map(as_values, parts))])
     return Table(tuple(numbers), np.concatenate(indices))
 

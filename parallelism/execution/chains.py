@@ -90,7 +90,7 @@ def bytes_of_others(values: Iterable[Value], dtype: object) -> tuple[tuple[str, 
 
 def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> DeclaredCost | None:
     """The cost that an op on arrays of its own declares; None if it is nothing.  ``seconds`` as for a program."""
-    cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
+    cut = op.kind in ("all_slice", "relayout")  # only the part that is kept is read
     nbytes = number(2 * op.outputs[0].type.nbytes if cut else op.nbytes)
     dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
     floating = next(filter(is_floating, dtypes), None)
@@ -106,8 +106,13 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
             others[other.name] += whole_number(value.type.nbytes)
     shape = product_shape(op)
     return DeclaredCost(
-        flops, nbytes, dtype.name, None if seconds is None or cut else seconds(op), tuple(others.items()),
-        shape and tuple(map(whole_number, shape)))
+        flops,
+        nbytes,
+        dtype.name,
+        None if seconds is None or cut else seconds(op),
+        tuple(others.items()),
+        shape and tuple(map(whole_number, shape)),
+    )
 
 
 def number(extent: Any) -> Any:

@@ -45,12 +45,16 @@ def _group_collective(device: Device, op: Op, x: Array) -> Any:
 
 
 METHODS: dict[str, Callable[..., Any]] = {
-    "all_reduce": lambda device, op, x, **how: device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype), **how),
+    "all_reduce": lambda device, op, x, **how: device.all_reduce(
+        x, op["axes"], op=device_op(op["op"], x.dtype), **how
+    ),
     "all_gather": lambda device, op, x, **how: device.all_gather(x, op["axes"], dim=op["dim"], **how),
     "reduce_scatter": lambda device, op, x, **how: device.reduce_scatter(
-        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype), **how),
+        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype), **how
+    ),
     "all_to_all": lambda device, op, x, **how: device.all_to_all(
-        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **how),
+        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **how
+    ),
     "permute": lambda device, op, x, **how: device.permute(x, op["pairs"], op["axes"], **how),
     "all_slice": _all_slice,
     "group_collective": _group_collective,
@@ -59,12 +63,15 @@ METHODS: dict[str, Callable[..., Any]] = {
 """The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output.  A collective
 takes ``async_op=True``, too."""
 
+
 def one_call(ops: Sequence[Op]) -> Op:
     """The op that some collectives are together, on a flat array; one op is itself."""
     first = ops[0]
     if len(ops) == 1:
         return first
-    return replace(first, attributes=tuple((name, 0 if name == "dim" else value) for name, value in first.attributes))
+    return replace(
+        first, attributes=tuple((name, 0 if name == "dim" else value) for name, value in first.attributes)
+    )
 
 
 @dataclass(frozen=True)
@@ -96,9 +103,13 @@ def _packed(ops: Sequence[Op], inputs: Sequence[Array]) -> Array:
     if ops[0].kind != "reduce_scatter":
         return np.concatenate([x.ravel() for x in inputs])
     group = ops[0]["group"]
-    return np.concatenate([
-        np.moveaxis(_cut(x, op["dim"], group), 1, 0).reshape(group, -1) for op, x in zip(ops, inputs, strict=True)
-    ], axis=1).ravel()
+    return np.concatenate(
+        [
+            np.moveaxis(_cut(x, op["dim"], group), 1, 0).reshape(group, -1)
+            for op, x in zip(ops, inputs, strict=True)
+        ],
+        axis=1,
+    ).ravel()
 
 
 def _unpacked(ops: Sequence[Op], flat: Array) -> list[Array]:
@@ -109,8 +120,8 @@ def _unpacked(ops: Sequence[Op], flat: Array) -> list[Array]:
         own, made = (tuple(map(int, value.type.shape)) for value in (op.inputs[0], op.outputs[0]))
         end = start + prod(own if gathers else made)
         part, start = rows[:, start:end], end
-        if gathers:     # the parts of the devices lie side by side along the dim
-            part = np.moveaxis(part.reshape(len(rows), prod(own[:op["dim"]]), -1), 0, 1)
+        if gathers:  # the parts of the devices lie side by side along the dim
+            part = np.moveaxis(part.reshape(len(rows), prod(own[: op["dim"]]), -1), 0, 1)
         results.append(np.array(part.reshape(made), order="C"))
     return results
 

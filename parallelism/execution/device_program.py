@@ -60,7 +60,16 @@ from parallelism.transforms.parts import AGAIN
 Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
-CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "group_collective", "send", "recv")
+CALLS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "permute",
+    "group_collective",
+    "send",
+    "recv",
+)
 INPUTS, ACTIVATIONS, OUTPUTS, GRADIENTS = "inputs", "activations", "outputs", "gradients"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
@@ -69,8 +78,18 @@ RECOMPUTED = "R"
 class Running:
     """A run of a program on a device."""
 
-    __slots__ = ("again", "arrays", "awaited", "compute", "hold", "marks", "places", "run_array_op", "under_way",
-                 "values")
+    __slots__ = (
+        "again",
+        "arrays",
+        "awaited",
+        "compute",
+        "hold",
+        "marks",
+        "places",
+        "run_array_op",
+        "under_way",
+        "values",
+    )
 
     def __init__(self, device: Device, values: dict[str, Any], marks: dict[str, Any]) -> None:
         self.values, self.marks = values, marks
@@ -147,8 +166,14 @@ class ProgramStep(NamedTuple):
         else:
             flops, traffic, dtype, seconds, others, shape = cost
             with run.compute(
-                name, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, shape=shape,
-                **(run.again if again else run.marks)
+                name,
+                flops=flops,
+                nbytes=traffic,
+                dtype=dtype,
+                seconds=seconds,
+                other_bytes=others,
+                shape=shape,
+                **(run.again if again else run.marks),
             ):
                 for earlier in before:
                     run.run_op(*earlier)
@@ -246,7 +271,11 @@ class DeviceProgram:
         if self.calls:
             steps = in_steps(function, self.calls, donated, self.left, self.given_up)
         else:
-            memory = taken_by(function, donated), freed_after(function, self.given_up), unread_after(function, donated)
+            memory = (
+                taken_by(function, donated),
+                freed_after(function, self.given_up),
+                unread_after(function, donated),
+            )
             steps = [Run(*each) for each in zip(function.ops, *memory, strict=True)]
         if not self.chains:
             return tuple(self._step([each] if isinstance(each, Run) else each) for each in steps)
@@ -254,23 +283,35 @@ class DeviceProgram:
         inner = inner_values(chains, function.outputs)
         return tuple(self._step(each, inner) for each in chains)
 
-    def _step(self, step: Chain | Start | Wait, inner: Collection[Value] = ()) -> ProgramStep | StartStep | WaitStep:
+    def _step(
+        self, step: Chain | Start | Wait, inner: Collection[Value] = ()
+    ) -> ProgramStep | StartStep | WaitStep:
         """The step of a chain, of whose values the ``inner`` ones take no memory, or of a call."""
         match step:
             case Start(number, ops):
                 return StartStep(
-                    number, one_call(ops), ops, self._held(step.taken), freed_later=self._held(step.freed))
+                    number, one_call(ops), ops, self._held(step.taken), freed_later=self._held(step.freed)
+                )
             case Wait(number, ops):
                 into = self._into(tuple(op.outputs[0] for op in ops))
                 return WaitStep(number, ops, self._held(step.freed), _names(step.unread), into)
         chain = [each.op for each in step]
         places = [self._into(op.outputs) for op in chain]
-        taken, freed = ([value for values in side for value in values if value not in inner]
-                        for side in ((each.taken for each in step), (each.freed for each in step)))
+        taken, freed = (
+            [value for values in side for value in values if value not in inner]
+            for side in ((each.taken for each in step), (each.freed for each in step))
+        )
         return ProgramStep(
-            chain[-1], self._cost_of_chain(chain, inner) if chain[1:] else self._cost(chain[0]), self._held(taken),
-            self._held(freed), tuple(name for each in step for name in _names(each.unread)), places[-1],
-            runs_again(chain[-1]), name_of(chain), tuple(map(ChainedOp, chain[:-1], places)))
+            chain[-1],
+            self._cost_of_chain(chain, inner) if chain[1:] else self._cost(chain[0]),
+            self._held(taken),
+            self._held(freed),
+            tuple(name for each in step for name in _names(each.unread)),
+            places[-1],
+            runs_again(chain[-1]),
+            name_of(chain),
+            tuple(map(ChainedOp, chain[:-1], places)),
+        )
 
     def _into(self, outputs: Sequence[Value]) -> tuple[str | None, ...]:
         """For each output the name of the donated input whose memory it takes; empty if none does."""
@@ -285,8 +326,10 @@ class DeviceProgram:
 
     def own(self, arrays: Sequence[Array]) -> list[Array]:
         """The inputs of `run`: contiguous, and copies of those that are written into although they are read-only."""
-        return [contiguous(array, writeable=value.name in self.written)
-                for value, array in zip(self.function.inputs, arrays, strict=True)]
+        return [
+            contiguous(array, writeable=value.name in self.written)
+            for value, array in zip(self.function.inputs, arrays, strict=True)
+        ]
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
         """The outputs, from this device's inputs; ``marks`` (stage, microbatch, phase) go to every event.
@@ -294,8 +337,9 @@ class DeviceProgram:
         **Communication**: that of its collectives and messages.
         """
         values: dict[str, Any] = {
-            value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
-        del arrays      # what is given up is freed as soon as nothing reads it
+            value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)
+        }
+        del arrays  # what is given up is freed as soon as nothing reads it
         run = Running(device, values, marks)
         for step in self.steps:
             if run.awaited:
@@ -315,14 +359,23 @@ class DeviceProgram:
         nbytes = number(sum((value.type.nbytes for value in moved), 0))
         if not flops and not nbytes:
             return None
-        product = next(filter(product_shape, ops), None)        # what follows a product ends its kernel
+        product = next(filter(product_shape, ops), None)  # what follows a product ends its kernel
         shape = None if product is None else product_shape(product)
-        dtypes = [value.type.dtype for op in ((product,) if product else reversed(ops))
-                  for value in (*op.outputs, *op.inputs)]
+        dtypes = [
+            value.type.dtype
+            for op in ((product,) if product else reversed(ops))
+            for value in (*op.outputs, *op.inputs)
+        ]
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))
-        return DeclaredCost(flops, nbytes, dtype.name, seconds, bytes_of_others(moved, dtype),
-                            shape and tuple(map(whole_number, shape)))
+        return DeclaredCost(
+            flops,
+            nbytes,
+            dtype.name,
+            seconds,
+            bytes_of_others(moved, dtype),
+            shape and tuple(map(whole_number, shape)),
+        )
 
     def _held(self, values: Sequence[Value]) -> Held:
         held: Counter[str] = Counter()
@@ -336,8 +389,11 @@ class DeviceProgram:
         inputs = {value.name: INPUTS for value in self.function.inputs}
         own = {value.name: OUTPUTS for value in self.function.outputs} | inputs | dict(self.categories)
         started = {number for call in self.calls for number in call}
-        owner = owners_overlapped(self.function, started, self.donated, self.given_up) if started else owners(
-            self.function, self.donated)
+        owner = (
+            owners_overlapped(self.function, started, self.donated, self.given_up)
+            if started
+            else owners(self.function, self.donated)
+        )
         found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
         return found | {name: own[name] for name in inputs}
 
@@ -396,7 +452,7 @@ class KernelArrays:
             return written_into([array], into)
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")
-        return array,
+        return (array,)
 
     def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Array]) -> StartedCall:
         """Starts collectives as one call."""

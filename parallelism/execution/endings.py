@@ -89,7 +89,7 @@ class AddUp(NamedTuple):
         for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
             if self.waits and name in stage.summed:
                 gradient = waited_for(stage.summed[name])
-            if gradient is not None:        # else the last backward has it, and the stage does not keep it
+            if gradient is not None:  # else the last backward has it, and the stage does not keep it
                 end.sums[name] = end.sums[name] + gradient if name in end.sums else gradient
 
 
@@ -108,7 +108,8 @@ class ExchangeShared(NamedTuple):
         mine = np.concatenate([end.sums[name].ravel() for name in self.names])
         parts = [
             mine if other == end.position else end.exchanged(mine, self.names, other, self.tag)
-            for other in self.positions]
+            for other in self.positions
+        ]
         total, start = reduce(np.add, parts), 0
         for name in self.names:
             stop = start + end.sums[name].size
@@ -171,7 +172,9 @@ class Endings:
 
     def at(self, position: int, replicas: tuple[str, ...]) -> tuple[Ending, ...]:
         """What a device at a position does, in order, with replicas along these axes."""
-        stages = {number: stage for number, stage in enumerate(self.stages) if self.placement[number] == position}
+        stages = {
+            number: stage for number, stage in enumerate(self.stages) if self.placement[number] == position
+        }
         last = len(self.stages) - 1
         names = tuple(dict.fromkeys(name for stage in stages.values() for name in stage.trained))
         found: list[Ending] = []
@@ -197,14 +200,16 @@ class Endings:
     @cached_property
     def alone(self) -> frozenset[str]:
         """The weights that one stage has alone, and whose gradients need no sum inside of it."""
-        return frozenset(name for name, holders in self.holders.items() if len(holders) == 1) - {*self.pending}
+        return frozenset(name for name, holders in self.holders.items() if len(holders) == 1) - {
+            *self.pending
+        }
 
     @cached_property
     def pending(self) -> Mapping[str, tuple[str, ...]]:
         """The axes inside a stage over which the gradients of weights are summed once, after the last backward."""
         found: dict[str, tuple[str, ...]] = {}
         for stage in self.stages if self.updated else ():
-            gradients = stage.backward.outputs[len(stage.returned):]
+            gradients = stage.backward.outputs[len(stage.returned) :]
             for name, value in zip(stage.trained, gradients, strict=True):
                 if value.layout is not None and value.layout.partial:
                     found[name] = value.layout.partial
@@ -223,6 +228,8 @@ class Endings:
             inputs = self.stages[self.holders[name][0]].forward.inputs
             own = next(value.type.dtype for value in inputs if value.name == name)
             dtype = self.dtypes.get(name, own)
-            first = found.setdefault((positions[name], dtype), ExchangeShared((), dtype, positions[name], tag))
+            first = found.setdefault(
+                (positions[name], dtype), ExchangeShared((), dtype, positions[name], tag)
+            )
             found[positions[name], dtype] = first._replace(names=(*first.names, name))
         return [*found.values()]

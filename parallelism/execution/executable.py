@@ -61,9 +61,14 @@ class Executable(Operation):
     kept_by_devices = True
 
     def __init__(
-        self, program: Function | Localized, mesh: Mesh | None = None, *,
-        categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
-        donate: str | Iterable[str] = (), fused: bool | str = False,
+        self,
+        program: Function | Localized,
+        mesh: Mesh | None = None,
+        *,
+        categories: Mapping[str, str] | None = None,
+        seconds: Callable[[Op], float] | None = None,
+        donate: str | Iterable[str] = (),
+        fused: bool | str = False,
         overlapping: bool = False,
     ) -> None:
         if isinstance(program, Function):
@@ -88,7 +93,7 @@ class Executable(Operation):
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
         if self.donate:
             for number in range(len(self.programs.classes)):
-                self.of_class(number)       # on every device, outputs must be able to take the memory
+                self.of_class(number)  # on every device, outputs must be able to take the memory
 
     @property
     def name(self) -> str:
@@ -103,11 +108,17 @@ class Executable(Operation):
     def of_class(self, number: int) -> DeviceProgram:
         """The program of the ranks of a class."""
         if number not in self._by_class:
-            self._by_class[number] = self._device_program(self.programs.program(self.programs.classes[number][0]))
+            self._by_class[number] = self._device_program(
+                self.programs.program(self.programs.classes[number][0])
+            )
         return self._by_class[number]
 
     def _device_program(self, function: Function) -> DeviceProgram:
-        early = dict.fromkeys(self.order.made_early(function), GRADIENTS) if self.order and self.categories else {}
+        early = (
+            dict.fromkeys(self.order.made_early(function), GRADIENTS)
+            if self.order and self.categories
+            else {}
+        )
         function, calls, chains = arranged(function, self.order, fused=self.fused)
         donated = donations(function, self.donate, Kinds.of(self.programs.function))
         return DeviceProgram(function, self.categories | early, self.seconds, donated, calls, chains)
@@ -122,11 +133,15 @@ class Executable(Operation):
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is laid out on {self.mesh!r} and cannot run on {mesh!r}")
         if len(args) != 1:
-            raise TypeError(f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments")
+            raise TypeError(
+                f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments"
+            )
         arrays = checked_arrays(self.programs.function, args[0])
         for number in range(len(self.programs.classes)):
-            _ = self.of_class(number).steps, self.of_class(number).held     # made once, before they are sent
-        shards = [layout.shard(array, mesh) for layout, array in zip(self.programs.inputs, arrays, strict=True)]
+            _ = self.of_class(number).steps, self.of_class(number).held  # made once, before they are sent
+        shards = [
+            layout.shard(array, mesh) for layout, array in zip(self.programs.inputs, arrays, strict=True)
+        ]
         return [tuple(shard[rank] for shard in shards) for rank in range(mesh.size)]
 
     def __call__(self, device: Device, *inputs: Any) -> tuple[Array, ...]:
@@ -135,17 +150,21 @@ class Executable(Operation):
             OPERATORS.setdefault(entry.name, entry)
         program = self.of_class(self.programs.class_of(device.rank))
         function = self.programs.program(device.rank)
-        if function is not self.programs.program(self.programs.classes[self.programs.class_of(device.rank)][0]):
-            program = self._device_program(function)        # its parts begin elsewhere
-        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
+        if function is not self.programs.program(
+            self.programs.classes[self.programs.class_of(device.rank)][0]
+        ):
+            program = self._device_program(function)  # its parts begin elsewhere
+        with device.compute(self.name, seconds=0.0):  # the library's Python between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)
             return program.run(device, program.own(inputs))
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""
-        return tuple(layout.unshard([each[i] for each in outputs], mesh)
-                     for i, layout in enumerate(self.programs.outputs))
+        return tuple(
+            layout.unshard([each[i] for each in outputs], mesh)
+            for i, layout in enumerate(self.programs.outputs)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Devices get the prepared programs, and the operators that are not the library's."""

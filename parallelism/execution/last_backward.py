@@ -61,22 +61,29 @@ def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
     ops: list[Op] = []
     returned = {each.name for each in function.outputs}
     while len(readers.get(value.name, ())) == 1 and value.name not in returned:
-        op, = readers[value.name]
+        (op,) = readers[value.name]
         if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
             break
         ops.append(op)
-        value, = op.outputs
+        (value,) = op.outputs
     return tuple(ops) if any(op.kind in ASYNCHRONOUS for op in ops) else ()
 
 
 def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:
     """The update without these sums: it takes what they return in place of its inputs of these names."""
     gone = {op.outputs for ops in chains.values() for op in ops}
-    inputs = [chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs]
-    return replace(function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone))
+    inputs = [
+        chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs
+    ]
+    return replace(
+        function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone)
+    )
 
 
 def gradients_of(whole: Function, local: Function) -> frozenset[str]:
     """The names of the inputs of a device's update that are gradients: the update frees them."""
-    return frozenset(own.name for value, own in zip(whole.inputs, local.inputs, strict=True)
-                     if value.name.startswith(GRADIENT))
+    return frozenset(
+        own.name
+        for value, own in zip(whole.inputs, local.inputs, strict=True)
+        if value.name.startswith(GRADIENT)
+    )

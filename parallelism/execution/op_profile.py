@@ -73,10 +73,14 @@ class Profile:
         if key not in self.seconds:
             self.seconds[key] = float(self._measure(op))
             if self.path is not None:
-                document = {"format": FORMAT, "version": VERSION, "seconds": dict(sorted(self.seconds.items()))}
+                document = {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "seconds": dict(sorted(self.seconds.items())),
+                }
                 beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
                 beside.write_text(json.dumps(document, indent=1), encoding="utf-8")
-                beside.replace(self.path)       # a reader sees the old file or the new one
+                beside.replace(self.path)  # a reader sees the old file or the new one
         return self.seconds[key]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,11 +110,15 @@ def _read(path: Path) -> dict[str, float]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a vcluster profile, got {str(document)[:40]}")
     if document.get("version") != VERSION:
-        raise ValueError(f"{path}: expected version {VERSION} of a profile, got {str(document.get('version'))[:40]}")
+        raise ValueError(
+            f"{path}: expected version {VERSION} of a profile, got {str(document.get('version'))[:40]}"
+        )
     seconds = document.get("seconds")
     if not isinstance(seconds, dict):
         raise ValueError(f"{path}: seconds should be a table by op, got {str(seconds)[:40]}")
     for key, value in seconds.items():
         if type(value) not in (int, float) or not 0 <= value < np.inf:
-            raise ValueError(f"{path}: seconds of {key[:60]!r} should be a number from 0 on, got {str(value)[:40]}")
+            raise ValueError(
+                f"{path}: seconds of {key[:60]!r} should be a number from 0 on, got {str(value)[:40]}"
+            )
     return {key: float(value) for key, value in seconds.items()}

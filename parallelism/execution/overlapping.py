@@ -56,8 +56,11 @@ def beside_products(program: Function) -> Order:
             return set().union(*(products_behind(value.name) for value in ops[number].inputs))
         return {number} & reads.keys()
 
-    reads = {number: {whole(value.name) for value in op.inputs} for number, op in enumerate(ops)
-             if op.kind in ("einsum", "matmul")}
+    reads = {
+        number: {whole(value.name) for value in op.inputs}
+        for number, op in enumerate(ops)
+        if op.kind in ("einsum", "matmul")
+    }
     starts: dict[int, list[int]] = defaultdict(list)
     """By number of an op: the collectives that start before it."""
     for number, op in enumerate(ops):

@@ -102,23 +102,38 @@ class PipelinedProgram(PipelinedOperation):
     """Whether there is an update: then new parameters and state lie in the memory of the old ones."""
 
     def __init__(
-        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None, replicas: Sequence[str] = ("dp",),
-        sums: Mapping[str, np.dtype[Any]] | None = None, *, fused: bool | str = False,
+        self,
+        stages: Stages,
+        pipeline: Pipeline,
+        inside: Mesh | None = None,
+        replicas: Sequence[str] = ("dp",),
+        sums: Mapping[str, np.dtype[Any]] | None = None,
+        *,
+        fused: bool | str = False,
         overlapping: bool = False,
     ) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, *replicas} & {*axes}:
             names, own = (" and ".join(map(repr, each)) for each in (replicas, sorted(taken)))
-            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on {names}; {inside!r} is to be "
-                             f"inside a stage and names {own}")
+            raise ValueError(
+                f"stages lie on axis {pipeline.axis!r} and replicas on {names}; {inside!r} is to be "
+                f"inside a stage and names {own}"
+            )
         check_stages(stages, pipeline)
         sums = dict(sums or {})
         laid = laid_out_stages(stages, inside, sums) if inside and inside.size > 1 else stages
         self.set_up(laid, pipeline, inside, replicas, sums, Overlap.of(stages.function), fused, overlapping)
 
     def set_up(
-        self, stages: Stages, pipeline: Pipeline, inside: Mesh | None, replicas: Sequence[str],
-        sums: Mapping[str, np.dtype[Any]], overlap: Overlap | None, fused: bool | str, overlapping: bool,
+        self,
+        stages: Stages,
+        pipeline: Pipeline,
+        inside: Mesh | None,
+        replicas: Sequence[str],
+        sums: Mapping[str, np.dtype[Any]],
+        overlap: Overlap | None,
+        fused: bool | str,
+        overlapping: bool,
         own: OwnMeshes | None = None,
     ) -> None:
         """What a constructor does, with stages that are laid out."""
@@ -141,13 +156,21 @@ class PipelinedProgram(PipelinedOperation):
     @cached_property
     def endings(self) -> Endings:
         """What devices do after their last actions."""
-        return Endings(self.stages.functions, self.pipeline.schedule.placement, self.sums,
-                       updated=self.writes_inputs, later=self.overlap is not None)
+        return Endings(
+            self.stages.functions,
+            self.pipeline.schedule.placement,
+            self.sums,
+            updated=self.writes_inputs,
+            later=self.overlap is not None,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except what is derived, as the programs of stages: each device computes its own."""
-        kept = {name: value for name, value in self.__dict__.items()
-                if not isinstance(getattr(type(self), name, None), cached_property)}
+        kept = {
+            name: value
+            for name, value in self.__dict__.items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+        }
         return kept | {"_programs": {}, "_last": {}}
 
     @property
@@ -175,8 +198,11 @@ class PipelinedProgram(PipelinedOperation):
                     type, layout = values[name].type.specialize(numbers), values[name].layout
                     data[name] = tuple(
                         _shard(rows_of(arrays[name], type, batch, *part), layout, inside, place)
-                        for part in parts[replica])
-                weights |= {name: _shard(arrays[name], values[name].layout, inside, place) for name in stage.weights}
+                        for part in parts[replica]
+                    )
+                weights |= {
+                    name: _shard(arrays[name], values[name].layout, inside, place) for name in stage.weights
+                }
             own = {} if self.updates is None else self.updates.shards(state, rank, position)
             shares.append((Share(numbers, rows, parts[replica], data, weights, own),))
         return shares
@@ -185,8 +211,10 @@ class PipelinedProgram(PipelinedOperation):
         """The microbatches of each replica, for a batch of so many rows.  ``ValueError`` if one would have no rows."""
         parts = [dealt(first, count, self.pipeline.microbatches) for first, count in dealt(0, rows, replicas)]
         if not all(count for each in parts for _, count in each):
-            raise ValueError(f"a batch of {rows} rows cannot be dealt to {replicas} x {self.pipeline.microbatches} "
-                             "microbatches: some would have none")
+            raise ValueError(
+                f"a batch of {rows} rows cannot be dealt to {replicas} x {self.pipeline.microbatches} "
+                "microbatches: some would have none"
+            )
         return parts
 
     def __call__(self, device: Device, share: Share) -> dict[str, Array]:
@@ -195,19 +223,29 @@ class PipelinedProgram(PipelinedOperation):
         return self.run(device, share, ProgramStage)
 
     def run(
-        self, device: Device, share: Share, make_stage: MakeStage,
+        self,
+        device: Device,
+        share: Share,
+        make_stage: MakeStage,
         run_stages: Callable[[Device, Mapping[int, Any]], None] | None = None,
     ) -> dict[str, Array]:
         """`__call__` with another class of stages, and another `run_stages`."""
         mesh, rank, position = device.mesh, device.rank, self.position(device)
         if self.own is not None:
             device = self.own.part(device, self.pipeline.axis)
-        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops costs nothing
+        with device.compute(self.name, seconds=0.0):  # the library's Python between the ops costs nothing
             stages = {
                 number: make_stage(
-                    device, number, self.programs(number, share.numbers, share.rows, mesh, rank),
-                    share.parts, share.data, share.weights, last=number == len(self.stages) - 1,
-                    closing=self._closing(mesh, rank, number, share), apart=self.writes_inputs)
+                    device,
+                    number,
+                    self.programs(number, share.numbers, share.rows, mesh, rank),
+                    share.parts,
+                    share.data,
+                    share.weights,
+                    last=number == len(self.stages) - 1,
+                    closing=self._closing(mesh, rank, number, share),
+                    apart=self.writes_inputs,
+                )
                 for number in self.stages_on(position)
             }
             for category, nbytes in (
@@ -224,15 +262,22 @@ class PipelinedProgram(PipelinedOperation):
                 self.run_stages(device, stages)
             else:
                 sender: Any = StageDevice(device, position, self.own, self.pipeline, stages)
-                run_actions(sender, self.pipeline, self.pipeline.axis, stages, self.pipeline.schedule.works[position])
-            update = None if self.updates is None else self.updates.update_of(
-                device, rank, position, {**share.weights, **share.state})
+                run_actions(
+                    sender, self.pipeline, self.pipeline.axis, stages, self.pipeline.schedule.works[position]
+                )
+            update = (
+                None
+                if self.updates is None
+                else self.updates.update_of(device, rank, position, {**share.weights, **share.state})
+            )
             end = StepEnd(device, position, stages, partial(self._exchanged, device, position), update)
             for each in self.endings.at(position, self.axes(mesh)[1]):
                 each.run(end)
             return end.sums
 
-    def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:
+    def programs(
+        self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int
+    ) -> StagePrograms:
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
         functions, place, sums = self.stages.functions[number], self.place(mesh, rank), self.sums
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
@@ -241,8 +286,17 @@ class PipelinedProgram(PipelinedOperation):
         if (number, key) not in self._programs:
             first = self._programs.get((functions.form, key))
             programs = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, inside, place, first, sums,
-                self.fused, self.overlap, self.overlapping)
+                functions.specialize(**own),
+                self.stages.batch,
+                rows,
+                inside,
+                place,
+                first,
+                sums,
+                self.fused,
+                self.overlap,
+                self.overlapping,
+            )
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
         return self._programs[number, key]
@@ -262,7 +316,9 @@ class PipelinedProgram(PipelinedOperation):
         types, alone = zip(programs.functions.trained, programs.sum_types, strict=True), self.endings.alone
         return {
             name: (Op("all_reduce", (Value(name, type),), given, (Value(f"summed.{name}", type),)),)
-            for name, type in types if name in alone}
+            for name, type in types
+            if name in alone
+        }
 
     def _closing(self, mesh: Mesh, rank: int, number: int, share: Share) -> LastBackward | None:
         """The last backward of a stage on a device; None if it sums nothing over replicas."""
@@ -270,8 +326,11 @@ class PipelinedProgram(PipelinedOperation):
         sums = self.sums_over_replicas(place) if self.overlap else {}
         if not sums:
             return None
-        last = next(each for each in reversed(self.pipeline.schedule.works[self.places(mesh)[rank][0]])
-                    if each.stage == number and each.kind in ("B", "W"))
+        last = next(
+            each
+            for each in reversed(self.pipeline.schedule.works[self.places(mesh)[rank][0]])
+            if each.stage == number and each.kind in ("B", "W")
+        )
         return LastBackward(last.microbatch, frozenset(sums), partial(self._last_program, place))
 
     def _last_program(self, place: Place, kind: str, part: Part) -> DeviceProgram:
@@ -279,18 +338,30 @@ class PipelinedProgram(PipelinedOperation):
         if key not in self._last:
             assert self.overlap is not None
             # One order for all devices of the position: that of the first of them.
-            first = place._replace(rank=next(
-                rank for rank, (position, _) in enumerate(self.places(place.mesh))
-                if place.number in self.stages_on(position)))
-            order = overlapped(self._summing(first, kind, part)[0], self.overlap, self.calls_apart(first, kind, part))
+            first = place._replace(
+                rank=next(
+                    rank
+                    for rank, (position, _) in enumerate(self.places(place.mesh))
+                    if place.number in self.stages_on(position)
+                )
+            )
+            order = overlapped(
+                self._summing(first, kind, part)[0], self.overlap, self.calls_apart(first, kind, part)
+            )
             function, categories = self._summing(place, kind, part)
             left = {value.name for value in function.outputs if value.name not in categories}
-            buffers = function.inputs[len(function.inputs) - len(self._programs_at(place).functions.trained):]
+            buffers = function.inputs[
+                len(function.inputs) - len(self._programs_at(place).functions.trained) :
+            ]
             function, calls, chains = arranged(function, order, fused=self.fused)
             self._last[key] = DeviceProgram(
-                function, dict(categories) | dict.fromkeys(left, GRADIENTS), calls=calls, chains=chains,
+                function,
+                dict(categories) | dict.fromkeys(left, GRADIENTS),
+                calls=calls,
+                chains=chains,
                 left=frozenset(left),
-                given_up=frozenset(value.name for value in buffers if self.writes_inputs))
+                given_up=frozenset(value.name for value in buffers if self.writes_inputs),
+            )
         return self._last[key]
 
     def _summing(self, place: Place, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
@@ -298,10 +369,14 @@ class PipelinedProgram(PipelinedOperation):
         programs = self._programs_at(place)
         function, categories = programs.local_function(kind, part)
         known = dict(categories) | {
-            value.name: GRADIENTS for value in function.outputs[programs.first_gradient(kind):]}
+            value.name: GRADIENTS for value in function.outputs[programs.first_gradient(kind) :]
+        }
         return with_sums(
-            function, programs.first_gradient(kind), programs.functions.trained,
-            self.sums_over_replicas(place)), known
+            function,
+            programs.first_gradient(kind),
+            programs.functions.trained,
+            self.sums_over_replicas(place),
+        ), known
 
     def calls_apart(self, place: Place, kind: str, part: Part) -> frozenset[str]:
         """The outputs of collectives of a last backward that are calls of their own."""
@@ -338,10 +413,14 @@ class PipelinedProgram(PipelinedOperation):
             for name, array in outputs[rank].items():
                 parts.setdefault(name, {})[place] = array
         loss = parts.pop("")[0]
-        return LossAndGradients(loss, {
-            value.name: self._whole(parts[value.name], value.layout)
-            for value in self.stages.function.inputs if value.name in parts
-        })
+        return LossAndGradients(
+            loss,
+            {
+                value.name: self._whole(parts[value.name], value.layout)
+                for value in self.stages.function.inputs
+                if value.name in parts
+            },
+        )
 
     # -- where a device is ---------------------------------------------------------------------------------------------
 
@@ -373,8 +452,11 @@ class PipelinedProgram(PipelinedOperation):
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:
             return parts[0]
-        return np.asarray(gradient_layout(layout).unshard(
-            [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))
+        return np.asarray(
+            gradient_layout(layout).unshard(
+                [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside
+            )
+        )
 
 
 def _shard(array: Array, layout: TensorSharding | None, inside: Mesh | None, place: int) -> Array:
@@ -388,10 +470,15 @@ def check_stages(stages: Stages, pipeline: Pipeline) -> None:
     if len(stages) != pipeline.stages:
         raise ValueError(f"{name} is cut into {len(stages)} stages; {pipeline!r} has {pipeline.stages}")
     if not schedule.training:
-        raise ValueError(f"the gradients of a whole program are wanted; schedule {schedule.name!r} has no backward")
-    waiting = [(number, stage.answered) for number, stage in enumerate(stages.functions[:-1]) if stage.answered]
+        raise ValueError(
+            f"the gradients of a whole program are wanted; schedule {schedule.name!r} has no backward"
+        )
+    waiting = [
+        (number, stage.answered) for number, stage in enumerate(stages.functions[:-1]) if stage.answered
+    ]
     if schedule.local and waiting:
         raise ValueError(
             f"schedule {schedule.name!r} sends no gradients, but stage {waiting[0][0]} of {name} needs those of "
             f"%{', %'.join(waiting[0][1])} from the next one; LocalLayers gives regions losses of their own, and "
-            "stages must begin where these do")
+            "stages must begin where these do"
+        )

@@ -49,5 +49,11 @@ def _placed(
         return TrainedPipeline(program, mesh, fused=fused, overlapping=overlapping)
     if not any(value.name.startswith(NEXT) for value in program.outputs):
         return Executable(program, mesh, fused=fused, overlapping=overlapping)
-    return Executable(program, mesh, categories=categories(program), donate=carried(program), fused=fused,
-                      overlapping=overlapping)
+    return Executable(
+        program,
+        mesh,
+        categories=categories(program),
+        donate=carried(program),
+        fused=fused,
+        overlapping=overlapping,
+    )

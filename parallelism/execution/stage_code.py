@@ -32,6 +32,7 @@ def cached(answer: Callable[..., Result], *, names: bool = True) -> Callable[...
 
     Without ``names`` in its results, it is called once for all stages that differ in names alone.
     """
+
     @wraps(answer)
     def once(self: StagePrograms, *arguments: Any, **options: Any) -> Result:
         if not names:
@@ -63,13 +64,27 @@ class StagePrograms:
     """
 
     def __init__(
-        self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
-        like: StagePrograms | None = None, sums: Mapping[str, np.dtype[Any]] | None = None,
-        fused: bool | str = False, overlap: Overlap | None = None, overlapping: bool = False,
+        self,
+        functions: StageFunctions,
+        batch: str,
+        whole: int,
+        inside: Mesh | None = None,
+        place: int = 0,
+        like: StagePrograms | None = None,
+        sums: Mapping[str, np.dtype[Any]] | None = None,
+        fused: bool | str = False,
+        overlap: Overlap | None = None,
+        overlapping: bool = False,
     ) -> None:
         self.like, self.sums, self.fused = like, sums or {}, fused
         self.overlap, self.overlapping = overlap, overlapping
-        self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
+        self.functions, self.batch, self.whole, self.inside, self.place = (
+            functions,
+            batch,
+            whole,
+            inside,
+            place,
+        )
         self._cache: dict[Any, Any] = {}
 
     @cached_property
@@ -100,8 +115,13 @@ class StagePrograms:
         """The function of an action of this kind, of whole tensors, for some rows of the batch."""
         stage = self.functions
         again = stage.recompute or Function(f"{stage.forward.name}.nothing", (), (), ())
-        function = {"F": stage.forward, "B": stage.backward, "I": stage.backward_input, "W": stage.backward_weights,
-                    "R": again}[kind]
+        function = {
+            "F": stage.forward,
+            "B": stage.backward,
+            "I": stage.backward_input,
+            "W": stage.backward_weights,
+            "R": again,
+        }[kind]
         numbers = self.numbers(part)
         return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
 
@@ -143,8 +163,12 @@ class StagePrograms:
         if kind in ("B", "W"):
             first = self.first_gradient(kind)
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
-            function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained],
-                                          [type.dtype for type in self.sum_types])
+            function = added_into_buffers(
+                function,
+                first,
+                [f"sum.{name}" for name in self.functions.trained],
+                [type.dtype for type in self.sum_types],
+            )
         return function, categories
 
     def first_gradient(self, kind: str) -> int:
@@ -165,8 +189,10 @@ class StagePrograms:
         if self.like is not None:
             return self.like.sum_types
         trained = self.functions.trained
-        return tuple(TensorType(self.sums.get(name, type.dtype), type.shape) for name, type in zip(
-            trained, self.types(self.functions.forward.inputs, trained), strict=True))
+        return tuple(
+            TensorType(self.sums.get(name, type.dtype), type.shape)
+            for name, type in zip(trained, self.types(self.functions.forward.inputs, trained), strict=True)
+        )
 
     @cached_property
     def weight_types(self) -> tuple[TensorType, ...]:
@@ -222,10 +248,14 @@ class StagePrograms:
 
     def answers(self, part: Part) -> tuple[TensorType, ...]:
         """The types of this device's parts of the gradients of the values that are sent."""
-        return self.types([
-            value if value.layout is None else laid_value(value, gradient_layout(value.layout))
-            for value in self.functions.forward.outputs
-        ], self.functions.answered, part)
+        return self.types(
+            [
+                value if value.layout is None else laid_value(value, gradient_layout(value.layout))
+                for value in self.functions.forward.outputs
+            ],
+            self.functions.answered,
+            part,
+        )
 
     def types(
         self, values: Sequence[Value], names: Sequence[str], part: Part | None = None
@@ -246,5 +276,9 @@ class StagePrograms:
     def names(self) -> Mapping[str, str]:
         """The names of values in the programs of the `first` stage, and the names that the values have in these."""
         to = self.first.functions.renaming_of(self.functions)
-        return {value.name: to.name(value.name) for function in self.first.functions.functions if function is not None
-                for value in function.values}
+        return {
+            value.name: to.name(value.name)
+            for function in self.first.functions.functions
+            if function is not None
+            for value in function.values
+        }

@@ -54,8 +54,10 @@ class Crossing:
 
     def local(self, mesh: Mesh, place: int) -> list[TensorType]:
         """The types of a device's blocks."""
-        return [TensorType(type.dtype, layout.local_shape(_shape(type), mesh, place))
-                for type, layout in zip(self.types, self.layouts, strict=True)]
+        return [
+            TensorType(type.dtype, layout.local_shape(_shape(type), mesh, place))
+            for type, layout in zip(self.types, self.layouts, strict=True)
+        ]
 
     def _pieces(self, ends: Callable[[Any], tuple[int, int, Slices]], place: int) -> dict[int, list[Piece]]:
         found: dict[int, list[Piece]] = {}
@@ -114,10 +116,16 @@ def leaving(device: Device, crossing: Crossing, message: Array, ranks: Sequence[
     overlap with those of this one.
     """
     values = unpacked(message, crossing.local(crossing.source, device.rank))
-    return Leaving([
-        device.isend(packed([_contiguous(values[piece.value][piece.part]) for piece in pieces]), ranks[receiver],
-                     tag=tag)
-        for receiver, pieces in crossing.sent(device.rank).items()])
+    return Leaving(
+        [
+            device.isend(
+                packed([_contiguous(values[piece.value][piece.part]) for piece in pieces]),
+                ranks[receiver],
+                tag=tag,
+            )
+            for receiver, pieces in crossing.sent(device.rank).items()
+        ]
+    )
 
 
 def arriving(device: Device, crossing: Crossing, ranks: Sequence[int], tag: int) -> Arriving:
@@ -125,7 +133,9 @@ def arriving(device: Device, crossing: Crossing, ranks: Sequence[int], tag: int)
     works = []
     for sender, pieces in crossing.received(device.rank).items():
         nbytes = sum(int(piece.type.nbytes) for piece in pieces)
-        shape, dtype = ((nbytes,), np.uint8) if len(pieces) > 1 else (_shape(pieces[0].type), pieces[0].type.dtype)
+        shape, dtype = (
+            ((nbytes,), np.uint8) if len(pieces) > 1 else (_shape(pieces[0].type), pieces[0].type.dtype)
+        )
         works.append((device.irecv(ranks[sender], tag=tag, shape=shape, dtype=dtype), pieces))
     return Arriving(array_maker(device), crossing.local(crossing.target, device.rank), works)
 
@@ -152,8 +162,12 @@ class OwnMeshes:
     def part(self, device: Device, together: str) -> Device:
         """The device on the mesh at its position; the first devices of all meshes lie on an axis ``together``."""
         position, _ = self.places[device.rank]
-        return part_of(device, self.meshes[position], self.ranks[position], (
-            together, [ranks[0] for ranks in self.ranks]))
+        return part_of(
+            device,
+            self.meshes[position],
+            self.ranks[position],
+            (together, [ranks[0] for ranks in self.ranks]),
+        )
 
     def exchanged(
         self, device: Device, values: Sequence[Value], mine: Array, here: int, other: int, tag: int
@@ -164,8 +178,10 @@ class OwnMeshes:
         """
         layouts = tuple(gradient_layout(value.layout) for value in values if value.layout)
         types = tuple(TensorType(mine.dtype, value.type.shape) for value in values)
-        out, back = (Crossing(types, layouts, self.meshes[source], self.meshes[target])
-                     for source, target in ((here, other), (other, here)))
+        out, back = (
+            Crossing(types, layouts, self.meshes[source], self.meshes[target])
+            for source, target in ((here, other), (other, here))
+        )
         message = mine.view(np.uint8)
         if len(values) == 1:
             message = mine.reshape(_shape(out.local(out.source, device.rank)[0]))
@@ -179,7 +195,12 @@ class StageDevice:
     """A device for which a message to another position of the pipeline is several, to devices of another mesh."""
 
     def __init__(
-        self, device: Device, here: int, own: OwnMeshes, pipeline: Pipeline, stages: Mapping[int, ProgramStage]
+        self,
+        device: Device,
+        here: int,
+        own: OwnMeshes,
+        pipeline: Pipeline,
+        stages: Mapping[int, ProgramStage],
     ) -> None:
         self.device, self.here, self.own, self.pipeline, self.stages = device, here, own, pipeline, stages
         self._crossings: dict[Any, Crossing] = {}
@@ -203,7 +224,10 @@ class StageDevice:
             values = [forward[name] for name in names]
             self._crossings[key] = Crossing(
                 tuple(value.type.specialize(numbers) for value in values),
-                tuple(gradient_layout(value.layout) for value in values if value.layout), source, target)
+                tuple(gradient_layout(value.layout) for value in values if value.layout),
+                source,
+                target,
+            )
         return self._crossings[key]
 
     def __getattr__(self, name: str) -> Any:

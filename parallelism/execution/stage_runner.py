@@ -28,9 +28,17 @@ class ProgramStage(Stage):
     """
 
     def __init__(
-        self, device: Device, number: int, programs: StagePrograms, parts: Sequence[Part],
-        data: Mapping[str, Sequence[Array]], weights: Mapping[str, Array], *, last: bool,
-        closing: LastBackward | None = None, apart: bool = False,
+        self,
+        device: Device,
+        number: int,
+        programs: StagePrograms,
+        parts: Sequence[Part],
+        data: Mapping[str, Sequence[Array]],
+        weights: Mapping[str, Array],
+        *,
+        last: bool,
+        closing: LastBackward | None = None,
+        apart: bool = False,
     ) -> None:
         self.closing = closing
         """The last backward, if it sums gradients over replicas."""
@@ -88,7 +96,9 @@ class ProgramStage(Stage):
         functions = self.programs.functions
         arrays = self._taken(kind, microbatch)
         if message is not None:
-            names = functions.received if kind == "F" else [f"{GRADIENT}{name}" for name in functions.answered]
+            names = (
+                functions.received if kind == "F" else [f"{GRADIENT}{name}" for name in functions.answered]
+            )
             types = self.programs.message(kind, self.parts[microbatch], last=self.last)
             self._hold(ACTIVATIONS, message.nbytes, microbatch)
             arrays.update(zip(names, unpacked(message, types), strict=True))
@@ -96,13 +106,13 @@ class ProgramStage(Stage):
         if kind == "F":
             results = [arrays[name] for name in functions.sent]
             if self.last:
-                self.outputs[microbatch], = results
+                (self.outputs[microbatch],) = results
         if kind in "FI":
             kept = functions.saved if kind == "F" else functions.between
             self._kept[microbatch] = {name: arrays[name] for name in kept}
         if kind in "RW":
             return None
-        sent = results if kind == "F" else results[:len(functions.returned)]
+        sent = results if kind == "F" else results[: len(functions.returned)]
         # It is empty if all stages before learn by themselves.
         return packed(sent) if sent or kind == "F" else self.arrays.full((0,), 0, np.dtype(np.uint8))
 
@@ -133,13 +143,16 @@ class ProgramStage(Stage):
         results = program.run(self.device, given, stage=self.number, microbatch=microbatch, phase=kind)
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
         if closing:
-            gradients = results[self.programs.first_gradient(kind):]
-            self.summed.update((name, gradient) for name, gradient in zip(
-                self.programs.functions.trained, gradients, strict=True) if name in closing.weights)
+            gradients = results[self.programs.first_gradient(kind) :]
+            self.summed.update(
+                (name, gradient)
+                for name, gradient in zip(self.programs.functions.trained, gradients, strict=True)
+                if name in closing.weights
+            )
         received = sum(int(type.nbytes) for type in self.programs.message(kind, part, last=self.last))
         self._last[microbatch] = kind
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
-            self._hold(category, -nbytes, microbatch)       # `run_actions` holds the bytes that are kept
+            self._hold(category, -nbytes, microbatch)  # `run_actions` holds the bytes that are kept
         return results
 
     @property

@@ -62,18 +62,28 @@ class StepUpdates:
     def at(self, position: int) -> Update:
         """The update of the parameters of all stages at a position; laid out and localized once for each form."""
         placement, holders = self.pipeline.schedule.placement, self.endings.holders
-        names = dict.fromkeys(name for number, stage in enumerate(self.stages.functions)
-                              if placement[number] == position for name in stage.trained)
+        names = dict.fromkeys(
+            name
+            for number, stage in enumerate(self.stages.functions)
+            if placement[number] == position
+            for name in stage.trained
+        )
         counted = [name for name in names if position == min(placement[number] for number in holders[name])]
         function = self.step.update(
-            names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed)
+            names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed
+        )
         inside, early = self.mesh_at(position), self._early(function)
         form = Form([function], more=early), inside
         if form not in self._first:
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
             self._first[form] = Update(
-                localize(function, Mesh(**over | dict(inside.shape))), function, categories(self.step.function),
-                self.fused, self.overlap, early)
+                localize(function, Mesh(**over | dict(inside.shape))),
+                function,
+                categories(self.step.function),
+                self.fused,
+                self.overlap,
+                early,
+            )
         return replace(self._first[form], function=function)
 
     @cached_property
@@ -85,8 +95,11 @@ class StepUpdates:
         """The numbers of the inputs of an update that are gradients of one stage alone, summed over replicas."""
         if self.overlap is None or not self.replicas:
             return ()
-        return tuple(number for number, value in enumerate(function.inputs)
-                     if value.name.startswith(GRADIENT) and value.name.removeprefix(GRADIENT) in self.endings.alone)
+        return tuple(
+            number
+            for number, value in enumerate(function.inputs)
+            if value.name.startswith(GRADIENT) and value.name.removeprefix(GRADIENT) in self.endings.alone
+        )
 
     # -- the update of a device ----------------------------------------------------------------------------------------
 
@@ -127,7 +140,9 @@ class StepUpdates:
 
     def state_types(self, rank: int, position: int) -> Mapping[str, TensorType]:
         """The types of a rank's parts of the state, by name."""
-        inputs = zip(self.at(position).function.inputs, self.program(rank, position).function.inputs, strict=True)
+        inputs = zip(
+            self.at(position).function.inputs, self.program(rank, position).function.inputs, strict=True
+        )
         return {value.name: own.type for value, own in inputs if value.name in self._state}
 
     @cached_property
@@ -148,8 +163,13 @@ class StepUpdates:
         """A rank of each class of devices that have other updates, among those at the position of a stage."""
         position = self.pipeline.schedule.placement[place.number]
         localized = self.at(position).localized
-        return [*{localized.class_of(self._rank(rank, position)): rank
-                  for rank, (other, _) in enumerate(places) if other == position}.values()]
+        return [
+            *{
+                localized.class_of(self._rank(rank, position)): rank
+                for rank, (other, _) in enumerate(places)
+                if other == position
+            }.values()
+        ]
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -166,8 +186,11 @@ class StepUpdates:
         """A rank's parts of the state."""
         update, inside, place = self.at(position), self.mesh_at(position), self.place(rank)
         inputs = zip(update.function.inputs, update.localized.inputs, strict=True)
-        return {value.name: layout.shard(state[value.name], inside)[place]
-                for value, layout in inputs if value.name in self._state}
+        return {
+            value.name: layout.shard(state[value.name], inside)[place]
+            for value, layout in inputs
+            if value.name in self._state
+        }
 
     def update_of(
         self, device: Device, rank: int, position: int, held: Mapping[str, Array]
@@ -178,21 +201,31 @@ class StepUpdates:
         """
         return partial(_run, device, self.at(position).function, self.program(rank, position), held)
 
-    def result(self, places: Sequence[tuple[int, int]], outputs: Sequence[dict[str, Array]]) -> tuple[Array, ...]:
+    def result(
+        self, places: Sequence[tuple[int, int]], outputs: Sequence[dict[str, Array]]
+    ) -> tuple[Array, ...]:
         """The outputs of the whole step, in order."""
         whole: dict[str, Array] = {}
         for position in range(self.pipeline.ranks):
-            by_place = {self.place(rank): outputs[rank] for rank, (other, _) in enumerate(places) if other == position}
+            by_place = {
+                self.place(rank): outputs[rank] for rank, (other, _) in enumerate(places) if other == position
+            }
             update, inside = self.at(position), self.mesh_at(position)
             for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
                 parts = [by_place[place][value.name] for place in range(inside.size)]
                 whole.setdefault(value.name, layout.unshard(parts, inside))
         loss = next(each[""] for each in outputs if "" in each)
-        return tuple(whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs)
+        return tuple(
+            whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs
+        )
 
 
 def _run(
-    device: Device, function: Function, program: DeviceProgram, held: Mapping[str, Array], sums: dict[str, Any]
+    device: Device,
+    function: Function,
+    program: DeviceProgram,
+    held: Mapping[str, Array],
+    sums: dict[str, Any],
 ) -> dict[str, Array]:
     """What an update returns, by name.  The ``sums`` are taken out, so that it frees them."""
     given: dict[str, Any] = {**held}
@@ -231,9 +264,15 @@ class Update:
             function, calls, chains = arranged(alone, self._order, fused=self.fused)
             known = {value.name for value in function.values}
             self.programs[place] = DeviceProgram(
-                function, early | {name: kind for name, kind in self.categories.items() if name in known},
-                donated=donations(function, carried(self.localized.function), Kinds.of(self.localized.function)),
-                calls=calls, chains=chains, given_up=gradients_of(self.localized.function, function))
+                function,
+                early | {name: kind for name, kind in self.categories.items() if name in known},
+                donated=donations(
+                    function, carried(self.localized.function), Kinds.of(self.localized.function)
+                ),
+                calls=calls,
+                chains=chains,
+                given_up=gradients_of(self.localized.function, function),
+            )
         return self.programs[place]
 
     def sums_before(self, place: int) -> dict[int, tuple[Op, ...]]:
@@ -244,12 +283,15 @@ class Update:
 
     def _alone(self, place: int) -> Function:
         function = self.localized.program(place)
-        return without_sums(function, {
-            function.inputs[number].name: ops for number, ops in self.sums_before(place).items()})
+        return without_sums(
+            function, {function.inputs[number].name: ops for number, ops in self.sums_before(place).items()}
+        )
 
     @cached_property
     def _order(self) -> Order | None:
         if self.overlap is None:
             return None
         programs = [self._alone(each.rank) for each in self.localized.classes]
-        return overlapped(programs[0], self.overlap, {name for program in programs for name in uneven(program)})
+        return overlapped(
+            programs[0], self.overlap, {name for program in programs for name in uneven(program)}
+        )

@@ -43,33 +43,55 @@ class TrainedPipeline(PipelinedProgram):
     kept_by_devices = True
     writes_inputs = True
 
-    def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
+    def __init__(
+        self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False
+    ) -> None:
         self.step, self.mesh = step, mesh
         pipeline, meshes = step.pipeline.on(mesh), step.pipeline.meshes
         axes = dict.fromkeys(axis for each in meshes or (mesh,) for axis in each.axes)
         if missing := [axis for axis in step.split if axis not in axes]:
-            raise ValueError(f"@{step.function.name}: %{step.split[missing[0]]} is split over axis {missing[0]!r}, but "
-                             f"the axes of {'the stages' if meshes else repr(mesh)} are "
-                             f"{', '.join(map(repr, axes))}")
+            raise ValueError(
+                f"@{step.function.name}: %{step.split[missing[0]]} is split over axis {missing[0]!r}, but "
+                f"the axes of {'the stages' if meshes else repr(mesh)} are "
+                f"{', '.join(map(repr, axes))}"
+            )
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         around = {pipeline.axis, *replicas}
         shape = {axis: n for axis, n in mesh.shape.items() if axis not in around and not meshes}
         inside, own = Mesh(**shape) if shape else None, OwnMeshes(meshes) if meshes else None
         sums, stages = step.sum_dtypes, step.stages(pipeline.stages)
         check_stages(stages, pipeline)
-        if own is not None:     # a split is one that all meshes of its axes can have
+        if own is not None:  # a split is one that all meshes of its axes can have
             placed = [own.meshes[position] for position in pipeline.schedule.placement]
             stages = laid_out_stages(stages, whole_of(own.meshes), sums, placed)
         elif inside is not None and inside.size > 1:
             stages = laid_out_stages(stages, inside, sums, pending=True)
-        self.set_up(stages, pipeline, inside, replicas, sums, Overlap.of(step.function),
-                    fused or Fused.of(step.function) is not None, overlapping, own)
+        self.set_up(
+            stages,
+            pipeline,
+            inside,
+            replicas,
+            sums,
+            Overlap.of(step.function),
+            fused or Fused.of(step.function) is not None,
+            overlapping,
+            own,
+        )
 
     @cached_property
     def updates(self) -> StepUpdates:
         """The updates of the stages at each position."""
-        return StepUpdates(self.step, self.mesh, self.pipeline, self.stages, self.endings, self.replicas, self.own,
-                           self.overlap, self.fused)
+        return StepUpdates(
+            self.step,
+            self.mesh,
+            self.pipeline,
+            self.stages,
+            self.endings,
+            self.replicas,
+            self.own,
+            self.overlap,
+            self.fused,
+        )
 
 
 MeshedPipeline = TrainedPipeline

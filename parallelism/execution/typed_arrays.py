@@ -105,7 +105,7 @@ class TypedArray(NDArrayOperatorsMixin):
     def __getitem__(self, part: slice | tuple[slice, ...]) -> TypedArray:
         parts = part if isinstance(part, tuple) else (part,)
         cut = [len(range(*each.indices(n))) for each, n in zip(parts, self.shape, strict=False)]
-        return TypedArray((*cut, *self.shape[len(cut):]), self.dtype)
+        return TypedArray((*cut, *self.shape[len(cut) :]), self.dtype)
 
     def __setitem__(self, part: Any, value: Any) -> None:
         """Nothing: it has no numbers that could be written."""
@@ -130,7 +130,9 @@ class TypedArray(NDArrayOperatorsMixin):
             case "concatenate":
                 parts = args[0]
                 length = sum(part.shape[0] for part in parts)
-                return TypedArray((length, *parts[0].shape[1:]), common_dtype(*(part.dtype for part in parts)))
+                return TypedArray(
+                    (length, *parts[0].shape[1:]), common_dtype(*(part.dtype for part in parts))
+                )
             case "ravel" | "reshape" if not options:
                 return getattr(self, function.__name__)(*args[1:])
         return NotImplemented

@@ -20,8 +20,11 @@ class Straggler:
     factor: float
 
     def __post_init__(self) -> None:
-        checked.store(self, rank=checked.whole_number("rank", self.rank, least=0),
-                      factor=checked.number("factor", self.factor, least=1))
+        checked.store(
+            self,
+            rank=checked.whole_number("rank", self.rank, least=0),
+            factor=checked.number("factor", self.factor, least=1),
+        )
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,15 @@ class LinkFault:
             raise ValueError("source or target must be a rank; got None for both")
         ends = {"source": self.source, "target": self.target}
         checked.store(
-            self, **{end: checked.whole_number(end, rank, least=0) for end, rank in ends.items() if rank is not None},
+            self,
+            **{
+                end: checked.whole_number(end, rank, least=0)
+                for end, rank in ends.items()
+                if rank is not None
+            },
             delay_seconds=checked.number("delay_seconds", self.delay_seconds, "of seconds"),
-            bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1))
+            bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1),
+        )
 
     def concerns(self, source: int, target: int) -> bool:
         """Whether a message from one rank to another meets it."""

@@ -46,27 +46,43 @@ def number(
     if not isfinite(checked) or checked > most or (checked < least if above is None else checked <= above):
         raise ValueError(f"{wanted}; got {shown(value)}")
     if checked and not SMALLEST <= abs(checked) <= LARGEST:
-        raise ValueError(f"{wanted}, and from {SMALLEST:g} to {LARGEST:g}: times on such hardware would be no numbers; "
-                         f"got {shown(value)}")
+        raise ValueError(
+            f"{wanted}, and from {SMALLEST:g} to {LARGEST:g}: times on such hardware would be no numbers; "
+            f"got {shown(value)}"
+        )
     return checked
 
 
 def numbers(
-    field: str, values: Any, names: Collection[str], of: str = "", *, what: str, least: int = 0, most: float = inf
+    field: str,
+    values: Any,
+    names: Collection[str],
+    of: str = "",
+    *,
+    what: str,
+    least: int = 0,
+    most: float = inf,
 ) -> Table[float]:
     """A checked table of numbers above 0, at least so many, by some of these names; ``what`` describes the table."""
     if not isinstance(values, Mapping) or len(values) < least:
-        raise TypeError(f"{field} must be a table of {what}{', not empty' if least else ''}; got {shown(values)}")
+        raise TypeError(
+            f"{field} must be a table of {what}{', not empty' if least else ''}; got {shown(values)}"
+        )
     for name in values:
         if name not in names:
             raise ValueError(
-                f"{field} must be of {', '.join(names)}; got {shown(name)}{did_you_mean(name, names)}")
-    return Table({name: number(f"{field}.{name}", value, of, above=0, most=most) for name, value in values.items()})
+                f"{field} must be of {', '.join(names)}; got {shown(name)}{did_you_mean(name, names)}"
+            )
+    return Table(
+        {name: number(f"{field}.{name}", value, of, above=0, most=most) for name, value in values.items()}
+    )
 
 
 def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
     """A checked whole number."""
-    wanted = f"{field} must be a whole number of at least {least}{'' if most is None else f' and at most {most}'}"
+    wanted = (
+        f"{field} must be a whole number of at least {least}{'' if most is None else f' and at most {most}'}"
+    )
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{wanted}; got {shown(value)}")
     checked: int = value.__index__()
@@ -87,9 +103,12 @@ def texts(field: str, values: Any, most: int) -> Table[str]:
     """A checked table of texts by name."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{field} must be a table of texts; got {shown(values)}")
-    return Table({
-        text(f"a name in {field}", name): text(f"{field}.{name}", value, most) for name, value in values.items()
-    })
+    return Table(
+        {
+            text(f"a name in {field}", name): text(f"{field}.{name}", value, most)
+            for name, value in values.items()
+        }
+    )
 
 
 def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
@@ -115,7 +134,7 @@ def shown(value: Any) -> str:
     """A value in a short text; the value may be of any size."""
     try:
         words = ascii(value)
-    except (ValueError, RecursionError):                # an integer with too many digits, a list too deep
+    except (ValueError, RecursionError):  # an integer with too many digits, a list too deep
         return f"a {type(value).__name__} too large to print"
     return words if len(words) <= 60 else f"{words[:60]}..."
 

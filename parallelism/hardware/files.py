@@ -43,7 +43,9 @@ def presets() -> tuple[str, ...]:
 
 def read_preset(name: str) -> dict[str, Any]:
     """The fields of a preset."""
-    return tomllib.loads((files("parallelism.hardware") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        (files("parallelism.hardware") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    )
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:                    # ValueError: a zero byte in the path
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise HardwareFileError(f"{_printable(file)}: cannot be read: {reason}") from None
     if len(content) > MOST_BYTES:
@@ -63,14 +65,17 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         text = content.decode("utf-8")
         document: Any = (
-            tomllib.loads(text) if language == "TOML"
+            tomllib.loads(text)
+            if language == "TOML"
             else json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
         )
     except (ValueError, RecursionError) as error:
         reason = "it is too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise HardwareFileError(f"{_printable(file)}: must be {language}; got {reason}") from None
     if not isinstance(document, dict):
-        raise HardwareFileError(f"{_printable(file)}: must be an object with fields; got {checked.shown(document)}")
+        raise HardwareFileError(
+            f"{_printable(file)}: must be an object with fields; got {checked.shown(document)}"
+        )
     return document
 
 
@@ -98,13 +103,17 @@ def build(
 
     ``parts`` says by the name of a field what is described there by a table, or by each of a list of tables.
     """
-    known = {field.name: field.default is MISSING and field.default_factory is MISSING
-             for field in fields(kind)}  # type: ignore[arg-type]
+    known = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        known[field.name] = field.default is MISSING and field.default_factory is MISSING
     origin = f"{_printable(path)}: {where}"
     if not isinstance(table, dict):
         raise HardwareFileError(
-            f"{origin.removesuffix('.')} must be a table with {', '.join(known)}; got {checked.shown(table)}")
-    built = {name: _part(entry, path, f"{where}{name}", parts.get(name), parts) for name, entry in table.items()}
+            f"{origin.removesuffix('.')} must be a table with {', '.join(known)}; got {checked.shown(table)}"
+        )
+    built = {
+        name: _part(entry, path, f"{where}{name}", parts.get(name), parts) for name, entry in table.items()
+    }
     for name in table:
         if name not in known:
             close = did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
@@ -125,7 +134,9 @@ def _part(
     if not isinstance(kind, list):
         return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
     if not isinstance(entry, list):
-        raise HardwareFileError(f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(entry)}")
+        raise HardwareFileError(
+            f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(entry)}"
+        )
     return tuple(build(kind[0], table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
 
 

@@ -36,8 +36,20 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
 ITEMSIZE = {
-    "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "float4": 0.5, "int64": 8,
-    "int32": 4, "int16": 2, "int8": 1, "int4": 0.5, "complex128": 16, "complex64": 8,
+    "float64": 8,
+    "float32": 4,
+    "tfloat32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8": 1,
+    "float4": 0.5,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "int4": 0.5,
+    "complex128": 16,
+    "complex64": 8,
 }
 """The dtypes that a rate can be given for, and the bytes of a number.  NumPy has not all of them."""
 
@@ -50,8 +62,14 @@ def rate_name(dtype: str) -> str:
 
 
 _PARTS: hardware_files.Parts = {
-    "links": [Link], "pieces": [Piece], "collective_pieces": [Piece], "host": HostLink, "stragglers": [Straggler],
-    "faults": [LinkFault], "products": Products, "reached": Reached,
+    "links": [Link],
+    "pieces": [Piece],
+    "collective_pieces": [Piece],
+    "host": HostLink,
+    "stragglers": [Straggler],
+    "faults": [LinkFault],
+    "products": Products,
+    "reached": Reached,
 }
 """The descriptions in a file: a kind, or a list of one kind, by the name of the field."""
 
@@ -124,29 +142,56 @@ class Hardware:
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
             "name": checked.text("name", self.name),
-            **{field: checked.number(field, getattr(self, field), "of seconds")
-               for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds", "issue_seconds",
-                             "message_overhead_seconds", "message_overhead_seconds_per_byte")},
-            **{field: checked.number(field, getattr(self, field), above=0, most=1)
-               for field in ("flops_efficiency", "memory_efficiency")},
-            **{field: checked.number(field, getattr(self, field), most=1)
-               for field in ("memory_overlap", "collective_share")},
+            **{
+                field: checked.number(field, getattr(self, field), "of seconds")
+                for field in (
+                    "kernel_launch_seconds",
+                    "flops_ramp_seconds",
+                    "memory_ramp_seconds",
+                    "issue_seconds",
+                    "message_overhead_seconds",
+                    "message_overhead_seconds_per_byte",
+                )
+            },
+            **{
+                field: checked.number(field, getattr(self, field), above=0, most=1)
+                for field in ("flops_efficiency", "memory_efficiency")
+            },
+            **{
+                field: checked.number(field, getattr(self, field), most=1)
+                for field in ("memory_overlap", "collective_share")
+            },
             "flops_per_second": checked.numbers(
-                "flops_per_second", self.flops_per_second, ITEMSIZE, "of flops a second", what="rates by dtype",
-                least=1),
+                "flops_per_second",
+                self.flops_per_second,
+                ITEMSIZE,
+                "of flops a second",
+                what="rates by dtype",
+                least=1,
+            ),
             "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
             "memory_bytes_per_second": checked.number(
-                "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
+                "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0
+            ),
             "collective_bytes_per_second": checked.numbers(
-                "collective_bytes_per_second", self.collective_bytes_per_second, tuple(KINDS.records),
-                "of bytes a second", what="numbers by collective"),
+                "collective_bytes_per_second",
+                self.collective_bytes_per_second,
+                tuple(KINDS.records),
+                "of bytes a second",
+                what="numbers by collective",
+            ),
             "links": checked.each("links", self.links, Link),
             "stragglers": checked.each("stragglers", self.stragglers, Straggler),
             "faults": checked.each("faults", self.faults, LinkFault),
             "title": self.title and checked.text("title", self.title, 200),
             "sources": checked.texts("sources", self.sources, 500),
             "flops_efficiencies": checked.numbers(
-                "flops_efficiencies", self.flops_efficiencies, ITEMSIZE, most=1, what="parts of the rates by dtype"),
+                "flops_efficiencies",
+                self.flops_efficiencies,
+                ITEMSIZE,
+                most=1,
+                what="parts of the rates by dtype",
+            ),
             "stack": self.stack and checked.text("stack", self.stack),
         }
         if not values["links"]:
@@ -155,7 +200,10 @@ class Hardware:
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
         if self.products is not None and not isinstance(self.products, Products):
             raise TypeError(f"products must be a Products; got {checked.shown(self.products)}")
-        for field, words, others in (("fused", ' or "elementwise"', ("elementwise",)), ("overlapping", "", ())):
+        for field, words, others in (
+            ("fused", ' or "elementwise"', ("elementwise",)),
+            ("overlapping", "", ()),
+        ):
             given = getattr(self, field)
             if not isinstance(given, bool) and given not in others:
                 raise TypeError(f"{field} must be true or false{words}; got {checked.shown(given)}")
@@ -165,7 +213,8 @@ class Hardware:
         for i, (link, inside) in enumerate(zip(self.links, self._insides, strict=True)):
             if (link.ports or 1) > inside:
                 raise ValueError(
-                    f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}")
+                    f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}"
+                )
         checked.store(self, placement=checked.places(self.placement, self.devices))
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
@@ -226,8 +275,13 @@ class Hardware:
         except HardwareFileError as error:
             raise HardwareFileError(
                 f"{error}; it stands for hardware='host': python -m vcluster calibrate writes it anew, "
-                f"{VARIABLE}= does without") from None
-        if devices is not None and devices > found.ranks and len(found.links) == len(found.links[0].extents) == 1:
+                f"{VARIABLE}= does without"
+            ) from None
+        if (
+            devices is not None
+            and devices > found.ranks
+            and len(found.links) == len(found.links[0].extents) == 1
+        ):
             found = found.resized(devices)
         return found
 
@@ -245,7 +299,9 @@ class Hardware:
             return cls.preset(hardware)
         if isinstance(hardware, str | PathLike):
             return cls.load(hardware)
-        raise TypeError(f"hardware must be a Hardware, a preset's name or a file; got {checked.shown(hardware)}")
+        raise TypeError(
+            f"hardware must be a Hardware, a preset's name or a file; got {checked.shown(hardware)}"
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the hardware as JSON, which `load` reads."""
@@ -258,11 +314,17 @@ class Hardware:
         return replace(self, stragglers=(*self.stragglers, Straggler(rank, factor)))
 
     def fault(
-        self, *, source: int | None = None, target: int | None = None, delay_seconds: float = 0.0,
+        self,
+        *,
+        source: int | None = None,
+        target: int | None = None,
+        delay_seconds: float = 0.0,
         bandwidth_factor: float = 1.0,
     ) -> Hardware:
         """The same with a `LinkFault` on the way from rank ``source`` to rank ``target`` (None: from or to anyone)."""
-        return replace(self, faults=(*self.faults, LinkFault(source, target, delay_seconds, bandwidth_factor)))
+        return replace(
+            self, faults=(*self.faults, LinkFault(source, target, delay_seconds, bandwidth_factor))
+        )
 
     def placed(self, placement: Sequence[int]) -> Hardware:
         """The same with rank r at ``placement[r]``; there are no other ranks then."""
@@ -283,7 +345,9 @@ class Hardware:
         """The same with other extents of its outermost level: so many nodes, such a slice."""
         *inner, outermost = self.links
         if len(extents) != len(outermost.extents):
-            raise ValueError(f"extents of {self.name} must be like {_by(outermost.extents)}; got {_by(extents)}")
+            raise ValueError(
+                f"extents of {self.name} must be like {_by(outermost.extents)}; got {_by(extents)}"
+            )
         return replace(self, links=(*inner, replace(outermost, extents=extents)), placement=())
 
     # -- properties ----------------------------------------------------------------------------------------------------
@@ -309,7 +373,8 @@ class Hardware:
         if name not in self.flops_per_second:
             raise ValueError(
                 f"{self.name} has no rate for {name}; it has {', '.join(self.flops_per_second)}: compute in one of "
-                "these, or price floats as one of these, where there is a priced_dtype")
+                "these, or price floats as one of these, where there is a priced_dtype"
+            )
         return self.flops_per_second[name]
 
     def efficiency(self, dtype: object = None) -> float:

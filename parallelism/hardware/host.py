@@ -32,9 +32,11 @@ def _path() -> str | None:
     if given is not None:
         return given
     settings = os.environ.get("XDG_CONFIG_HOME", "")
-    if not isabs(settings):                     # the specification: ignore relative paths
+    if not isabs(settings):  # the specification: ignore relative paths
         settings = expanduser("~/.config")
-    return None if settings.startswith("~") else join(settings, "vcluster", "host.json")    # "~": no home directory
+    return (
+        None if settings.startswith("~") else join(settings, "vcluster", "host.json")
+    )  # "~": no home directory
 
 
 def is_calibrated() -> bool:

@@ -54,9 +54,13 @@ class Piece:
 
     def __post_init__(self) -> None:
         checked.store(
-            self, from_bytes=checked.number("from_bytes", self.from_bytes, "of bytes", above=0),
+            self,
+            from_bytes=checked.number("from_bytes", self.from_bytes, "of bytes", above=0),
             latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
-            bytes_per_second=checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0))
+            bytes_per_second=checked.number(
+                "bytes_per_second", self.bytes_per_second, "of bytes a second", above=0
+            ),
+        )
 
 
 @dataclass(frozen=True, init=False)
@@ -89,9 +93,17 @@ class Link:
     striped: bool = False
 
     def __init__(
-        self, name: str, extents: int | Iterable[int], latency_seconds: float, bytes_per_second: float,
-        shape: str = "switch", ports: int | None = None, pieces: Sequence[Piece] = (),
-        collective_pieces: Sequence[Piece] = (), reached: Reached | None = None, striped: bool = False,
+        self,
+        name: str,
+        extents: int | Iterable[int],
+        latency_seconds: float,
+        bytes_per_second: float,
+        shape: str = "switch",
+        ports: int | None = None,
+        pieces: Sequence[Piece] = (),
+        collective_pieces: Sequence[Piece] = (),
+        reached: Reached | None = None,
+        striped: bool = False,
     ) -> None:
         if not isinstance(shape, str) or shape not in SHAPES:
             close = did_you_mean(shape, SHAPES)
@@ -102,14 +114,20 @@ class Link:
             raise ValueError(f"extents of a {shape} must be {wanted}; got {checked.shown(extents)}")
         most = MOST_ROUND if shape in ("ring", "torus") else MOST_UNITS
         checked.store(
-            self, name=checked.text("name", name),
+            self,
+            name=checked.text("name", name),
             extents=tuple(checked.whole_number("extents", side, most=most) for side in sides),
             latency_seconds=checked.number("latency_seconds", latency_seconds, "of seconds"),
-            bytes_per_second=checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
-            shape=shape, ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
+            bytes_per_second=checked.number(
+                "bytes_per_second", bytes_per_second, "of bytes a second", above=0
+            ),
+            shape=shape,
+            ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
             pieces=_pieces("pieces", pieces, shape),
-            collective_pieces=_pieces("collective_pieces", collective_pieces, shape), reached=_reached(reached, shape),
-            striped=_striped(striped, shape))
+            collective_pieces=_pieces("collective_pieces", collective_pieces, shape),
+            reached=_reached(reached, shape),
+            striped=_striped(striped, shape),
+        )
 
     @property
     def units(self) -> int:
@@ -132,8 +150,11 @@ class Link:
             return self
         rate, step = self.reached.bus(collective, size), self.reached.step_seconds
         return checked.changed(
-            self, reached=None, bytes_per_second=rate or self.bytes_per_second,
-            latency_seconds=self.latency_seconds if step is None else step)
+            self,
+            reached=None,
+            bytes_per_second=rate or self.bytes_per_second,
+            latency_seconds=self.latency_seconds if step is None else step,
+        )
 
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
         """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
@@ -152,7 +173,9 @@ class Link:
         message = np.arange(len(source))
         if self.shape in ("switch", "memory"):
             out, into = (2 * (unit * ports + lane) for unit, lane in zip(units, lanes, strict=True))
-            return Uses(np.ones_like(source), np.concatenate([message, message]), np.concatenate([out, into + 1]))
+            return Uses(
+                np.ones_like(source), np.concatenate([message, message]), np.concatenate([out, into + 1])
+            )
         if self.shape == "fully_connected":
             channel = (units[0] * self.units + units[1] % self.units) * ports + lanes[0]
             return Uses(np.ones_like(source), message, channel)
@@ -164,7 +187,9 @@ class Link:
             distance, _, channel = self.uses(inside, np.array([source]), np.array([target]))
             return int(distance[0]), channel.tolist()
         ports = self.ports or inside
-        out, into = (2 * (place // inside * ports + place % inside * ports // inside) for place in (source, target))
+        out, into = (
+            2 * (place // inside * ports + place % inside * ports // inside) for place in (source, target)
+        )
         return 1, [out, into + 1]
 
     def _round_the_torus(self, ports: int, here: Ints, there: Ints, lane: Ints) -> Uses:
@@ -193,8 +218,10 @@ def _pieces(field: str, pieces: Sequence[Piece], shape: str) -> tuple[Piece, ...
     if found and shape != "memory":
         raise ValueError(f"{field} are of a memory, where messages share nothing; got some of a {shape}")
     if any(piece.from_bytes >= other.from_bytes for piece, other in pairwise(found)):
-        raise ValueError(f"{field} must begin one after the other, by from_bytes; got "
-                         f"{', '.join(f'{piece.from_bytes:g}' for piece in found)}")
+        raise ValueError(
+            f"{field} must begin one after the other, by from_bytes; got "
+            f"{', '.join(f'{piece.from_bytes:g}' for piece in found)}"
+        )
     return found
 
 
@@ -227,5 +254,9 @@ class HostLink:
 
     def __post_init__(self) -> None:
         checked.store(
-            self, latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
-            bytes_per_second=checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0))
+            self,
+            latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
+            bytes_per_second=checked.number(
+                "bytes_per_second", self.bytes_per_second, "of bytes a second", above=0
+            ),
+        )

@@ -45,15 +45,24 @@ class Products:
 
     def __post_init__(self) -> None:
         tiles: Any = self.tiles
-        if not isinstance(tiles, list | tuple) or not tiles or any(
-                not isinstance(tile, list | tuple) or len(tile) != 2 for tile in tiles):
-            raise ValueError(f"tiles must be a list of pairs of rows and columns; got {checked.shown(self.tiles)}")
+        if (
+            not isinstance(tiles, list | tuple)
+            or not tiles
+            or any(not isinstance(tile, list | tuple) or len(tile) != 2 for tile in tiles)
+        ):
+            raise ValueError(
+                f"tiles must be a list of pairs of rows and columns; got {checked.shown(self.tiles)}"
+            )
         checked.store(
-            self, units=checked.whole_number("units", self.units, most=1 << 20),
-            tiles=tuple((checked.whole_number("tiles", rows), checked.whole_number("tiles", columns))
-                        for rows, columns in self.tiles),
+            self,
+            units=checked.whole_number("units", self.units, most=1 << 20),
+            tiles=tuple(
+                (checked.whole_number("tiles", rows), checked.whole_number("tiles", columns))
+                for rows, columns in self.tiles
+            ),
             half_depth=checked.number("half_depth", self.half_depth),
-            half_intensity=checked.number("half_intensity", self.half_intensity))
+            half_intensity=checked.number("half_intensity", self.half_intensity),
+        )
 
     def reached(self, shape: Shape) -> float:
         """The part of the peak that products of ``shape`` reach; 1 for empty ones."""
@@ -61,9 +70,11 @@ class Products:
         if not count * m * n * k:
             return 1.0
         least = min(
-            ceil(count * ceil(m / rows) * ceil(n / columns) / self.units) * self.units
+            ceil(count * ceil(m / rows) * ceil(n / columns) / self.units)
+            * self.units
             * (rows * columns + self.half_intensity * (rows + columns))
-            for rows, columns in self.tiles)
+            for rows, columns in self.tiles
+        )
         return count * m * n * k / (least * (k + self.half_depth))
 
 
@@ -90,15 +101,22 @@ class Reached:
             return None if value is None else checked.number(field, value, "of bytes a second", above=0)
 
         checked.store(
-            self, message_bytes_per_second=rate("message_bytes_per_second"),
+            self,
+            message_bytes_per_second=rate("message_bytes_per_second"),
             bus_bytes_per_second=rate("bus_bytes_per_second"),
             base_seconds=checked.number("base_seconds", self.base_seconds, "of seconds"),
-            step_seconds=None if self.step_seconds is None else checked.number(
-                "step_seconds", self.step_seconds, "of seconds"),
+            step_seconds=None
+            if self.step_seconds is None
+            else checked.number("step_seconds", self.step_seconds, "of seconds"),
             in_switch_bytes_per_second=checked.numbers(
-                "in_switch_bytes_per_second", self.in_switch_bytes_per_second, tuple(KINDS.records),
-                "of bytes a second", what="numbers by collective"),
-            in_switch_from=checked.whole_number("in_switch_from", self.in_switch_from, least=2))
+                "in_switch_bytes_per_second",
+                self.in_switch_bytes_per_second,
+                tuple(KINDS.records),
+                "of bytes a second",
+                what="numbers by collective",
+            ),
+            in_switch_from=checked.whole_number("in_switch_from", self.in_switch_from, least=2),
+        )
 
     def bus(self, collective: str, size: int) -> float | None:
         """The rate of a port in a collective over ``size`` devices; None: that of the wire."""

@@ -27,11 +27,17 @@ def sized_hardware(hardware: Hardware | str | PathLike[str], devices: int | None
     preset = split_name(hardware)[0] if isinstance(hardware, str) else ""
     if isinstance(hardware, str) and preset.partition(":")[0] in Hardware.presets():
         if ":" in hardware and devices != found.devices:
-            raise ValueError(f"{hardware} has {found.devices} devices, and {devices} are asked for; leave out one of "
-                             "the two numbers")
+            raise ValueError(
+                f"{hardware} has {found.devices} devices, and {devices} are asked for; leave out one of "
+                "the two numbers"
+            )
         if ":" not in hardware and len(found.links[-1].extents) == 1:
             return found.resized(-(-devices // found.inside(len(found.links) - 1)))
     if devices > found.ranks:
-        more = "; its name may say how many it has, as in tpu-v4:4x4x8" if len(found.links[-1].extents) > 1 else ""
+        more = (
+            "; its name may say how many it has, as in tpu-v4:4x4x8"
+            if len(found.links[-1].extents) > 1
+            else ""
+        )
         raise ValueError(f"{found.name} has {found.ranks} devices, fewer than {devices}{more}")
     return found

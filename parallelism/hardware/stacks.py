@@ -54,7 +54,9 @@ def read_stack(name: str) -> dict[str, Any]:
     if name not in stack_names():
         close = did_you_mean(name, stack_names()) or f"; there is {', '.join(stack_names())}"
         raise ValueError(f"no stack {checked.shown(name)}{close}")
-    return tomllib.loads(files("parallelism.hardware").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        files("parallelism.hardware").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8")
+    )
 
 
 def fitted_on(name: str) -> tuple[str, ...]:
@@ -88,11 +90,16 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     reached = table.get("reached", {})
     if not isinstance(reached, Mapping):
         raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")
-    links = tuple(replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
-                  if link.name in reached else link for link in hardware.links)
+    links = tuple(
+        replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
+        if link.name in reached
+        else link
+        for link in hardware.links
+    )
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
-    return replace(hardware, **changed, links=links, stack=name, title=title[:200],
-                   sources={**hardware.sources, **told})
+    return replace(
+        hardware, **changed, links=links, stack=name, title=title[:200], sources={**hardware.sources, **told}
+    )
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -100,8 +107,9 @@ def _read_file(path: str) -> dict[str, Any]:
     table = read(path)
     for field in _REQUIRED:
         if field not in table:
-            raise HardwareFileError(f"{path}: {field} is missing; a stack has {', '.join(_REQUIRED)}, and constants of "
-                                    "a hardware")
+            raise HardwareFileError(
+                f"{path}: {field} is missing; a stack has {', '.join(_REQUIRED)}, and constants of a hardware"
+            )
     return table
 
 

@@ -23,22 +23,47 @@ def rows(hardware: Hardware) -> list[Row]:
     parts = [
         ("devices", f"{hardware.devices}"),
         ("flop/s", rates),
-        ("reached", _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds) + "".join(
-            f"; {name} {part:.0%}" for name, part in hardware.flops_efficiencies.items())),
+        (
+            "reached",
+            _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds)
+            + "".join(f"; {name} {part:.0%}" for name, part in hardware.flops_efficiencies.items()),
+        ),
         *_products(hardware),
         ("memory", f"{given(hardware.memory_bytes)}B at {given(hardware.memory_bytes_per_second)}B/s"),
         ("reached", _reached(hardware.memory_efficiency, hardware.memory_ramp_seconds)),
         ("launch", given_seconds(hardware.kernel_launch_seconds)),
-        *[(name, given_seconds(seconds)) for name, seconds in (
-            ("issue", hardware.issue_seconds), ("message", hardware.message_overhead_seconds)) if seconds],
-        *[("", f"{given_seconds(hardware.message_overhead_seconds_per_byte * 2**20)} for each MiB of a message")
-          for _ in range(bool(hardware.message_overhead_seconds_per_byte))],
+        *[
+            (name, given_seconds(seconds))
+            for name, seconds in (
+                ("issue", hardware.issue_seconds),
+                ("message", hardware.message_overhead_seconds),
+            )
+            if seconds
+        ],
+        *[
+            (
+                "",
+                f"{given_seconds(hardware.message_overhead_seconds_per_byte * 2**20)} for each MiB of a message",
+            )
+            for _ in range(bool(hardware.message_overhead_seconds_per_byte))
+        ],
         *[("stack", hardware.stack) for _ in range(bool(hardware.stack))],
-        *[("fused", "chains of elementwise ops run as one" + ", without row reductions" * (
-            hardware.fused == "elementwise")) for _ in range(bool(hardware.fused))],
-        *[("beside", f"a collective takes {hardware.collective_share:.0%} of the device from compute")
-          for _ in range(bool(hardware.collective_share))],
-        *[("overlapping", "collectives of a backward run beside products") for _ in range(hardware.overlapping)],
+        *[
+            (
+                "fused",
+                "chains of elementwise ops run as one"
+                + ", without row reductions" * (hardware.fused == "elementwise"),
+            )
+            for _ in range(bool(hardware.fused))
+        ],
+        *[
+            ("beside", f"a collective takes {hardware.collective_share:.0%} of the device from compute")
+            for _ in range(bool(hardware.collective_share))
+        ],
+        *[
+            ("overlapping", "collectives of a backward run beside products")
+            for _ in range(hardware.overlapping)
+        ],
     ]
     unit = "devices"
     for link in hardware.links:
@@ -46,8 +71,14 @@ def rows(hardware: Hardware) -> list[Row]:
         if link.reached is not None:
             parts.append(("", _reached_on(link.reached)))
         for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
-            parts += [("", f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
-                          f"{given(piece.bytes_per_second)}B/s") for piece in pieces]
+            parts += [
+                (
+                    "",
+                    f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
+                    f"{given(piece.bytes_per_second)}B/s",
+                )
+                for piece in pieces
+            ]
         unit = "groups of those"
     host = hardware.host
     parts.append(("host", f"{given_seconds(host.latency_seconds)}, {given(host.bytes_per_second)}B/s"))
@@ -56,21 +87,30 @@ def rows(hardware: Hardware) -> list[Row]:
         behind = f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"
         parts.insert(place, ("", behind))
     if hardware.collective_bytes_per_second:
-        rates = ", ".join(f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
+        rates = ", ".join(
+            f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items()
+        )
         parts.append(("beside", rates))
     if hardware.placement:
         more = ", ..." * (len(hardware.placement) > 16)
         parts.append(("ranks at", ", ".join(map(str, hardware.placement[:16])) + more))
-    parts += [("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers]
+    parts += [
+        ("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers
+    ]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
-        parts.append(("fault", f"{source} to {target}: {given_seconds(fault.delay_seconds)} later, "
-                              f"{fault.bandwidth_factor:g} of the bandwidth"))
+        parts.append(
+            (
+                "fault",
+                f"{source} to {target}: {given_seconds(fault.delay_seconds)} later, "
+                f"{fault.bandwidth_factor:g} of the bandwidth",
+            )
+        )
     return parts
 
 
 def _reached(efficiency: float, ramp_seconds: float) -> str:
-    short = f", {efficiency * 0.5 ** 0.5:.0%} in those of {given_seconds(ramp_seconds)}" if ramp_seconds else ""
+    short = f", {efficiency * 0.5**0.5:.0%} in those of {given_seconds(ramp_seconds)}" if ramp_seconds else ""
     return f"{efficiency:.0%} of that in large pieces{short}"
 
 
@@ -78,16 +118,23 @@ def _products(hardware: Hardware) -> list[Row]:
     if hardware.products is None:
         return []
     tiles = ", ".join(f"{rows}x{columns}" for rows, columns in hardware.products.tiles)
-    square = ", ".join(f"{hardware.efficiency() * hardware.products.reached((1, n, n, n)):.0%} {n} wide"
-                       for n in (1024, 4096, 16384))
+    square = ", ".join(
+        f"{hardware.efficiency() * hardware.products.reached((1, n, n, n)):.0%} {n} wide"
+        for n in (1024, 4096, 16384)
+    )
     return [("products", f"{hardware.products.units} tiles at once, of {tiles}: {square}")]
 
 
 def _reached_on(reached: Reached) -> str:
-    rates = [("messages", reached.message_bytes_per_second), ("collectives", reached.bus_bytes_per_second),
-             *((f"{name} in the switch", rate) for name, rate in reached.in_switch_bytes_per_second.items())]
+    rates = [
+        ("messages", reached.message_bytes_per_second),
+        ("collectives", reached.bus_bytes_per_second),
+        *((f"{name} in the switch", rate) for name, rate in reached.in_switch_bytes_per_second.items()),
+    ]
     base = [f"{given_seconds(reached.base_seconds)} before the first byte"] if reached.base_seconds else []
-    return "reached: " + ", ".join([*(f"{name} {given(rate)}B/s" for name, rate in rates if rate is not None), *base])
+    return "reached: " + ", ".join(
+        [*(f"{name} {given(rate)}B/s" for name, rate in rates if rate is not None), *base]
+    )
 
 
 def text(hardware: Hardware) -> str:
@@ -114,5 +161,7 @@ def _joined(link: Link, unit: str) -> str:
     extents = "x".join(map(str, link.extents))
     ports = "" if link.ports is None else f", {link.ports} port{'s' * (link.ports > 1)} for each"
     shape = f"{'striped ' * link.striped}{link.shape.replace('_', ' ')}"
-    return (f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, "
-            f"{given(link.bytes_per_second)}B/s{ports}")
+    return (
+        f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, "
+        f"{given(link.bytes_per_second)}B/s{ports}"
+    )

@@ -42,11 +42,14 @@ def rounded_once(means: Meaning) -> Meaning:
 
     The steps are computed in float32.  All operands that are floats have the dtype of the result.
     """
+
     def computed(reader: Any, node: Any, x: list[Any]) -> Any:
         dtype = x[0].dtype
         if not is_floating(dtype) or dtype.itemsize > 2:
             return means(reader, node, x)
-        wide = [each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x]
+        wide = [
+            each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x
+        ]
         return convert(means(reader, node, wide), dtype)
 
     return computed  # type: ignore[return-value]
@@ -132,10 +135,10 @@ def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[i
         if (begin, step) == (0, 1) and end == extent:
             continue
         if isinstance(x, Spread) and x.array.shape[axis] == 1:
-            x = spread(x.array, (*x.shape[:axis], count(begin, end, step), *x.shape[axis + 1:]))
+            x = spread(x.array, (*x.shape[:axis], count(begin, end, step), *x.shape[axis + 1 :]))
         elif isinstance(x, Spread):
             part = emit("slice", x.array, axis=axis, begin=begin, end=end, step=step)
-            x = spread(part, (*x.shape[:axis], part.shape[axis], *x.shape[axis + 1:]))
+            x = spread(part, (*x.shape[:axis], part.shape[axis], *x.shape[axis + 1 :]))
         else:
             x = emit("slice", x, axis=axis, begin=begin, end=end, step=step)
     return x
@@ -144,8 +147,12 @@ def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[i
 def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
     """``x[begin:end:step]`` along a dim."""
     dims = range(len(x.shape))
-    return sliced(x, [begin if d == axis else 0 for d in dims], [end if d == axis else x.shape[d] for d in dims],
-                  [step if d == axis else 1 for d in dims])
+    return sliced(
+        x,
+        [begin if d == axis else 0 for d in dims],
+        [end if d == axis else x.shape[d] for d in dims],
+        [step if d == axis else 1 for d in dims],
+    )
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
@@ -186,8 +193,12 @@ def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior
         n = x.shape[axis]
         begin, end = max(0, -low[axis]), n - max(0, -high[axis])
         if begin or end != n:
-            x = sliced(x, [begin if d == axis else 0 for d in range(x.ndim)],
-                       [end if d == axis else m for d, m in enumerate(x.shape)], [1] * x.ndim)
+            x = sliced(
+                x,
+                [begin if d == axis else 0 for d in range(x.ndim)],
+                [end if d == axis else m for d, m in enumerate(x.shape)],
+                [1] * x.ndim,
+            )
         before, after = max(0, low[axis]), max(0, high[axis])
         if before or after:
             x = _placed(x, value, axis, before, 1, before + x.shape[axis] + after)
@@ -202,14 +213,14 @@ def _placed(x: Any, value: Any, axis: int, begin: int, step: int, extent: int) -
         parts = [_like(x, value, axis, begin), x, _like(x, value, axis, extent - begin - x.shape[axis])]
         return concatenated([part for part in parts if part.shape[axis]], axis)
     inside = np.zeros(extent, bool)
-    inside[begin:begin + x.shape[axis] * step:step] = True
+    inside[begin : begin + x.shape[axis] * step : step] = True
     mask = inside.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
     placed = emit("place", whole(x), axis=axis, begin=begin, step=step, extent=extent)
     return ew("where", spread(mask, placed.shape), placed, value)
 
 
 def _like(x: Any, value: Any, axis: int, extent: int) -> Any:
-    shape = (*x.shape[:axis], extent, *x.shape[axis + 1:])
+    shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
     return broadcast_dims(value, shape, ())
 
 
@@ -224,7 +235,7 @@ def taken(x: Any, indices: Any, axis: int) -> Any:
         step, *others = {b - a for a, b in pairwise(flat)} or {1}
         if not others and isinstance(step, int) and step > 0:
             cut = part(x, axis, flat[0], flat[-1] + 1, step)
-            return cut if numbers.ndim else reshaped(cut, (*x.shape[:axis], *x.shape[axis + 1:]))
+            return cut if numbers.ndim else reshaped(cut, (*x.shape[:axis], *x.shape[axis + 1 :]))
     return emit("take", whole(x), whole(indices), axis=axis)
 
 

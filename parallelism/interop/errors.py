@@ -12,8 +12,14 @@ class InteropError(ValueError):
     """
 
     def __init__(self, message: str, node: str = "", place: str = "") -> None:
-        message, node, place = (cut(text, most) for text, most in (
-            (message, MOST_CHARACTERS), (node, MOST_CHARACTERS // 4), (place, MOST_CHARACTERS // 4)))
+        message, node, place = (
+            cut(text, most)
+            for text, most in (
+                (message, MOST_CHARACTERS),
+                (node, MOST_CHARACTERS // 4),
+                (place, MOST_CHARACTERS // 4),
+            )
+        )
         where = " at ".join(part for part in (node, place) if part)
         super().__init__(f"{where}: {message}" if where else message)
         self.message, self.node, self.place = message, node, place
@@ -26,7 +32,7 @@ def cut(text: str, most: int) -> str:
     """A text, of a longer one its beginning and its end."""
     if len(text) <= most:
         return text
-    return f"{text[:most * 2 // 3]}...{text[-most // 3:]} ({len(text)} characters)"
+    return f"{text[: most * 2 // 3]}...{text[-most // 3 :]} ({len(text)} characters)"
 
 
 class UnsupportedError(InteropError):

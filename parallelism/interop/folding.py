@@ -62,7 +62,9 @@ def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
     if not any(isinstance(x, Traced) for x in operands):
         types = tuple(TensorType(x.dtype, x.shape) for x in operands)
         outputs = meaning(kind, types, given).outputs
-        if all(isinstance(y.size, int) and y.size <= MOST_FOLDED for y in outputs) and kind not in ("all_reduce",):
+        if all(isinstance(y.size, int) and y.size <= MOST_FOLDED for y in outputs) and kind not in (
+            "all_reduce",
+        ):
             with np.errstate(all="ignore"):
                 found = operator(kind).run([np.asarray(x) for x in operands], given)
             return tuple(map(np.asarray, found)) if isinstance(found, tuple) else np.asarray(found)
@@ -81,15 +83,26 @@ def recorded(x: Plain) -> Traced:
     if array.dtype == object:
         each = [recorded_op("constant", value=n, shape=(1,), dtype=np.dtype(np.int64)) for n in array.flat]
         return recorded_op("reshape", recorded_op("concatenate", *each, axis=0), shape=array.shape)
-    if is_floating(array.dtype) and np.isnan(array).any():     # no attribute may be nan
+    if is_floating(array.dtype) and np.isnan(array).any():  # no attribute may be nan
         words = np.dtype(f"uint{8 * array.dtype.itemsize}")
-        return recorded_op("bitcast", recorded(np.array(array, order="C").reshape(-1).view(words).reshape(array.shape)),
-                           dtype=array.dtype)
-    same = array.size > 0 and bool((array == array.flat[0]).all()) and not (
-        is_floating(array.dtype) and bool(np.signbit(array.astype(np.float64)).any() and not array.flat[0]))
+        return recorded_op(
+            "bitcast",
+            recorded(np.array(array, order="C").reshape(-1).view(words).reshape(array.shape)),
+            dtype=array.dtype,
+        )
+    same = (
+        array.size > 0
+        and bool((array == array.flat[0]).all())
+        and not (
+            is_floating(array.dtype)
+            and bool(np.signbit(array.astype(np.float64)).any() and not array.flat[0])
+        )
+    )
     if not same and array.size > MOST_CONSTANT:
-        raise UnsupportedError(f"a constant of shape {list(array.shape)} is too large: at most {MOST_CONSTANT} "
-                               "different numbers are supported; pass it as an argument")
+        raise UnsupportedError(
+            f"a constant of shape {list(array.shape)} is too large: at most {MOST_CONSTANT} "
+            "different numbers are supported; pass it as an argument"
+        )
     value: Any = array.flat[0].item() if same else tuple(array.ravel().tolist())
     return recorded_op("constant", value=value, shape=array.shape, dtype=array.dtype)
 
@@ -118,7 +131,11 @@ def whole(x: Any) -> Plain:
         plain: Plain = x
         return plain
     size = prod(x.shape)
-    if isinstance(x.array, np.ndarray) and x.array.size == 1 and not (isinstance(size, int) and size <= MOST_FOLDED):
+    if (
+        isinstance(x.array, np.ndarray)
+        and x.array.size == 1
+        and not (isinstance(size, int) and size <= MOST_FOLDED)
+    ):
         number = x.array.reshape(())
         if not (is_floating(number.dtype) and np.isnan(number)):
             return recorded_op("constant", value=number.item(), shape=x.shape, dtype=x.dtype)

@@ -13,6 +13,7 @@ class Meanings(dict[str, Meaning]):
 
     def of(self, *kinds: str) -> Callable[[Meaning], Meaning]:
         """A decorator: the function says what ops of these kinds mean."""
+
         def register(function: Meaning) -> Meaning:
             self.update(dict.fromkeys(kinds, function))
             return function

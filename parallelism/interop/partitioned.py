@@ -1,8 +1,8 @@
 """`Partitioned`: a program that is already one of each device, with its collectives, as an operation of the cluster.
 
-    program = from_stablehlo(text)              # a partitioned module, or a function with shard_map
-    run = cluster.run(program, inputs)          # VirtualCluster(program.mesh)
-    simulate(program, "dgx-h100")
+program = from_stablehlo(text)              # a partitioned module, or a function with shard_map
+run = cluster.run(program, inputs)          # VirtualCluster(program.mesh)
+simulate(program, "dgx-h100")
 """
 
 from __future__ import annotations
@@ -52,8 +52,12 @@ class Parts:
     @cached_property
     def _by_rank(self) -> bool:
         """Whether each rank is a class of its own: there are groups of ranks that lie along no axes."""
-        return any(op.kind == "group_collective" for part, _, _ in self.parts if isinstance(part, Function)
-                   for op in part.ops)
+        return any(
+            op.kind == "group_collective"
+            for part, _, _ in self.parts
+            if isinstance(part, Function)
+            for op in part.ops
+        )
 
     @property
     def classes(self) -> tuple[Class, ...]:
@@ -76,10 +80,14 @@ class Parts:
 
     def _joined(self, rank: int) -> Function:
         builder = Builder()
-        shards = [value.type if self.inputs is None else _shard(value, layout, self.mesh, rank)
-                  for value, layout in zip(self.whole_inputs, self.inputs or self.whole_inputs, strict=True)]
-        values = {value.name: builder.input(value.name, type)
-                  for value, type in zip(self.whole_inputs, shards, strict=True)}
+        shards = [
+            value.type if self.inputs is None else _shard(value, layout, self.mesh, rank)
+            for value, layout in zip(self.whole_inputs, self.inputs or self.whole_inputs, strict=True)
+        ]
+        values = {
+            value.name: builder.input(value.name, type)
+            for value, type in zip(self.whole_inputs, shards, strict=True)
+        }
         for part, taken, returned in self.parts:
             function = part.program(rank) if isinstance(part, Localized) else part
             if RANK in function.symbols:
@@ -87,9 +95,13 @@ class Parts:
             inner = {value.name: values[name] for value, name in zip(function.inputs, taken, strict=True)}
             for op in function.ops:
                 with builder.region(op.region):
-                    made = builder.emit(op.kind, [inner[value.name] for value in op.inputs], dict(op.attributes))
+                    made = builder.emit(
+                        op.kind, [inner[value.name] for value in op.inputs], dict(op.attributes)
+                    )
                 inner.update((value.name, new) for value, new in zip(op.outputs, made, strict=True))
-            values.update((name, inner[value.name]) for name, value in zip(returned, function.outputs, strict=True))
+            values.update(
+                (name, inner[value.name]) for name, value in zip(returned, function.outputs, strict=True)
+            )
         return builder.function(self.name, [values[name] for name in self.returned])
 
 
@@ -109,7 +121,7 @@ class Partitioned(Executable):
     """
 
     def __init__(self, parts: Parts, **options: Any) -> None:
-        super().__init__(parts, **options)      # type: ignore[arg-type]
+        super().__init__(parts, **options)  # type: ignore[arg-type]
 
     @property
     def takes_whole(self) -> bool:
@@ -140,5 +152,10 @@ class Partitioned(Executable):
 
 def uses_rank(function: Function) -> bool:
     """Whether the program depends on the rank that runs it."""
-    return any(RANK in names_in(part) for op in function.ops for _, value in op.attributes
-               for part in (value if isinstance(value, tuple) else (value,)) if not isinstance(part, tuple))
+    return any(
+        RANK in names_in(part)
+        for op in function.ops
+        for _, value in op.attributes
+        for part in (value if isinstance(value, tuple) else (value,))
+        if not isinstance(part, tuple)
+    )

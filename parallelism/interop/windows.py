@@ -12,7 +12,11 @@ from parallelism.interop.folding import convert, emit, whole
 
 
 def windows_of(
-    x: Any, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    x: Any,
+    axes: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
 ) -> Any:
     """Windows along several dims: each dim becomes that of the windows' places; new last dims are those inside them."""
     x = whole(x)
@@ -25,9 +29,18 @@ def windows_of(
 
 
 def convolution(
-    x: Any, kernel: Any, *, strides: Sequence[int], low: Sequence[int], high: Sequence[int], dilations: Sequence[int],
-    x_dilations: Sequence[int] | None = None, groups: int = 1, batch_groups: int = 1,
-    reverse: Sequence[bool] | None = None, dtype: np.dtype[Any] | None = None,
+    x: Any,
+    kernel: Any,
+    *,
+    strides: Sequence[int],
+    low: Sequence[int],
+    high: Sequence[int],
+    dilations: Sequence[int],
+    x_dilations: Sequence[int] | None = None,
+    groups: int = 1,
+    batch_groups: int = 1,
+    reverse: Sequence[bool] | None = None,
+    dtype: np.dtype[Any] | None = None,
 ) -> Any:
     """A convolution of ``x`` (batch, features, ...) by ``kernel`` (out features, in features, ...).
 
@@ -41,10 +54,12 @@ def convolution(
     x = padded(x, np.zeros((), x.dtype), [0, 0, *low], [0, 0, *high], [0, 0, *interior])
     if dtype is not None:
         x, kernel = convert(x, dtype), convert(kernel, dtype)
-    if batch_groups > 1:        # a group of the batch goes with a group of the features that come out
+    if batch_groups > 1:  # a group of the batch goes with a group of the features that come out
         n, *rest = x.shape
-        x = reshaped(transposed(reshaped(x, (batch_groups, n // batch_groups, *rest)),
-                                [1, 0, *range(2, x.ndim + 1)]), (n // batch_groups, batch_groups * rest[0], *rest[1:]))
+        x = reshaped(
+            transposed(reshaped(x, (batch_groups, n // batch_groups, *rest)), [1, 0, *range(2, x.ndim + 1)]),
+            (n // batch_groups, batch_groups * rest[0], *rest[1:]),
+        )
         groups = batch_groups
     sizes = kernel.shape[2:]
     spatial, inner = "hwdefgij"[:count], "HWDEFGIJ"[:count]
@@ -59,18 +74,26 @@ def convolution(
     out = kernel.shape[0]
     patches = reshaped(patches, (n, groups, features // groups, *rest))
     kernel = reshaped(kernel, (groups, out // groups, *kernel.shape[1:]))
-    result = emit("einsum", whole(patches), whole(kernel), equation=f"nkc{spatial}{inner},koc{inner}->nko{spatial}")
+    result = emit(
+        "einsum", whole(patches), whole(kernel), equation=f"nkc{spatial}{inner},koc{inner}->nko{spatial}"
+    )
     return reshaped(result, (n, out, *result.shape[3:]))
 
 
-def grid(x: Any, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
+def grid(
+    x: Any, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Any:
     """`windows_of`, with the elements of each window in one last dim."""
     found = windows_of(x, axes, sizes, strides, dilations)
-    shape = found.shape[:len(found.shape) - len(axes)]
+    shape = found.shape[: len(found.shape) - len(axes)]
     return reshaped(found, (*shape, int(np.prod(sizes, dtype=np.int64))))
 
 
 def cut(x: Any, axis: int, begin: int, end: int) -> Any:
     """``x[begin:end]`` along a dim."""
-    return sliced(x, [begin if d == axis else 0 for d in range(x.ndim)],
-                  [end if d == axis else n for d, n in enumerate(x.shape)], [1] * x.ndim)
+    return sliced(
+        x,
+        [begin if d == axis else 0 for d in range(x.ndim)],
+        [end if d == axis else n for d, n in enumerate(x.shape)],
+        [1] * x.ndim,
+    )

@@ -39,7 +39,7 @@ def _gelu_tanh(z: Array) -> Array:
     t *= z
     t += _GELU_SLOPE
     t *= z
-    return np.tanh(t, out=t if isinstance(t, np.ndarray) else None)     # for a scalar NumPy returns a number
+    return np.tanh(t, out=t if isinstance(t, np.ndarray) else None)  # for a scalar NumPy returns a number
 
 
 def _gelu(z: Array) -> Array:
@@ -59,7 +59,7 @@ def _gelu_backward(z: Array, grad: Array) -> Array:
     inner *= z
     t += 1
     inner *= t
-    inner *= 2 - t              # (1 - t^2) = (1 + t) (2 - (1 + t))
+    inner *= 2 - t  # (1 - t^2) = (1 + t) (2 - (1 + t))
     t += inner
     t *= 0.5
     t *= grad

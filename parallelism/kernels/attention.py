@@ -31,7 +31,13 @@ class Attended(NamedTuple):
 
 
 def attend(
-    q: Array, k: Array, v: Array, mask: Array | None = None, *, factors: Array | None = None, scale: float | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    factors: Array | None = None,
+    scale: float | None = None,
 ) -> Attended:
     """Attention of all rows to all columns that ``mask`` allows."""
     weights = _scores(q * _scale(q, scale), k, mask)
@@ -57,8 +63,17 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 
 def attend_backward(
-    q: Array, k: Array, v: Array, lse: Array, delta: Array, grad: Array, mask: Array | None = None, *,
-    out: tuple[Array, Array, Array] | None = None, factors: Array | None = None, scale: float | None = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    lse: Array,
+    delta: Array,
+    grad: Array,
+    mask: Array | None = None,
+    *,
+    out: tuple[Array, Array, Array] | None = None,
+    factors: Array | None = None,
+    scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v through these columns, given ``grad``, that of the result.  ``out`` receives them.
 

@@ -49,7 +49,10 @@ def philox(key: tuple[Any, Any], x: tuple[Words, ...]) -> tuple[Words, ...]:
     """Philox-4x32 of 10 rounds: the four words for each counter ``x`` of four words."""
     a, b = (np.asarray(k, np.uint32) for k in key)
     for _ in range(10):
-        first, second = x[0].astype(np.uint64) * np.uint64(0xD2511F53), x[2].astype(np.uint64) * np.uint64(0xCD9E8D57)
+        first, second = (
+            x[0].astype(np.uint64) * np.uint64(0xD2511F53),
+            x[2].astype(np.uint64) * np.uint64(0xCD9E8D57),
+        )
         (low, high), (other_low, other_high) = _words(first), _words(second)
         x = (other_high ^ x[1] ^ a, other_low, high ^ x[3] ^ b, low)
         a, b = a + np.uint32(0x9E3779B9), b + np.uint32(0xBB67AE85)
@@ -61,13 +64,13 @@ def threefry_bits(state: npt.NDArray[np.uint64], shape: tuple[int, ...], dtype: 
     key, wide = _words(state[:1]), dtype.itemsize == 8
     cut = shape or (1,)
     split = next((d for d, n in enumerate(cut) if n % 2 == 0), int(np.argmax(cut)))
-    half = cut if wide else (*cut[:split], (cut[split] + 1) // 2, *cut[split + 1:])
+    half = cut if wide else (*cut[:split], (cut[split] + 1) // 2, *cut[split + 1 :])
     counters = np.arange(prod(half), dtype=np.uint64).reshape(half) + state[1]
     low, high = threefry(key, _words(counters))
     if wide:
         bits: Any = _joined(low, high)
     else:
-        both = np.stack([low, high], split + 1).reshape(*half[:split], 2 * half[split], *half[split + 1:])
+        both = np.stack([low, high], split + 1).reshape(*half[:split], 2 * half[split], *half[split + 1 :])
         bits = both[(slice(None),) * split + (slice(0, cut[split]),)]
     following = np.array(state, np.uint64)
     following[1:] += np.uint64(counters.size)
@@ -91,10 +94,13 @@ def philox_bits(state: npt.NDArray[np.uint64], shape: tuple[int, ...], dtype: np
     following = np.array(state, np.uint64)
     following[1:2] += np.uint64(blocks)
     following[2:] += following[1:2] < state[1:2]
-    return following, bits.reshape(-1)[:size].astype(np.dtype(f"u{dtype.itemsize}")).view(dtype).reshape(shape)
+    return following, bits.reshape(-1)[:size].astype(np.dtype(f"u{dtype.itemsize}")).view(dtype).reshape(
+        shape
+    )
 
 
 BIT_GENERATORS: dict[str, tuple[tuple[int, ...], Callable[..., Bits]]] = {
-    "three_fry": ((2,), threefry_bits), "philox": ((2, 3), philox_bits),
+    "three_fry": ((2,), threefry_bits),
+    "philox": ((2, 3), philox_bits),
 }
 """By the name of an algorithm: the numbers of words that its state may have, and what makes its bits."""

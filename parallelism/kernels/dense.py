@@ -27,7 +27,7 @@ def dense_backward_weights(x: Array, grad: Array) -> tuple[Array, Array]:
 def sum_of_rows(x: Array) -> Array:
     """``x`` summed over all dims but the last, in the dtype of ``x``."""
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-    sums: Array = np.ones(len(rows), x.dtype) @ rows        # The BLAS takes half the time of numpy.sum.
+    sums: Array = np.ones(len(rows), x.dtype) @ rows  # The BLAS takes half the time of numpy.sum.
     return sums
 
 

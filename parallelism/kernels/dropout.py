@@ -39,7 +39,11 @@ def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def dropout_mask(
-    rate: float, seed: int, step: int, shape: Sequence[int], block: Sequence[slice | npt.NDArray[np.intp]] | None = None
+    rate: float,
+    seed: int,
+    step: int,
+    shape: Sequence[int],
+    block: Sequence[slice | npt.NDArray[np.intp]] | None = None,
 ) -> npt.NDArray[np.bool_]:
     """A mask that is true for the elements that are kept, each with probability 1 - ``rate``.
 

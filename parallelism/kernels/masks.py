@@ -36,8 +36,10 @@ class Mask:
         if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
             raise ValueError(f"window must be a number of columns, at least 1, or None, got {self.window!r}")
         if not self.causal:
-            raise ValueError(f"a window is of the columns up to a row's own: it needs causal=True; got "
-                             f"window={self.window}")
+            raise ValueError(
+                f"a window is of the columns up to a row's own: it needs causal=True; got "
+                f"window={self.window}"
+            )
 
     def allowed(self, rows: Sequence[int] | Array, columns: Sequence[int] | Array) -> Array | None:
         """True where a row attends to a column, ``(rows, columns)``, given their positions; None: everywhere."""
@@ -60,7 +62,8 @@ class Mask:
         if not rows or not columns:
             return False
         return (self.causal and columns[-1] > rows[0]) or (
-            self.window is not None and columns[0] <= rows[-1] - self.window)
+            self.window is not None and columns[0] <= rows[-1] - self.window
+        )
 
     def __str__(self) -> str:
         if not self.causal:

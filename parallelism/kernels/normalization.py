@@ -47,7 +47,14 @@ def normalization_backward_sums(grad: Array, products: Array, weight: Array) -> 
 
 
 def normalization_backward(
-    grad: Array, hat: Array, weight: Array, scale: Array, sums: Array, features: int, *, centred: bool,
+    grad: Array,
+    hat: Array,
+    weight: Array,
+    scale: Array,
+    sums: Array,
+    features: int,
+    *,
+    centred: bool,
     scratch: Array | None = None,
 ) -> Array:
     """The gradient of x, given ``grad``, that of y, and the `normalization_backward_sums` over all features.
@@ -76,7 +83,9 @@ def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Array:
     return y
 
 
-def layer_norm_backward(grad: Array, x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
+def layer_norm_backward(
+    grad: Array, x: Array, weight: Array, epsilon: float = 1e-5
+) -> tuple[Array, Array, Array]:
     """The gradients of x, weight and bias, given that of `layer_norm`.  Those of weight and bias are sums over rows."""
     centred = x - feature_sums(x) / x.shape[-1]
     x_grad, weight_grad = _backward(grad, centred, weight, epsilon, centred=True)
@@ -88,10 +97,15 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, epsilon: float = 1e-
     return _backward(grad, x, weight, epsilon, centred=False)
 
 
-def _backward(grad: Array, values: Array, weight: Array, epsilon: float, *, centred: bool) -> tuple[Array, Array]:
+def _backward(
+    grad: Array, values: Array, weight: Array, epsilon: float, *, centred: bool
+) -> tuple[Array, Array]:
     features = values.shape[-1]
     scale = normalization_scale(feature_products(values, values), features, epsilon)
     hat = values * scale
     products = grad * hat
     sums = normalization_backward_sums(grad, products, weight)
-    return (normalization_backward(grad, hat, weight, scale, sums, features, centred=centred), sum_of_rows(products))
+    return (
+        normalization_backward(grad, hat, weight, scale, sums, features, centred=centred),
+        sum_of_rows(products),
+    )

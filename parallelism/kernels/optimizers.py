@@ -90,15 +90,21 @@ class Adam:
     ) -> tuple[list[Array], AdamState]:
         """The next parameters, and the next state."""
         if state is None:
-            state = AdamState(0, [np.zeros_like(p) for p in parameters], [np.zeros_like(p) for p in parameters])
+            state = AdamState(
+                0, [np.zeros_like(p) for p in parameters], [np.zeros_like(p) for p in parameters]
+            )
         a, b, t = self.beta1, self.beta2, state.updates + 1
         means = [a * m + (1 - a) * g for m, g in zip(state.means, gradients, strict=True)]
         squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
         # In a program t is an array; its dtype must not widen that of the state.
         of_means, of_squares = (1 - np.power(beta, t) for beta in (a, b))
         return [
-            self._moved(p, self.lr * (m / of_means.astype(m.dtype))
-                        / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon))
+            self._moved(
+                p,
+                self.lr
+                * (m / of_means.astype(m.dtype))
+                / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon),
+            )
             for p, m, v in zip(parameters, means, squares, strict=True)
         ], AdamState(t, means, squares)
 

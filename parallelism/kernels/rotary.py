@@ -27,13 +27,18 @@ def rotate_backward(grad: Array, positions: npt.ArrayLike, base: float = 10000.0
 def _rotated(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array:
     places = np.asarray(positions)
     if x.ndim < 3 or x.shape[-1] % 2:
-        raise ValueError("x must have shape (..., sequence, heads, head_dim) with an even head_dim, got shape "
-                         f"{x.shape}")
+        raise ValueError(
+            f"x must have shape (..., sequence, heads, head_dim) with an even head_dim, got shape {x.shape}"
+        )
     if places.shape != x.shape[-3:-2]:
-        raise ValueError(f"positions must have the shape of the sequence, {x.shape[-3:-2]}, got {places.shape}")
+        raise ValueError(
+            f"positions must have the shape of the sequence, {x.shape[-3:-2]}, got {places.shape}"
+        )
     features = x.shape[-1]
     angles = places[:, None, None] * (sign * base ** (-np.arange(0, features, 2) / features))
     real = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
     kind = np.result_type(real.dtype, np.complex64)
-    result: Array = real.view(kind) * np.exp(1j * angles).astype(kind)      # a pair of features is a complex number
+    result: Array = real.view(kind) * np.exp(1j * angles).astype(
+        kind
+    )  # a pair of features is a complex number
     return result.view(real.dtype).astype(x.dtype, copy=False)

@@ -54,7 +54,9 @@ def target_logits(logits: Array, targets: Array, first: int = 0) -> Array:
     return result
 
 
-def cross_entropy_backward(exponentials: Array, sums: Array, targets: Array, scale: float, first: int = 0) -> Array:
+def cross_entropy_backward(
+    exponentials: Array, sums: Array, targets: Array, scale: float, first: int = 0
+) -> Array:
     """The gradient of this slice of the logits: ``scale * (exponentials / sums - [is the target])``."""
     grad: Array = exponentials * (scale / sums[..., None])
     here, place = _in_slice(targets, first, exponentials.shape[-1])

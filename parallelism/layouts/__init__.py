@@ -18,6 +18,21 @@ from parallelism.layouts.stages.microbatches import microbatched
 from parallelism.layouts.stages.partition import partition
 
 __all__ = [
-    "Border", "Borders", "Class", "Conflict", "Devices", "Localized", "StageFunctions", "Stages", "annotate",
-    "borders", "localize", "localize_symbolically", "microbatched", "partition", "propagate", "redistribute", "step_of",
+    "Border",
+    "Borders",
+    "Class",
+    "Conflict",
+    "Devices",
+    "Localized",
+    "StageFunctions",
+    "Stages",
+    "annotate",
+    "borders",
+    "localize",
+    "localize_symbolically",
+    "microbatched",
+    "partition",
+    "propagate",
+    "redistribute",
+    "step_of",
 ]

@@ -24,11 +24,22 @@ if TYPE_CHECKING:
     from parallelism.display import Drawing
 
 _ELSEWHERE = {
-    "axisnames": "mesh.axes", "meshdimnames": "mesh.axes", "dimnames": "mesh.axes", "names": "mesh.axes",
-    "axissizes": "mesh.shape", "devices": "range(mesh.size)", "deviceids": "range(mesh.size)",
-    "ndim": "len(mesh.axes)", "numdevices": "mesh.size", "worldsize": "mesh.size", "getgroup": "mesh.groups(axes)",
-    "getrank": "mesh.rank(**coordinates)", "getcoordinate": "mesh.index(rank)", "coordinates": "mesh.index(rank)",
-    "getlocalrank": "mesh.index(rank)[axis]", "getdimsize": "mesh.shape[axis]",
+    "axisnames": "mesh.axes",
+    "meshdimnames": "mesh.axes",
+    "dimnames": "mesh.axes",
+    "names": "mesh.axes",
+    "axissizes": "mesh.shape",
+    "devices": "range(mesh.size)",
+    "deviceids": "range(mesh.size)",
+    "ndim": "len(mesh.axes)",
+    "numdevices": "mesh.size",
+    "worldsize": "mesh.size",
+    "getgroup": "mesh.groups(axes)",
+    "getrank": "mesh.rank(**coordinates)",
+    "getcoordinate": "mesh.index(rank)",
+    "coordinates": "mesh.index(rank)",
+    "getlocalrank": "mesh.index(rank)[axis]",
+    "getdimsize": "mesh.shape[axis]",
 }
 """Names elsewhere, without case and underscores, and what to write here."""
 
@@ -57,7 +68,7 @@ class _NumbersOfAxes:
 class NoSuchAxisError(ValueError, KeyError):
     """A mesh has no axis of this name.  It is a `KeyError`, too, so that ``in`` and ``get`` of a `MeshIndex` work."""
 
-    __str__ = ValueError.__str__    # that of a KeyError would put the sentence in quotes
+    __str__ = ValueError.__str__  # that of a KeyError would put the sentence in quotes
 
 
 class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
@@ -77,7 +88,9 @@ class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
         try:
             return self._numbers[axis]
         except KeyError:
-            raise NoSuchAxisError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._numbers)}") from None
+            raise NoSuchAxisError(
+                f"no axis {axis!r} in {self!r}; the axes are {_names(self._numbers)}"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
@@ -103,13 +116,17 @@ class Mesh(_NumbersOfAxes):
 
     def __init__(self, *sizes: Never, **extents: int) -> None:
         if sizes:
-            raise TypeError(f"the axes of a mesh have names, as in Mesh(dp=2, tp=4); got {', '.join(map(repr, sizes))}")
+            raise TypeError(
+                f"the axes of a mesh have names, as in Mesh(dp=2, tp=4); got {', '.join(map(repr, sizes))}"
+            )
         if not extents:
             raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
-        self._numbers = {axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()}
+        self._numbers = {
+            axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()
+        }
         self._groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]] = {}
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -138,8 +155,10 @@ class Mesh(_NumbersOfAxes):
         rank = 0
         for axis, extent in self._numbers.items():
             if axis not in coordinates:
-                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got "
-                                 f"{_names(coordinates) or 'none'}")
+                raise ValueError(
+                    f"a rank of {self!r} needs a coordinate for axis {axis!r}; got "
+                    f"{_names(coordinates) or 'none'}"
+                )
             i = coordinates[axis]
             i = i if type(i) is int else checked_integer(f"the coordinate on axis {axis!r}", i)
             if not 0 <= i < extent:
@@ -161,14 +180,16 @@ class Mesh(_NumbersOfAxes):
         """The ranks that differ from ``rank`` only along ``axes``, itself included.  The first axis varies slowest."""
         try:
             members = self._groups_by_rank.get((rank, axes))
-        except TypeError:   # a list, or an array
+        except TypeError:  # a list, or an array
             raise self._no_axes(axes) from None
         if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)
             coordinates = product(*(range(self._numbers[axis]) for axis in names))
             members = tuple(self.rank(**here | dict(zip(names, each, strict=True))) for each in coordinates)
-            self._groups_by_rank.update(((member, axes), members) for member in members)    # all have the same group
+            self._groups_by_rank.update(
+                ((member, axes), members) for member in members
+            )  # all have the same group
         return members
 
     def groups(self, axes: Axes = None) -> tuple[tuple[int, ...], ...]:
@@ -190,12 +211,14 @@ class Mesh(_NumbersOfAxes):
 
     def _no_axes(self, axes: object) -> TypeError:
         return TypeError(
-            f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}")
+            f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}"
+        )
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):
-            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got "
-                            f"{shortened(axis)}")
+            raise TypeError(
+                f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got {shortened(axis)}"
+            )
         if axis not in self._numbers:
             raise ValueError(f"{self!r} has no axis {shortened(axis)}; its axes are {_names(self._numbers)}")
 

@@ -1,10 +1,10 @@
 """A picture of a mesh: its ranks in a grid, the last axis across and the others down.
 
-    Mesh(dp=2, tp=4): 8 devices
+Mesh(dp=2, tp=4): 8 devices
 
-          tp=0  tp=1  tp=2  tp=3
-    dp=0     0     1     2     3
-    dp=1     4     5     6     7
+      tp=0  tp=1  tp=2  tp=3
+dp=0     0     1     2     3
+dp=1     4     5     6     7
 """
 
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,12 @@ STRATEGIES = ("cross_replica", "cross_partition", "cross_replica_and_partition",
 
 
 def replica_groups(
-    strategy: str, groups: Sequence[Sequence[int]], num_replicas: int, num_partitions: int, *, complete: bool = False
+    strategy: str,
+    groups: Sequence[Sequence[int]],
+    num_replicas: int,
+    num_partitions: int,
+    *,
+    complete: bool = False,
 ) -> RankGroups:
     """Convert groups of ids to groups of ranks, for the ``groups=`` of a collective.
 
@@ -42,7 +47,8 @@ def replica_groups(
     replicas = checked_count("num_replicas", num_replicas)
     partitions = checked_count("num_partitions", num_partitions)
     kind, ids = {
-        "cross_partition": ("partition", partitions), "flattened_ids": ("process", replicas * partitions),
+        "cross_partition": ("partition", partitions),
+        "flattened_ids": ("process", replicas * partitions),
     }.get(strategy, ("replica", replicas))
     checked = _checked(strategy, kind, groups, ids, complete)
     found: list[tuple[int, ...]] = []
@@ -62,7 +68,9 @@ def replica_groups(
     return tuple(found)
 
 
-def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool) -> RankGroups:
+def _checked(
+    strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool
+) -> RankGroups:
     seen: dict[int, tuple[int, ...]] = {}
     checked = []
     for group in groups:
@@ -70,19 +78,27 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
             raise TypeError(f"a group must be a sequence of {kind} ids, got {group!r} in groups={groups!r}")
         members = tuple(checked_integer(f"a {kind} id", i) for i in group)
         if not members:
-            raise ValueError(f"a group must have at least one {kind}, got an empty one in "
-                             f"groups={list(map(list, groups))}")
+            raise ValueError(
+                f"a group must have at least one {kind}, got an empty one in groups={list(map(list, groups))}"
+            )
         for i in members:
             if not 0 <= i < ids:
-                raise ValueError(f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}")
+                raise ValueError(
+                    f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}"
+                )
             if i in seen:
-                where = f"in {list(seen[i])} and in {list(members)}" if seen[i] != members else f"in {list(members)}"
+                where = (
+                    f"in {list(seen[i])} and in {list(members)}"
+                    if seen[i] != members
+                    else f"in {list(members)}"
+                )
                 raise ValueError(f"{kind} {i} appears twice, {where}; an id belongs to one group, once")
             seen[i] = members
         checked.append(members)
     missing = sorted(set(range(ids)) - set(seen))
     if complete and missing:
-        raise ValueError(f"groups of {strategy} must name every {kind} of 0 to {ids - 1}; {missing[0]} is missing in "
-                         f"groups={list(map(list, groups))}")
+        raise ValueError(
+            f"groups of {strategy} must name every {kind} of 0 to {ids - 1}; {missing[0]} is missing in "
+            f"groups={list(map(list, groups))}"
+        )
     return tuple(checked)
-

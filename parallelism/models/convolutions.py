@@ -24,7 +24,10 @@ def convolution(x: Any, weight: Any) -> Any:
 
 
 def convolutional(
-    image: tuple[Extent, Extent, Extent], channels: tuple[int, ...], classes: int, batch: Extent,
+    image: tuple[Extent, Extent, Extent],
+    channels: tuple[int, ...],
+    classes: int,
+    batch: Extent,
     dtype: Any = np.float64,
 ) -> Function:
     """3x3 convolutions with relu, the mean over the image, and a linear classifier with cross-entropy.
@@ -47,4 +50,6 @@ def convolutional(
         with region("loss"):
             return cross_entropy(logits, targets)
 
-    return record(loss, types, TensorType(dtype, (batch, *image)), TensorType(np.int64, (batch,)), name="convolutional")
+    return record(
+        loss, types, TensorType(dtype, (batch, *image)), TensorType(np.int64, (batch,)), name="convolutional"
+    )

@@ -15,8 +15,15 @@ Parameters = dict[str, Any]
 
 
 def mixture(
-    width: Extent, hidden: Extent, experts: Extent, chosen: int, capacity: Extent, groups: Extent, tokens: Extent,
-    balance: float = 0.01, dtype: Any = np.float64,
+    width: Extent,
+    hidden: Extent,
+    experts: Extent,
+    chosen: int,
+    capacity: Extent,
+    groups: Extent,
+    tokens: Extent,
+    balance: float = 0.01,
+    dtype: Any = np.float64,
 ) -> Function:
     """A layer of experts with a residual connection and the mean squared error.
 
@@ -28,7 +35,8 @@ def mixture(
     over one axis, rows move from groups to experts and back by all_to_all.
     """
     types = {
-        "router": TensorType(dtype, (width, experts)), "up": TensorType(dtype, (experts, width, hidden)),
+        "router": TensorType(dtype, (width, experts)),
+        "up": TensorType(dtype, (experts, width, hidden)),
         "down": TensorType(dtype, (experts, hidden, width)),
     }
 
@@ -66,7 +74,9 @@ def mixture(
         with region("dispatch"):
             rows = np.einsum("gtec,gtd->egcd", slots, x)
         with region("experts"):
-            rows = np.einsum("egch,ehd->egcd", np.maximum(np.einsum("egcd,edh->egch", rows, p["up"]), 0), p["down"])
+            rows = np.einsum(
+                "egch,ehd->egcd", np.maximum(np.einsum("egcd,edh->egch", rows, p["up"]), 0), p["down"]
+            )
         with region("combine"):
             x = x + np.einsum("gtec,egcd->gtd", weights, rows)
         with region("loss"):

@@ -14,8 +14,16 @@ CAUSAL = Mask(causal=True)
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, mask: Mask = CAUSAL, scale: float | None = None, step: Any = None, rate: float = 0.0,
-    seed: int = 0, fused: bool = True,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Mask = CAUSAL,
+    scale: float | None = None,
+    step: Any = None,
+    rate: float = 0.0,
+    seed: int = 0,
+    fused: bool = True,
 ) -> Any:
     """Attention, softmax(scale * q k^T) v.
 
@@ -32,7 +40,9 @@ def attention(
     scale = 1 / sqrt(width) if scale is None else scale
     if fused:
         random = {"rate": rate, "seed": seed if rate else 0, "whole": q.shape, "starts": (0, 0, 0, 0)}
-        mixed, _ = apply("attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(mask), **random)
+        mixed, _ = apply(
+            "attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(mask), **random
+        )
         return mixed
     grouped = q.reshape((batch, rows, groups, heads // groups, width))
     scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k)
@@ -67,4 +77,6 @@ def cross_entropy(logits: Any, classes: Any) -> Any:
     logits = logits.astype(np.result_type(logits.dtype, np.float32))
     largest = np.max(logits, axis=-1)
     sums = apply("exponential_sums", logits, largest)
-    return apply("cross_entropy", logits, classes, largest, sums, rows=classes.size, first=0, whole=logits.shape[-1])
+    return apply(
+        "cross_entropy", logits, classes, largest, sums, rows=classes.size, first=0, whole=logits.shape[-1]
+    )

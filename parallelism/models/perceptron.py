@@ -35,4 +35,6 @@ def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Fu
         with region("loss"):
             return np.mean((x - targets) ** 2)
 
-    return record(loss, types, TensorType(dtype, (batch, sizes[0])), TensorType(dtype, (batch, sizes[-1])), name="mlp")
+    return record(
+        loss, types, TensorType(dtype, (batch, sizes[0])), TensorType(dtype, (batch, sizes[-1])), name="mlp"
+    )

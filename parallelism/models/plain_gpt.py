@@ -20,7 +20,12 @@ Parameters = dict[str, Any]
 
 
 def gpt(
-    vocabulary: Extent, width: Extent, heads: int, layers: int, sequence: Extent, batch: Extent,
+    vocabulary: Extent,
+    width: Extent,
+    heads: int,
+    layers: int,
+    sequence: Extent,
+    batch: Extent,
     dtype: Any = np.float64,
 ) -> Function:
     """A decoder-only Transformer with causal attention and tied embeddings.
@@ -30,15 +35,21 @@ def gpt(
     Learners*, 2019, section 2.3.  The causal mask compares positions from ``iota``, so ``sequence`` may be a symbol.
     """
     types = {
-        "tokens": TensorType(dtype, (vocabulary, width)), "positions": TensorType(dtype, (sequence, width)),
-        "norm": TensorType(dtype, (width,)), "norm_bias": TensorType(dtype, (width,)),
+        "tokens": TensorType(dtype, (vocabulary, width)),
+        "positions": TensorType(dtype, (sequence, width)),
+        "norm": TensorType(dtype, (width,)),
+        "norm_bias": TensorType(dtype, (width,)),
     }
     for i in range(layers):
         types |= {
-            f"{i}.norm1": TensorType(dtype, (width,)), f"{i}.norm1_bias": TensorType(dtype, (width,)),
-            f"{i}.qkv": TensorType(dtype, (width, 3 * width)), f"{i}.out": TensorType(dtype, (width, width)),
-            f"{i}.norm2": TensorType(dtype, (width,)), f"{i}.norm2_bias": TensorType(dtype, (width,)),
-            f"{i}.up": TensorType(dtype, (width, 4 * width)), f"{i}.down": TensorType(dtype, (4 * width, width)),
+            f"{i}.norm1": TensorType(dtype, (width,)),
+            f"{i}.norm1_bias": TensorType(dtype, (width,)),
+            f"{i}.qkv": TensorType(dtype, (width, 3 * width)),
+            f"{i}.out": TensorType(dtype, (width, width)),
+            f"{i}.norm2": TensorType(dtype, (width,)),
+            f"{i}.norm2_bias": TensorType(dtype, (width,)),
+            f"{i}.up": TensorType(dtype, (width, 4 * width)),
+            f"{i}.down": TensorType(dtype, (4 * width, width)),
         }
 
     def attention(x: Any, qkv: Any, out: Any) -> Any:
@@ -47,7 +58,10 @@ def gpt(
         # Query, key and value of one head are adjacent, so the columns of the product can be split by heads.
         q, k, v = np.split((x @ qkv).reshape(rows, length, heads, 3 * each), 3, axis=-1)
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each, q.dtype)
-        places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
+        places = [
+            apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64))
+            for d in (0, 1)
+        ]
         weights = apply("softmax", np.where(places[1] <= places[0], scores, -np.inf), axis=3)
         return np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, features) @ out
 
@@ -59,7 +73,9 @@ def gpt(
             x = p["tokens"][tokens] + p["positions"]
         for i in range(layers):
             with region(f"block.{i}.attention"):
-                x = x + attention(norm(x, p[f"{i}.norm1"], p[f"{i}.norm1_bias"]), p[f"{i}.qkv"], p[f"{i}.out"])
+                x = x + attention(
+                    norm(x, p[f"{i}.norm1"], p[f"{i}.norm1_bias"]), p[f"{i}.qkv"], p[f"{i}.out"]
+                )
             with region(f"block.{i}.feed_forward"):
                 hidden = norm(x, p[f"{i}.norm2"], p[f"{i}.norm2_bias"]) @ p[f"{i}.up"]
                 x = x + apply("gelu", hidden) @ p[f"{i}.down"]

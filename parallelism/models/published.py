@@ -36,15 +36,32 @@ def _gpt(layers: int, width: int, heads: int, vocabulary: int, sequence: int) ->
     return TransformerSpec(layers=layers, width=width, heads=heads, vocabulary=vocabulary, sequence=sequence)
 
 
-def _llama(layers: int, width: int, heads: int, feed_forward: int, vocabulary: int = 32_000, **figures: Any) -> Any:
+def _llama(
+    layers: int, width: int, heads: int, feed_forward: int, vocabulary: int = 32_000, **figures: Any
+) -> Any:
     return TransformerSpec(
-        layers=layers, width=width, heads=heads, feed_forward=feed_forward, vocabulary=vocabulary, activation="swiglu",
-        norm="rms", positions="rotary", biases=False, tied=False, **figures)
+        layers=layers,
+        width=width,
+        heads=heads,
+        feed_forward=feed_forward,
+        vocabulary=vocabulary,
+        activation="swiglu",
+        norm="rms",
+        positions="rotary",
+        biases=False,
+        tied=False,
+        **figures,
+    )
 
 
 _LLAMA_1: dict[str, Any] = {"sequence": 2048, "epsilon": 1e-6}
 _LLAMA_2: dict[str, Any] = {"sequence": 4096}
-_LLAMA_3: dict[str, Any] = {"sequence": 8192, "key_value_heads": 8, "vocabulary": 128_256, "rotary_base": 500_000.0}
+_LLAMA_3: dict[str, Any] = {
+    "sequence": 8192,
+    "key_value_heads": 8,
+    "vocabulary": 128_256,
+    "rotary_base": 500_000.0,
+}
 
 TRANSFORMERS: dict[str, TransformerSpec] = {
     "gpt2": _gpt(12, 768, 12, 50_257, 1024),

@@ -22,7 +22,11 @@ Parameters = dict[str, Any]
 
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
-CHOICES = {"activation": ("gelu", "relu", "swiglu"), "norm": ("layer", "rms"), "positions": ("learned", "rotary")}
+CHOICES = {
+    "activation": ("gelu", "relu", "swiglu"),
+    "norm": ("layer", "rms"),
+    "positions": ("learned", "rotary"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +74,9 @@ class TransformerSpec:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary", "sequence", "groups", "hidden"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{_FIELDS.get(name, name)} must be an integer of at least 1, got "
-                                 f"{getattr(self, name)!r}")
+                raise ValueError(
+                    f"{_FIELDS.get(name, name)} must be an integer of at least 1, got {getattr(self, name)!r}"
+                )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -80,8 +85,10 @@ class TransformerSpec:
             if rate is not None and not 0 <= rate < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {rate!r}")
         if self.width % self.heads or self.heads % self.groups:
-            raise ValueError(f"heads must divide width, and key_value_heads must divide heads, got width={self.width}, "
-                             f"heads={self.heads} and key_value_heads={self.groups}")
+            raise ValueError(
+                f"heads must divide width, and key_value_heads must divide heads, got width={self.width}, "
+                f"heads={self.heads} and key_value_heads={self.groups}"
+            )
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"rotary positions need an even width of a head, got {self.head_width}")
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
@@ -229,8 +236,9 @@ class _Forward:
             if spec.positions == "rotary":
                 q, k = (rotary(part, spec.rotary_base) for part in (q, k))
         with region("core"):
-            x = attention(q, k, v, step=self.step, rate=spec.rates[0], seed=next(self.seeds),
-                          fused=spec.fused_attention)
+            x = attention(
+                q, k, v, step=self.step, rate=spec.rates[0], seed=next(self.seeds), fused=spec.fused_attention
+            )
         with region("out"):
             return self._product(x.reshape((batch, rows, spec.width)), f"{block}out")
 

@@ -67,9 +67,13 @@ class ArrayCalls(Protocol):
     """
 
     @overload
-    def all_reduce(self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]) -> Array: ...
+    def all_reduce(
+        self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Array: ...
     @overload
-    def all_reduce(self, x: Other, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]) -> Any: ...
+    def all_reduce(
+        self, x: Other, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Now]
+    ) -> Any: ...
     @overload
     def all_reduce(
         self, x: Array, axes: Axes = None, *, op: ReduceOp = "sum", **options: Unpack[Later]
@@ -86,9 +90,13 @@ class ArrayCalls(Protocol):
     @overload
     def all_gather(self, x: Other, axes: Axes = None, *, dim: int = 0, **options: Unpack[Now]) -> Any: ...
     @overload
-    def all_gather(self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Array]: ...
+    def all_gather(
+        self, x: Array, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Array]: ...
     @overload
-    def all_gather(self, x: Other, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
+    def all_gather(
+        self, x: Other, axes: Axes = None, *, dim: int = 0, **options: Unpack[Later]
+    ) -> Work[Any]: ...
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
         """Every member gets the arrays of all, joined along ``dim``."""
 
@@ -115,32 +123,64 @@ class ArrayCalls(Protocol):
 
     @overload
     def all_to_all(
-        self, x: Array, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Ints | None = None, **options: Unpack[Now],
+        self,
+        x: Array,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Ints | None = None,
+        **options: Unpack[Now],
     ) -> Array: ...
     @overload
     def all_to_all(
-        self, x: Other, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Ints | None = None, **options: Unpack[Now],
+        self,
+        x: Other,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Ints | None = None,
+        **options: Unpack[Now],
     ) -> Any: ...
     @overload
     def all_to_all(
-        self, x: Array, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Ints | None = None, **options: Unpack[Later],
+        self,
+        x: Array,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Ints | None = None,
+        **options: Unpack[Later],
     ) -> Work[Array]: ...
     @overload
     def all_to_all(
-        self, x: Other, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Ints | None = None, **options: Unpack[Later],
+        self,
+        x: Other,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Ints | None = None,
+        **options: Unpack[Later],
     ) -> Work[Any]: ...
     def all_to_all(
-        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Ints | None = None, **options: Any,
+        self,
+        x: Any,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Ints | None = None,
+        **options: Any,
     ) -> Any:
         """Each member gets its piece of each array: cut along one dim, joined along another."""
 
     @overload
-    def broadcast(self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]) -> Array: ...
+    def broadcast(
+        self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]
+    ) -> Array: ...
     @overload
     def broadcast(self, x: Other, axes: Axes = None, *, root: int = 0, **options: Unpack[Now]) -> Any: ...
     @overload
@@ -148,7 +188,9 @@ class ArrayCalls(Protocol):
         self, x: Array | None, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]
     ) -> Work[Array]: ...
     @overload
-    def broadcast(self, x: Other, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]) -> Work[Any]: ...
+    def broadcast(
+        self, x: Other, axes: Axes = None, *, root: int = 0, **options: Unpack[Later]
+    ) -> Work[Any]: ...
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
         """Every member gets the array of the member at position ``root``."""
 
@@ -157,7 +199,9 @@ class ArrayCalls(Protocol):
         self, x: Array | None, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
     ) -> Array: ...
     @overload
-    def scatter(self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]) -> Any: ...
+    def scatter(
+        self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
+    ) -> Any: ...
     @overload
     def scatter(
         self, x: Array | None, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
@@ -185,7 +229,9 @@ class ArrayCalls(Protocol):
     def reduce(
         self, x: Other, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Unpack[Later]
     ) -> Work[Any]: ...
-    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+    def reduce(
+        self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any:
         """The member at position ``root`` gets the reduced arrays of all; the others get None."""
 
     @overload
@@ -193,7 +239,9 @@ class ArrayCalls(Protocol):
         self, x: Array, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
     ) -> Array | None: ...
     @overload
-    def gather(self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]) -> Any: ...
+    def gather(
+        self, x: Other, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Now]
+    ) -> Any: ...
     @overload
     def gather(
         self, x: Array, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Unpack[Later]
@@ -240,13 +288,31 @@ class ArrayCalls(Protocol):
 
     @overload
     def reshard(
-        self, x: Array, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+        self,
+        x: Array,
+        source: TensorSharding,
+        target: TensorSharding,
+        *,
+        shape: Ints | None = None,
+        axes: Axes = None,
     ) -> Array: ...
     @overload
     def reshard(
-        self, x: Other, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+        self,
+        x: Other,
+        source: TensorSharding,
+        target: TensorSharding,
+        *,
+        shape: Ints | None = None,
+        axes: Axes = None,
     ) -> Any: ...
     def reshard(
-        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Ints | None = None, axes: Axes = None
+        self,
+        x: Any,
+        source: TensorSharding,
+        target: TensorSharding,
+        *,
+        shape: Ints | None = None,
+        axes: Axes = None,
     ) -> Any:
         """The device's shard in the layout ``target``, from its shard in ``source``."""

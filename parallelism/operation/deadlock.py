@@ -44,8 +44,10 @@ def deadlock_error(
 ) -> DeadlockError:
     """The error of a run in which these ranks are stuck; ``finished`` are the ranks that have returned."""
     return DeadlockError(
-        describe(stuck, finished, stacks), ranks=[each.rank for each in stuck],
-        operation=stuck[0].text.split("(")[0], locations=[each.location for each in stuck],
+        describe(stuck, finished, stacks),
+        ranks=[each.rank for each in stuck],
+        operation=stuck[0].text.split("(")[0],
+        locations=[each.location for each in stuck],
     )
 
 
@@ -58,7 +60,8 @@ def describe(
     """
     if circle := _circle({each.rank: each for each in stuck}):
         steps = [
-            f"rank {rank} waits for rank {after}" for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
+            f"rank {rank} waits for rank {after}"
+            for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]
         if len(steps) > MOST_STEPS:
             steps[MOST_STEPS - 1 : -1] = ["..."]
@@ -74,7 +77,9 @@ def describe(
         for each in stuck
     }
     before = "  -1 is the host; the device before rank 0 is (device.rank - 1) % device.size"
-    return "\n".join([head, *folded(texts), *[before] * any(peer < 0 for each in stuck for peer in each.waits_for)])
+    return "\n".join(
+        [head, *folded(texts), *[before] * any(peer < 0 for each in stuck for peer in each.waits_for)]
+    )
 
 
 def callers(stack: Sequence[Frame], location: str) -> str:

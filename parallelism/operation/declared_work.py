@@ -10,6 +10,9 @@ def declared_work(
     flops, nbytes, seconds = float(flops), float(nbytes), None if seconds is None else float(seconds)
     if 0 <= flops < inf and 0 <= nbytes < inf and (seconds is None or 0 <= seconds < inf):
         return flops, nbytes, seconds
-    what, number = next((what, number) for what, number in (
-        ("flops", flops), ("nbytes", nbytes), ("seconds", seconds)) if number is not None and not 0 <= number < inf)
+    what, number = next(
+        (what, number)
+        for what, number in (("flops", flops), ("nbytes", nbytes), ("seconds", seconds))
+        if number is not None and not 0 <= number < inf
+    )
     raise ValueError(f"compute({name!r}) takes {what} that are finite and at least 0, got {number}")

@@ -27,7 +27,12 @@ class ClusterError(RuntimeError):
     """
 
     def __init__(
-        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        operation: str | None = None,
+        locations: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.ranks, self.operation, self.locations = tuple(ranks), operation, tuple(locations)
@@ -67,7 +72,12 @@ class CollectiveMismatchError(ClusterError):
     """
 
     def __init__(
-        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        operation: str | None = None,
+        locations: Sequence[str] = (),
         calls: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
@@ -92,8 +102,11 @@ class CollectiveMismatchError(ClusterError):
         by_frequency = sorted(keys_by_value(texts).items(), key=lambda item: -len(item[1]))
         lines = [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_frequency]
         return CollectiveMismatchError(
-            "\n".join([str(self), *lines]), ranks=self.ranks, operation=self.operation,
-            locations=list(locations.values()), calls=self.calls,
+            "\n".join([str(self), *lines]),
+            ranks=self.ranks,
+            operation=self.operation,
+            locations=list(locations.values()),
+            calls=self.calls,
         )
 
 
@@ -120,7 +133,9 @@ def located(error: ClusterError, locations: Mapping[int, str]) -> ClusterError:
         places[-1] += f"; sent at {error.sent_at}"
         where.append(error.sent_at)
     return type(error)(
-        f"{error} ({'; '.join(places)})", ranks=error.ranks or list(locations), operation=error.operation,
+        f"{error} ({'; '.join(places)})",
+        ranks=error.ranks or list(locations),
+        operation=error.operation,
         locations=where,
     )
 
@@ -138,14 +153,17 @@ class Undelivered(NamedTuple):
 
 def undelivered_error(messages: Sequence[Undelivered]) -> UndeliveredMessageError:
     """The error of a run that ended with these messages undelivered; those of one source in the order of sending."""
-    messages = sorted(messages, key=lambda each: each.source)       # stable: of one source, in the order given
+    messages = sorted(messages, key=lambda each: each.source)  # stable: of one source, in the order given
     texts = []
     for each in messages:
         count = f"{each.how_many} messages" if each.how_many > 1 else "a message"
-        texts.append(f"rank {each.source} sent {count} to rank {each.target} (tag {each.tag}) at {each.location}")
+        texts.append(
+            f"rank {each.source} sent {count} to rank {each.target} (tag {each.tag}) at {each.location}"
+        )
     return UndeliveredMessageError(
         f"the run ended with messages that nobody received: {'; '.join(texts)}",
-        ranks=sorted({rank for each in messages for rank in each[:2]}), operation="send",
+        ranks=sorted({rank for each in messages for rank in each[:2]}),
+        operation="send",
         locations=[each.location or "?" for each in messages],
     )
 

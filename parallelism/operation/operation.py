@@ -19,6 +19,7 @@ from parallelism.operation.array_calls import ArrayCalls, ReduceOp, Work
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
 
+
 @runtime_checkable
 class Device(ArrayCalls, Protocol):
     """The methods that a strategy may call.  `vcluster.VirtualDevice` documents each of them.
@@ -51,53 +52,88 @@ class Device(ArrayCalls, Protocol):
 
     def group(self, axes: Axes = None) -> tuple[int, ...]:
         """The ranks of this device's group over ``axes``, in group order."""
+
     def position(self, axes: Axes = None) -> int:
         """The position of this device in its group over ``axes``."""
 
     def compute(
-        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None,
-        stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
-        dtype: npt.DTypeLike | None = None, other_bytes: tuple[tuple[str, int], ...] = (),
+        self,
+        name: str,
+        *,
+        flops: float = 0,
+        nbytes: float = 0,
+        seconds: float | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        phase: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
         shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """A block of local work of this device: its flops and bytes, for the trace and the prices."""
+
     def hold(
         self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None
     ) -> None:
         """Declare memory that this device holds, for the peaks of the trace."""
+
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any:
         """``a @ b``, with its flops and bytes declared."""
+
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> np.ndarray:
         """An array without values, in memory that collectives need not copy."""
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """No member continues before all members have arrived."""
+
     def collective(
-        self, kind: str, x: Any, axes: Axes = None, *, dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
-        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes = None,
+        *,
+        dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None,
+        root: int = 0,
+        op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None,
+        **options: Any,
     ) -> Any:
         """The collective ``kind``, one of the package or one that was registered."""
+
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
         """The shape of the whole array of which ``x`` is this device's shard."""
+
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
         """The shapes of several whole arrays, agreed on in one exchange."""
+
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
         """Every member gets a list of the objects of all; they are pickled."""
+
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
         """Every member gets the object of the member at position ``root``; it is pickled."""
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to device ``dst``; a `recv` of the same ``tag`` takes it."""
+
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
         """The next array that device ``src`` sent to this one with ``tag``."""
+
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work[None]:
         """Begin to send; `Work.wait` ends it."""
+
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Work[Any]:
         """Begin to receive; `Work.wait` gives the array."""
+
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
         """Send ``x`` to device ``dst``, and receive from device ``src`` at the same time."""
 
@@ -146,7 +182,9 @@ class Operation:
 
     def __call__(self, device: Device, *inputs: Any, **named: Any) -> Any:
         """The work of one device, which runs on every device with its own inputs."""
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(device, ...), the work of one device")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __call__(device, ...), the work of one device"
+        )
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
         """The result on the host, from the outputs indexed by rank.  By default it is the output of rank 0."""

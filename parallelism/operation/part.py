@@ -17,7 +17,9 @@ class Ranks:
     mesh, is a member: such as the axis of the stages of a pipeline, whose first devices stand for them.
     """
 
-    def __init__(self, mesh: Mesh, ranks: Sequence[int], rank: int, together: tuple[str, Sequence[int]] | None) -> None:
+    def __init__(
+        self, mesh: Mesh, ranks: Sequence[int], rank: int, together: tuple[str, Sequence[int]] | None
+    ) -> None:
         self.mesh, self.ranks, self.place = mesh, tuple(ranks), tuple(ranks).index(rank)
         if len(self.ranks) != mesh.size:
             raise ValueError(f"{mesh!r} has {mesh.size} ranks, got those of {len(self.ranks)} devices")
@@ -62,7 +64,11 @@ class DevicePart:
     """
 
     def __init__(
-        self, device: Device, mesh: Mesh, ranks: Sequence[int], together: tuple[str, Sequence[int]] | None = None
+        self,
+        device: Device,
+        mesh: Mesh,
+        ranks: Sequence[int],
+        together: tuple[str, Sequence[int]] | None = None,
     ) -> None:
         self.whole, self.of = device, Ranks(mesh, ranks, device.rank, together)
         self.mesh, self.rank, self.size = mesh, self.of.place, mesh.size
@@ -104,8 +110,10 @@ class DevicePart:
         """A reduce_scatter over the group along ``axes``."""
         names = self.mesh.axes_of(axes)
         if len(names) > 1 and x.shape[dim] % len(self.group(axes)):
-            raise ValueError(f"a reduce_scatter over {' and '.join(names)} of {self.mesh!r}, which is a part of the "
-                             f"cluster, needs a dim that divides by {len(self.group(axes))}, got {x.shape[dim]}")
+            raise ValueError(
+                f"a reduce_scatter over {' and '.join(names)} of {self.mesh!r}, which is a part of the "
+                f"cluster, needs a dim that divides by {len(self.group(axes))}, got {x.shape[dim]}"
+            )
         return self.whole.reduce_scatter(x, groups=self._groups(axes), dim=dim, **options)
 
     def all_to_all(self, x: Any, axes: Axes = None, **options: Any) -> Any:

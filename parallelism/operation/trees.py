@@ -33,7 +33,11 @@ def _rebuilt(value: Any, left: Iterator[Any]) -> Any:
     if isinstance(value, dict):
         return {key: _rebuilt(child, left) for key, child in value.items()}
     if isinstance(value, tuple | list):
-        children = list(islice(left, len(value))) if _are_leaves(value) else [_rebuilt(child, left) for child in value]
+        children = (
+            list(islice(left, len(value)))
+            if _are_leaves(value)
+            else [_rebuilt(child, left) for child in value]
+        )
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     return next(left)
 

@@ -4,11 +4,33 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
 )
 _OTHERS = (
-    "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__float__", "__int__", "__getitem__", "__setitem__",
-    "__array_ufunc__", "__array_function__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__neg__",
+    "__abs__",
+    "__float__",
+    "__int__",
+    "__getitem__",
+    "__setitem__",
+    "__array_ufunc__",
+    "__array_function__",
 )
 
 
@@ -20,8 +42,10 @@ class Unfinished:
 
 def _refusal() -> Callable[..., NoReturn]:
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"{self!r} is an asynchronous operation and not its result, so nothing can be computed with "
-                        "it: write .wait(), which returns the result, as in work.wait() + 1")
+        raise TypeError(
+            f"{self!r} is an asynchronous operation and not its result, so nothing can be computed with "
+            "it: write .wait(), which returns the result, as in work.wait() + 1"
+        )
 
     return refuse
 

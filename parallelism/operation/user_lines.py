@@ -34,7 +34,9 @@ def is_ours(filename: str) -> bool:
 def is_installed(filename: str) -> bool:
     """Whether a file belongs to the standard library, an installed package or us, and so never changes."""
     return (
-        is_ours(filename) or filename.startswith(("<frozen ", _STDLIB)) or any(part in filename for part in _INSTALLED)
+        is_ours(filename)
+        or filename.startswith(("<frozen ", _STDLIB))
+        or any(part in filename for part in _INSTALLED)
     )
 
 

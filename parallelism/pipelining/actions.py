@@ -98,7 +98,9 @@ class Overlapped(NamedTuple):
         match = _PAIR.fullmatch(text)
         pair = match and cls(Action.parse(match[1]), Action.parse(match[2]))
         if not pair or pair.forward.kind != "F" or pair.backward.kind not in ("B", "I"):
-            raise ValueError(f"an overlapped pair is an F and a B, as in '(0F7;7B3)OVERLAP_F_B'; got {shortened(text)}")
+            raise ValueError(
+                f"an overlapped pair is an F and a B, as in '(0F7;7B3)OVERLAP_F_B'; got {shortened(text)}"
+            )
         return pair
 
     @property
@@ -129,7 +131,7 @@ def parse_step(text: str) -> Step:
 
 def as_step(given: Written) -> Step:
     """The entry in any of its forms, as a value.  ``ValueError`` or ``TypeError`` if it is not an entry."""
-    if type(given) is tuple and len(given) == 3:    # most are
+    if type(given) is tuple and len(given) == 3:  # most are
         return Action(*given)  # type: ignore[arg-type]
     if isinstance(given, Action | Overlapped):
         return given
@@ -139,7 +141,9 @@ def as_step(given: Written) -> Step:
     if len(fields) == 2:
         return Overlapped.parse(f"({';'.join(str(as_step(field)) for field in fields)}){OVERLAPPED}")  # type: ignore[arg-type]
     if len(fields) != 3:
-        raise TypeError(f"an action is text such as '2F0', or (stage, kind, microbatch); got {shortened(given)}")
+        raise TypeError(
+            f"an action is text such as '2F0', or (stage, kind, microbatch); got {shortened(given)}"
+        )
     stage, kind, microbatch = fields
     return Action(stage, kind, microbatch)  # type: ignore[arg-type]
 

@@ -33,11 +33,15 @@ def read(text: str, name: str) -> list[list[Step]]:
         if cells is None:
             break
         try:
-            rows.append([parse_step(cell) for cell in cells if cell.strip() and not is_about_parameters(cell)])
+            rows.append(
+                [parse_step(cell) for cell in cells if cell.strip() and not is_about_parameters(cell)]
+            )
         except ValueError as error:
             raise ValueError(f"line {line} of schedule {name!r}: {error}") from None
         if not rows[-1]:
-            raise ValueError(f"line {line} of schedule {name!r} has no action; it is the order of rank {line - 1}")
+            raise ValueError(
+                f"line {line} of schedule {name!r} has no action; it is the order of rank {line - 1}"
+            )
     if not rows:
         raise ValueError(f"schedule {name!r} is blank; a line of actions for each rank was expected")
     return rows

@@ -67,7 +67,11 @@ class Stage(Protocol):
 
 
 def run_actions(
-    device: Device, pipeline: Pipeline, axis: str | None, stages: Mapping[int, Stage], actions: Iterable[Action],
+    device: Device,
+    pipeline: Pipeline,
+    axis: str | None,
+    stages: Mapping[int, Stage],
+    actions: Iterable[Action],
     done: Callable[[int, int], None] | None = None,
 ) -> None:
     """Runs ``actions`` in their order on the ``stages`` of this device.
@@ -177,12 +181,20 @@ def event_name(number: int, part: str, microbatch: int) -> str:
     return f"recompute {number}F{microbatch}" if part == "R" else f"{number}{part}{microbatch}"
 
 
-def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
+def _priced(
+    device: Device, stage: Stage, number: int, kind: str, microbatch: int
+) -> AbstractContextManager[None]:
     """The compute event of an action, with the cost that the stage declares."""
     flops, nbytes = stage.cost(kind, microbatch)
     return device.compute(
-        event_name(number, kind, microbatch), flops=flops, nbytes=nbytes, seconds=stage.seconds(kind, microbatch),
-        phase=None if kind == "R" else kind, stage=number, microbatch=microbatch, dtype=stage.dtype,
+        event_name(number, kind, microbatch),
+        flops=flops,
+        nbytes=nbytes,
+        seconds=stage.seconds(kind, microbatch),
+        phase=None if kind == "R" else kind,
+        stage=number,
+        microbatch=microbatch,
+        dtype=stage.dtype,
     )
 
 
@@ -203,7 +215,9 @@ def pipeline_axes(
     extent = 1 if stages is None else mesh.shape[stages]
     if extent != pipeline.ranks:
         actual = f"axis {stages!r} of size {extent}" if stages else f"no axis {pipeline.axis!r}"
-        raise ValueError(f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {actual}")
+        raise ValueError(
+            f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {actual}"
+        )
     for axis in mesh.axes:
         if axis not in (stages, *around, *inside) and mesh.shape[axis] > 1:
             raise ValueError(

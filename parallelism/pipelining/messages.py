@@ -41,7 +41,9 @@ def passed(pipeline: Pipeline, actions: Sequence[Action]) -> list[Passed]:
 def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray[np.int64]:
     """`passed` as an array: a row for each field of `Passed`, a column for each action."""
     schedule, count = pipeline.schedule, pipeline.microbatches
-    ranks = np.array([*schedule.placement, NOBODY])     # also of the stage before the first, and of that after the last
+    ranks = np.array(
+        [*schedule.placement, NOBODY]
+    )  # also of the stage before the first, and of that after the last
     kinds = {kind: number for number, kind in enumerate((*KINDS, *MESSAGES))}
     step_of = np.where([kind[-1] == "F" for kind in kinds], 1, -1)
     passes = np.array([kind in MESSAGES or schedule.passes_on(kind) for kind in kinds])
@@ -51,9 +53,14 @@ def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray
     kind = np.array([kinds[name] for name in names], np.int64)
     stage, step = np.array(stages, np.int64), step_of[kind]
     tag = 2 * (stage * count + np.array(microbatches, np.int64)) + (step < 0)
-    return np.stack([
-        np.where(takes[kind], ranks[stage - step], NOBODY), tag,
-        np.where(gives[kind], ranks[stage + step], NOBODY), tag + 2 * count * step])
+    return np.stack(
+        [
+            np.where(takes[kind], ranks[stage - step], NOBODY),
+            tag,
+            np.where(gives[kind], ranks[stage + step], NOBODY),
+            tag + 2 * count * step,
+        ]
+    )
 
 
 def message_user(pipeline: Pipeline, tag: int) -> Action:

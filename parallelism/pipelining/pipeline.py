@@ -59,9 +59,16 @@ class Pipeline:
 
     @explains_keywords("Pipeline")
     def __init__(
-        self, stages: int, microbatches: int, schedule: Given = "1f1b", chunks: int | None = None, axis: str = "pp"
+        self,
+        stages: int,
+        microbatches: int,
+        schedule: Given = "1f1b",
+        chunks: int | None = None,
+        axis: str = "pp",
     ) -> None:
-        sizes = counts(stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks}))
+        sizes = counts(
+            stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks})
+        )
         if chunks is not None and stages % chunks:
             below = stages // chunks * chunks
             would = f"{below} or {below + chunks} can" if below else f"{chunks} can"
@@ -88,12 +95,15 @@ class Pipeline:
         ``ValueError`` for a position that the axis does not have.
         """
         if not isinstance(rank, SupportsIndex):
-            raise TypeError(f"a rank of the pipeline is an integer, its position on axis {self.axis!r}; got {rank!r}")
+            raise TypeError(
+                f"a rank of the pipeline is an integer, its position on axis {self.axis!r}; got {rank!r}"
+            )
         position = index(rank)
         if not 0 <= position < self.ranks:
             raise ValueError(
                 f"the pipeline has ranks 0 to {self.ranks - 1}, got {position}; a rank is a position on axis "
-                f"{self.axis!r}, as device.position({self.axis!r}) gives")
+                f"{self.axis!r}, as device.position({self.axis!r}) gives"
+            )
         return self.schedule.works[position]
 
     def __str__(self) -> str:
@@ -157,7 +167,8 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
         return Schedule(getattr(given, "__name__", "own"), rows, stages, microbatches, chunks)
     if not isinstance(given, Iterable):
         raise TypeError(
-            f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {shortened(given)}")
+            f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {shortened(given)}"
+        )
     rows = list(given)
     return Schedule("own", rows, stages, microbatches, chunks or max(1, stages // max(1, len(rows))))
 
@@ -166,8 +177,9 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
     """The schedule of this name, in any accepted spelling."""
     kind = SCHEDULES.find(given)
     if kind is None:
-        raise ValueError(f"unknown schedule {shortened(given)}{_hint(given)} "
-                         f"(known: {', '.join(map(repr, SCHEDULES))})")
+        raise ValueError(
+            f"unknown schedule {shortened(given)}{_hint(given)} (known: {', '.join(map(repr, SCHEDULES))})"
+        )
     chunks = kind.fewest_chunks if chunks is None else chunks
     kind.check_stages(stages, chunks)
     return _of_kind(kind, stages, microbatches, chunks)
@@ -180,11 +192,19 @@ def _hint(given: str) -> str:
     return "" if near is None else f"; did you mean {by_spelling[near].name!r}?"
 
 
-@lru_cache(maxsize=4)       # a plan makes the same schedule several times; one may have a million actions
+@lru_cache(maxsize=4)  # a plan makes the same schedule several times; one may have a million actions
 def _of_kind(kind: ScheduleKind, stages: int, microbatches: int, chunks: int) -> Schedule:
     actions = _generated(kind.generator, stages // chunks, microbatches, chunks)
-    return Schedule(kind.name, actions, stages, microbatches, chunks,
-                    training=kind.training, weights=kind.weights, local=kind.local)
+    return Schedule(
+        kind.name,
+        actions,
+        stages,
+        microbatches,
+        chunks,
+        training=kind.training,
+        weights=kind.weights,
+        local=kind.local,
+    )
 
 
 def _generated(

@@ -21,7 +21,9 @@ class PipelinedOperation(Operation):
     halves; it sees its own microbatches only, and nothing of the schedule.
     """
 
-    def __init__(self, pipeline: Pipeline, inside: Collection[str] = (), replicas: Sequence[str] = ("dp",)) -> None:
+    def __init__(
+        self, pipeline: Pipeline, inside: Collection[str] = (), replicas: Sequence[str] = ("dp",)
+    ) -> None:
         self.pipeline, self.inside, self.replicas = pipeline, tuple(inside), tuple(replicas)
 
     def axes(self, mesh: Mesh) -> tuple[str | None, tuple[str, ...]]:
@@ -49,7 +51,11 @@ class PipelinedOperation(Operation):
         return [stage for stage, holder in enumerate(self.pipeline.schedule.placement) if holder == position]
 
     def run_stages(
-        self, device: Device, stages: Mapping[int, Stage], done: Callable[[int, int], None] | None = None, *,
+        self,
+        device: Device,
+        stages: Mapping[int, Stage],
+        done: Callable[[int, int], None] | None = None,
+        *,
         forward_only: bool = False,
     ) -> None:
         """Runs this device's actions of the schedule, in its order, on its ``stages``, given by their numbers.

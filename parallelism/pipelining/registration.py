@@ -59,7 +59,9 @@ def _check_names(kind: ScheduleKind, *, replace: bool) -> None:
         if other.name in SCHEDULES.own:
             raise ValueError(f"schedule {name!r} is part of the package")
         if other.name != kind.name or not replace:
-            raise ValueError(f"schedule {name!r} is registered; replace=True takes the place of one of the same name")
+            raise ValueError(
+                f"schedule {name!r} is registered; replace=True takes the place of one of the same name"
+            )
 
 
 def _check_orders(kind: ScheduleKind) -> None:

@@ -56,22 +56,44 @@ class Schedule:
     local: bool = False
 
     def __init__(
-        self, name: str, actions: Iterable[Iterable[Written]], stages: int, microbatches: int, chunks: int = 1, *,
-        training: bool = True, weights: str = "one", local: bool = False,
+        self,
+        name: str,
+        actions: Iterable[Iterable[Written]],
+        stages: int,
+        microbatches: int,
+        chunks: int = 1,
+        *,
+        training: bool = True,
+        weights: str = "one",
+        local: bool = False,
     ) -> None:
         rows = tuple(tuple(map(as_step, row)) for row in actions)
         if weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
         sizes = counts(stages=stages, microbatches=microbatches, chunks=chunks)
-        values = {"name": name, "actions": rows, **sizes, "training": training, "weights": weights, "local": local}
+        values = {
+            "name": name,
+            "actions": rows,
+            **sizes,
+            "training": training,
+            "weights": weights,
+            "local": local,
+        }
         for key, value in values.items():
             object.__setattr__(self, key, value)
         if len(rows) * chunks != stages:
-            raise ValueError(f"schedule {name!r} has {len(rows)} ranks of {chunks} stages; that is not {stages} stages")
+            raise ValueError(
+                f"schedule {name!r} has {len(rows)} ranks of {chunks} stages; that is not {stages} stages"
+            )
 
     @classmethod
     def from_actions(
-        cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, weights: str = "one",
+        cls,
+        name: str,
+        actions: Iterable[Iterable[Written]],
+        *,
+        training: bool = True,
+        weights: str = "one",
         local: bool = False,
     ) -> Schedule:
         """The schedule with the stages and microbatches that the actions name.
@@ -82,9 +104,19 @@ class Schedule:
         works = [work for row in rows for step in row for work in step.works]
         stages, microbatches = len({work.stage for work in works}), len({work.microbatch for work in works})
         if not rows or stages % len(rows):
-            raise ValueError(f"schedule {name!r} has {stages} stages, which {len(rows)} ranks cannot hold equally")
+            raise ValueError(
+                f"schedule {name!r} has {stages} stages, which {len(rows)} ranks cannot hold equally"
+            )
         return cls(
-            name, rows, stages, microbatches, stages // len(rows), training=training, weights=weights, local=local)
+            name,
+            rows,
+            stages,
+            microbatches,
+            stages // len(rows),
+            training=training,
+            weights=weights,
+            local=local,
+        )
 
     @property
     def ranks(self) -> int:
@@ -208,7 +240,8 @@ class Schedule:
         The numbers of stages and microbatches are those that the text names.  ``ValueError`` names line and cell.
         """
         return cls.from_actions(
-            name, schedule_csv.read(text, name), training=training, weights=weights, local=local)
+            name, schedule_csv.read(text, name), training=training, weights=weights, local=local
+        )
 
     def to_svg(self, costs: Costs = UNIT_COSTS) -> str:
         """An SVG picture of the timeline under ``costs``."""

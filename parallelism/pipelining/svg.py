@@ -24,16 +24,29 @@ _MEANING = {"F": "forward", "B": "backward", "I": "backward for the input", "W":
 _HATCH = {"B": "M0 6L6 0", "I": "M0 3H6", "W": "M3 0V6"}
 
 
-def svg(timelines: Sequence[ScheduleTimeline], *, alone: bool = True, most_boxes: float = float("inf")) -> str:
+def svg(
+    timelines: Sequence[ScheduleTimeline], *, alone: bool = True, most_boxes: float = float("inf")
+) -> str:
     """The SVG text; ``alone`` as a complete file, else as a part of a page."""
     titles = [title(timeline) for timeline in timelines]
     begin = min((row[0].start for each in timelines for row in each.spans if row), default=0)
     last = max(each.schedule.ranks for each in timelines) - 1
-    chart = Chart("; ".join(titles), begin=begin, span=max(each.makespan for each in timelines) or 1,
-                  width=max(map(_width, timelines)), margin=14 + 7 * len(f"rank {last}"))
-    chart.add("<defs>", *(
-        f'<pattern id="{chart.mark}-{kind}" width="6" height="6" patternUnits="userSpaceOnUse">'
-        f'<path d="{path}" stroke="var(--hatch)"/></pattern>' for kind, path in _HATCH.items()), "</defs>")
+    chart = Chart(
+        "; ".join(titles),
+        begin=begin,
+        span=max(each.makespan for each in timelines) or 1,
+        width=max(map(_width, timelines)),
+        margin=14 + 7 * len(f"rank {last}"),
+    )
+    chart.add(
+        "<defs>",
+        *(
+            f'<pattern id="{chart.mark}-{kind}" width="6" height="6" patternUnits="userSpaceOnUse">'
+            f'<path d="{path}" stroke="var(--hatch)"/></pattern>'
+            for kind, path in _HATCH.items()
+        ),
+        "</defs>",
+    )
     for words, timeline in zip(titles, timelines, strict=True):
         if alone or len(timelines) > 1:
             _heading(chart, words)
@@ -54,8 +67,10 @@ def html(timelines: Sequence[ScheduleTimeline]) -> str:
     """The picture for a notebook."""
     several = len(timelines) > 1
     return figure(
-        wide(svg(timelines, alone=False, most_boxes=_MOST_BOXES)), *([] if several else [_below(timelines[0])]),
-        title="Schedules on one time axis" if several else title(timelines[0]))
+        wide(svg(timelines, alone=False, most_boxes=_MOST_BOXES)),
+        *([] if several else [_below(timelines[0])]),
+        title="Schedules on one time axis" if several else title(timelines[0]),
+    )
 
 
 def title(timeline: ScheduleTimeline) -> str:
@@ -65,7 +80,9 @@ def title(timeline: ScheduleTimeline) -> str:
 
 def _below(timeline: ScheduleTimeline) -> str:
     peaks = timeline.peak_live()
-    return note(f"at most {plural(max(peaks), 'forward')} kept on a rank") if timeline.schedule.training else ""
+    return (
+        note(f"at most {plural(max(peaks), 'forward')} kept on a rank") if timeline.schedule.training else ""
+    )
 
 
 def _width(timeline: ScheduleTimeline) -> float:
@@ -103,8 +120,10 @@ def _row(chart: Chart, timeline: ScheduleTimeline, rank: int) -> None:
             points.append(f"H{chart.at(time):.1f}V{chart.y + _STRIP - (_STRIP - 2) * count / peak:.1f}")
             high = max(high, count)
         end = chart.at(chart.begin + chart.span)
-        chart.add(f'<path d="{"".join(points)}H{end:.1f}" fill="var(--wait)" fill-opacity=".45" stroke="var(--quiet)" '
-                  f'stroke-width=".8"><title>rank {rank} keeps at most {plural(high, "forward")}</title></path>')
+        chart.add(
+            f'<path d="{"".join(points)}H{end:.1f}" fill="var(--wait)" fill-opacity=".45" stroke="var(--quiet)" '
+            f'stroke-width=".8"><title>rank {rank} keeps at most {plural(high, "forward")}</title></path>'
+        )
         chart.text(8, chart.y + _STRIP - 1, f"{high} kept", size=11, quiet=True)
         chart.y += _STRIP
     chart.y += _GAP
@@ -119,15 +138,19 @@ def _box(chart: Chart, span: Span, timeline: ScheduleTimeline) -> Iterator[str]:
     stage, kind, _ = span.action
     x, width = chart.at(span.start), (span.end - span.start) * chart.width / chart.span
     place = f'x="{x:.2f}" y="{chart.y:.1f}" width="{width:.2f}" height="{_BOX}"'
-    yield (f'<g><title>{span.action}: {span.start:g} to {span.end:g}</title>'
-           f'<rect {place} fill="var(--{_FILL[kind]})" stroke="var(--paper)"/>')
+    yield (
+        f"<g><title>{span.action}: {span.start:g} to {span.end:g}</title>"
+        f'<rect {place} fill="var(--{_FILL[kind]})" stroke="var(--paper)"/>'
+    )
     if kind in _HATCH:
         yield f'<rect {place} fill="url(#{chart.mark}-{kind})"/>'
     if dark := _shade(stage, timeline):
         yield f'<rect {place} fill="var(--shade)" fill-opacity="{dark:.2f}"/>'
     if fitting := room_for(_words(span, timeline), width, 6.6):
-        yield (f'<text x="{x + width / 2:.2f}" y="{chart.y + 16:.1f}" text-anchor="middle" font-size="11">'
-               f"{fitting}</text>")
+        yield (
+            f'<text x="{x + width / 2:.2f}" y="{chart.y + 16:.1f}" text-anchor="middle" font-size="11">'
+            f"{fitting}</text>"
+        )
     yield "</g>"
 
 
@@ -147,8 +170,10 @@ def _pairs(chart: Chart, timeline: ScheduleTimeline, rank: int) -> Iterator[str]
         if step.kind == OVERLAPPED:
             first, last = (spans[work] for work in step.works)
             x, width = chart.at(first.start), (last.end - first.start) * chart.width / chart.span
-            yield (f'<rect x="{x + 1:.2f}" y="{chart.y + 1:.1f}" width="{max(width - 2, 0):.2f}" height="{_BOX - 2}" '
-                   f'fill="none" stroke="var(--ink)" stroke-width="1.5"/>')
+            yield (
+                f'<rect x="{x + 1:.2f}" y="{chart.y + 1:.1f}" width="{max(width - 2, 0):.2f}" height="{_BOX - 2}" '
+                f'fill="none" stroke="var(--ink)" stroke-width="1.5"/>'
+            )
 
 
 def _legend(chart: Chart, timelines: Sequence[ScheduleTimeline]) -> None:
@@ -164,7 +189,9 @@ def _legend(chart: Chart, timelines: Sequence[ScheduleTimeline]) -> None:
         entries.append(("var(--wait)", "", "forwards kept"))
     chart.legend(entries)
     if any(step.kind == OVERLAPPED for each in timelines for row in each.schedule.actions for step in row):
-        chart.add(f'<rect x="8" y="{chart.y + 3}" width="22" height="15" fill="none" stroke="var(--ink)" '
-                  'stroke-width="1.5"/>')
+        chart.add(
+            f'<rect x="8" y="{chart.y + 3}" width="22" height="15" fill="none" stroke="var(--ink)" '
+            'stroke-width="1.5"/>'
+        )
         chart.text(36, chart.y + 15, "run together")
         chart.y += 26

@@ -55,8 +55,10 @@ def caption(schedule: Schedule) -> str:
 
 def sizes(schedule: Schedule) -> str:
     """The name and the sizes of a schedule in words."""
-    return (f"{schedule.name}: {plural(schedule.stages, 'stage')} on {plural(schedule.ranks, 'rank')}, "
-            f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches != 1)}")
+    return (
+        f"{schedule.name}: {plural(schedule.stages, 'stage')} on {plural(schedule.ranks, 'rank')}, "
+        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches != 1)}"
+    )
 
 
 def bars(timeline: ScheduleTimeline) -> str:

@@ -153,7 +153,9 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
     """
     if not isinstance(costs, Mapping):
         if not isinstance(costs, list | tuple) or len(costs) != len(_NAMES):
-            raise ValueError(f"costs are five numbers ({', '.join(_NAMES)}), or a mapping from these; got {costs!r}")
+            raise ValueError(
+                f"costs are five numbers ({', '.join(_NAMES)}), or a mapping from these; got {costs!r}"
+            )
         costs = dict(zip(_NAMES, costs, strict=True))
     checked: dict[str, list[float]] = {}
     for name, value in costs.items():
@@ -164,8 +166,9 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
         numbers: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * stages
         if len(numbers) != count:
             wanted = f"{count} pairs of neighbouring" if name == "message" else f"{stages}"
-            raise ValueError(f"the cost of {name} should be a number, or one for each of {wanted} stages; got "
-                             f"{value!r}")
+            raise ValueError(
+                f"the cost of {name} should be a number, or one for each of {wanted} stages; got {value!r}"
+            )
         for number in numbers:
             if isinstance(number, bool) or not hasattr(number, "__float__"):
                 raise TypeError(f"the cost of {name} should be a number; got {number!r}")
@@ -180,9 +183,13 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
 def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
     """See `Schedule.timeline`.  ``ValueError``, with what each rank waits for, if the schedule cannot go on."""
     costs = checked_costs(given_costs, schedule.stages)
-    strange = next((work for row in schedule.works for work in row if not 0 <= work.stage < schedule.stages), None)
+    strange = next(
+        (work for row in schedule.works for work in row if not 0 <= work.stage < schedule.stages), None
+    )
     if strange:
-        raise ValueError(f"schedule {schedule.name!r}: {strange} is of stage {strange.stage}; it has {schedule.stages}")
+        raise ValueError(
+            f"schedule {schedule.name!r}: {strange} is of stage {strange.stage}; it has {schedule.stages}"
+        )
     if absent := {work.kind for row in schedule.works for work in row} - {*costs, *MESSAGES}:
         raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(costs)}")
     lanes = _Lanes(schedule, costs)
@@ -194,10 +201,13 @@ def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
     for row, works, places in zip(schedule.actions, schedule.works, lanes.places, strict=True):
         start_of = dict(zip(works, map(replay.starts.__getitem__, places), strict=True))
         steps.append(tuple(start_of[step.works[0]] for step in row))
-        spans.append(tuple(
-            Span(work, start, start + costs[work.kind][work.stage])
-            for work, start in start_of.items() if work.kind in KINDS
-        ))
+        spans.append(
+            tuple(
+                Span(work, start, start + costs[work.kind][work.stage])
+                for work, start in start_of.items()
+                if work.kind in KINDS
+            )
+        )
     return ScheduleTimeline(schedule, tuple(spans), tuple(steps))
 
 
@@ -235,7 +245,9 @@ class _Lanes:
         self.places: list[list[int]] = []
         """By rank, the place of the event of each action."""
         self.keys: Sequence[int] = ()
-        waits: list[dict[tuple[int, str], tuple[tuple[int, int], ...]]] = []    # by rank, then by stage and kind
+        waits: list[
+            dict[tuple[int, str], tuple[tuple[int, int], ...]]
+        ] = []  # by rank, then by stage and kind
         received: set[int] = set()
         ranks_of = Counter[int]()
         for rank, row in enumerate(schedule.works):
@@ -255,7 +267,7 @@ class _Lanes:
         number = {k: i for i, k in enumerate(self.microbatches)}
         count = len(number)
         lengths: list[int] = []
-        rows: list[tuple[int, int, int | None, float]] = []     # role, key, work, cost
+        rows: list[tuple[int, int, int | None, float]] = []  # role, key, work, cost
         for works, patterns in zip(self.schedule.works, self.patterns, strict=True):
             first, places, done = len(rows), list[int](), set[int]()
             for stage, kind, microbatch in works:
@@ -293,7 +305,9 @@ class _Lanes:
             if need.kind[0] == "R":
                 waits.append((self._slot(need, by_message=False), self._slot(need.needs[0], by_message=True)))
             else:
-                waits.append((self._slot(need, by_message=self.schedule.placement[need.stage] != rank), _NONE))
+                waits.append(
+                    (self._slot(need, by_message=self.schedule.placement[need.stage] != rank), _NONE)
+                )
         return tuple(waits)
 
     def _pattern(

@@ -9,7 +9,12 @@ from parallelism.pipelining.actions import KINDS, MESSAGES, OVERLAPPED, Action, 
 if TYPE_CHECKING:
     from parallelism.pipelining.schedule import Schedule
 
-_OTHER_END = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}
+_OTHER_END = {
+    "SEND_F": ("RECV_F", 1),
+    "RECV_F": ("SEND_F", -1),
+    "SEND_B": ("RECV_B", -1),
+    "RECV_B": ("SEND_B", 1),
+}
 Places = dict[tuple[int, str, int], tuple[int, int]]
 """Rank and step of every action; a B is listed as I and W."""
 
@@ -27,7 +32,9 @@ def validate(schedule: Schedule) -> None:
             lacking = [kind for kind in kinds if (stage, kind, k) not in places]
             if lacking:
                 action = Action(stage, "B" if lacking == ["I", "W"] else lacking[0], k)
-                raise ValueError(f"{_at(schedule, rank, len(schedule.actions[rank]))}, the end: {action} is missing")
+                raise ValueError(
+                    f"{_at(schedule, rank, len(schedule.actions[rank]))}, the end: {action} is missing"
+                )
     schedule.timeline()
 
 
@@ -47,7 +54,8 @@ def _check_needs(schedule: Schedule, places: Places, rank: int, step: int, actio
         word = as_in(need, action)
         if need not in places:
             raise ValueError(
-                f"{at}: {action} needs {word}, which is missing on rank {schedule.placement[need.stage]}")
+                f"{at}: {action} needs {word}, which is missing on rank {schedule.placement[need.stage]}"
+            )
         owner, when = places[need]
         if owner == rank and when > step:
             raise ValueError(f"{at}: {action} is too early; {word} comes at step {when}")
@@ -62,7 +70,9 @@ def _put(schedule: Schedule, places: Places, rank: int, step: int, action: Actio
         first = places.setdefault((stage, part, k), (rank, step))
         if first != (rank, step):
             before = schedule.actions[rank][first[1]]
-            raise ValueError(f"{_at(schedule, rank, step)}: {action} is doubled; {before} was at step {first[1]}")
+            raise ValueError(
+                f"{_at(schedule, rank, step)}: {action} is doubled; {before} was at step {first[1]}"
+            )
 
 
 def _places(schedule: Schedule) -> Places:
@@ -74,8 +84,10 @@ def _places(schedule: Schedule) -> Places:
             for action in entry.works:
                 _check_alone(schedule, rank, step, action)
                 if owner.setdefault(action.stage, rank) != rank:
-                    raise ValueError(f"{_at(schedule, rank, step)}: {action} runs stage {action.stage}, which lies on "
-                                     f"rank {owner[action.stage]}")
+                    raise ValueError(
+                        f"{_at(schedule, rank, step)}: {action} runs stage {action.stage}, which lies on "
+                        f"rank {owner[action.stage]}"
+                    )
                 _put(schedule, places, rank, step, action)
             kinds = [action.kind for action in entry.works]
             if entry.kind == OVERLAPPED and (kinds[0] != "F" or kinds[1] not in ("B", "I")):
@@ -84,7 +96,8 @@ def _places(schedule: Schedule) -> Places:
         held = sorted(stage for stage, holder in owner.items() if holder == rank)
         if len(held) != schedule.chunks:
             raise ValueError(
-                f"schedule {schedule.name!r}, rank {rank} runs stages {held}, where chunks={schedule.chunks}")
+                f"schedule {schedule.name!r}, rank {rank} runs stages {held}, where chunks={schedule.chunks}"
+            )
     return places
 
 

@@ -66,9 +66,12 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
         table = None
     if table is not None:
         rows = _dealt(one_of, possible, known=table.steps.is_known)
-        shares = side_by_side([
-            partial(_share, table, possible, own, limit, _silent if number else told)
-            for number, own in enumerate(rows)])
+        shares = side_by_side(
+            [
+                partial(_share, table, possible, own, limit, _silent if number else told)
+                for number, own in enumerate(rows)
+            ]
+        )
         if not any(share.fits for share in shares):
             rows = [one_of]
             shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
@@ -78,8 +81,9 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
-    simulated = side_by_side([partial(_simulated, task, possible.settings(row)) for row in left],
-                             told=partial(told, "simulated"))
+    simulated = side_by_side(
+        [partial(_simulated, task, possible.settings(row)) for row in left], told=partial(told, "simulated")
+    )
     for row, found in zip(left, simulated, strict=True):
         if isinstance(found, str):
             impossible[found].append(row)
@@ -87,7 +91,9 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
             seconds[row], peaks[row] = found
     seconds, peaks = seconds[one_of][number], peaks[one_of][number]
     if impossible:
-        several = {reason: np.flatnonzero(np.isin(one_of[number], rows)) for reason, rows in impossible.items()}
+        several = {
+            reason: np.flatnonzero(np.isin(one_of[number], rows)) for reason, rows in impossible.items()
+        }
         refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in several.items()}
         kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*several.values()]))
         possible = replace(possible.take(kept), refused={**possible.refused, **refused})
@@ -97,8 +103,10 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
 
 def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
-    columns = [SETTINGS[name].column_of(column) if name in SETTINGS else column
-               for name, column in possible.columns.items()]
+    columns = [
+        SETTINGS[name].column_of(column) if name in SETTINGS else column
+        for name, column in possible.columns.items()
+    ]
     key = combined(*columns)
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     return first, number
@@ -122,14 +130,19 @@ def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | s
     try:
         trace = task.simulate(settings, link_sharing=False)
     except ValueError as error:
-        if isinstance(task.model.model, TransformerSpec):       # its spec says what it allows
+        if isinstance(task.model.model, TransformerSpec):  # its spec says what it allows
             raise
         return str(error)
     return trace.makespan_seconds, max(trace.peaks().values())
 
 
 def _share(
-    table: PlanCosts, possible: Choices, rows: npt.NDArray[np.int64], limit: float, told: Told, *,
+    table: PlanCosts,
+    possible: Choices,
+    rows: npt.NDArray[np.int64],
+    limit: float,
+    told: Told,
+    *,
     all_peaks: bool = False,
 ) -> _Share:
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""

@@ -79,7 +79,9 @@ class EventPrices:
         keys = plain.view(f"V{plain.shape[1] * plain.itemsize}").ravel().tolist()
         unknown = {key: each for each, key in enumerate(keys) if key not in self._computes}
         if unknown:
-            found = self._priced([(kinds[wanted[each]], plain[each, 1:].tolist()) for each in unknown.values()])
+            found = self._priced(
+                [(kinds[wanted[each]], plain[each, 1:].tolist()) for each in unknown.values()]
+            )
             self._computes.update(zip(unknown, found.tolist(), strict=True))
         seconds[wanted] = [self._computes[key] for key in keys]
         return seconds
@@ -90,13 +92,24 @@ class EventPrices:
         for kind, (nbytes, flops, *more) in computes:
             end = len(kind.others)
             event: Mapping[str, Any] = {
-                "kind": COMPUTE, "name": kind.name, "nbytes": nbytes, "flops": flops, "dtype": kind.dtype,
-                "seconds": kind.seconds, "bytes_sent": 0, "bytes_received": 0, "messages": 0,
-                "other_bytes": tuple((name, int(size)) for name, size in zip(kind.others, more[:end], strict=True)),
-                "shape": tuple(map(int, more[end:end + kind.extents])) or None}
+                "kind": COMPUTE,
+                "name": kind.name,
+                "nbytes": nbytes,
+                "flops": flops,
+                "dtype": kind.dtype,
+                "seconds": kind.seconds,
+                "bytes_sent": 0,
+                "bytes_received": 0,
+                "messages": 0,
+                "other_bytes": tuple(
+                    (name, int(size)) for name, size in zip(kind.others, more[:end], strict=True)
+                ),
+                "shape": tuple(map(int, more[end : end + kind.extents])) or None,
+            }
             given.append(tuple(event.get(field) for field in FIELDS))
         events = Columns.of_rows(given, FIELDS).with_columns(
-            rank=np.zeros(len(given), np.int64), serial=np.arange(len(given)))
+            rank=np.zeros(len(given), np.int64), serial=np.arange(len(given))
+        )
         return self.pricing.prices(events, roles_of(events)).seconds
 
     def collective(self, kind: EventKind, payload: float, layout: MeshOnHardware) -> float:
@@ -107,7 +120,8 @@ class EventPrices:
             assert kind.name is not None
             self._collectives[key] = min(
                 self.pricing.collective(CollectiveCall(kind.name, group, payload), kind.dtype).seconds
-                for group in self._different_groups(along, kind.axes, layout))
+                for group in self._different_groups(along, kind.axes, layout)
+            )
         return self._collectives[key]
 
     def _different_groups(
@@ -124,16 +138,23 @@ class EventPrices:
         """Whether all groups and messages along the axes of a mesh have one price, of those that were priced."""
         return not any(
             along in self._different or len(self._groups.get((along,), ())) > 1 for along in layout.lines
-        ) and not any(len(groups) > 1 for along, groups in self._groups.items()
-                      if len(along) > 1 and {*along} <= {*layout.lines})
+        ) and not any(
+            len(groups) > 1
+            for along, groups in self._groups.items()
+            if len(along) > 1 and {*along} <= {*layout.lines}
+        )
 
-    def message(self, nbytes: int, source: int, target: int, layout: MeshOnHardware, axis: str = "pp") -> float:
+    def message(
+        self, nbytes: int, source: int, target: int, layout: MeshOnHardware, axis: str = "pp"
+    ) -> float:
         """The seconds of a message from one position of an axis to another."""
-        (extent, stride), = layout.along([axis])
+        ((extent, stride),) = layout.along([axis])
         key = nbytes, source, target, extent, stride
         if key not in self._messages:
-            seconds = {self._message_seconds(nbytes, *ends)
-                       for ends in self._different_ends(source, target, extent, stride, layout.mesh.size)}
+            seconds = {
+                self._message_seconds(nbytes, *ends)
+                for ends in self._different_ends(source, target, extent, stride, layout.mesh.size)
+            }
             self._messages[key] = min(seconds)
             if len(seconds) > 1:
                 self._different.add((extent, stride))
@@ -145,7 +166,9 @@ class EventPrices:
         return self.pricing.costs.message_seconds(nbytes, source, target)
 
     @memoized
-    def _different_ends(self, source: int, target: int, extent: int, stride: int, size: int) -> list[tuple[int, int]]:
+    def _different_ends(
+        self, source: int, target: int, extent: int, stride: int, size: int
+    ) -> list[tuple[int, int]]:
         """A message of each price from one position of an axis to another, as ranks."""
         distance = (target - source) * stride
         here = np.unique(self._alike(distance, size).reshape(-1, extent, stride)[:, source]).tolist()

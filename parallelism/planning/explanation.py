@@ -51,8 +51,10 @@ class Need(NamedTuple):
 
 def settings_text(fixed: Mapping[str, Any]) -> str:
     """Settings as they are given: ``tp=8 zero=0,1``."""
-    return " ".join(f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
-                    for name, value in fixed.items())
+    return " ".join(
+        f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        for name, value in fixed.items()
+    )
 
 
 def refusals_text(refused: Mapping[str, int]) -> str:
@@ -69,13 +71,17 @@ def why(first: Account, second: Account) -> str:
 def why_not(asked: str, other: Account, first: Account) -> str:
     """What the best plan with the settings that are ``asked`` for costs more, and the links that it crosses."""
     text = f"the best plan with {asked} ({other.split}) takes {longer_text(other, first)}"
-    exposed = {axis: other.parts.get(axis, 0.0) + (other.parts.get("zero", 0.0) if axis == "dp" else 0.0)
-               for axis in other.links}
+    exposed = {
+        axis: other.parts.get(axis, 0.0) + (other.parts.get("zero", 0.0) if axis == "dp" else 0.0)
+        for axis in other.links
+    }
     for axis, crossed in other.links.items():
         if exposed[axis] >= LEAST_EXPOSED * other.seconds:
             speed = rate(crossed["bytes"] / crossed["seconds"])
-            text += (f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed} in "
-                     "calls of such sizes")
+            text += (
+                f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed} in "
+                "calls of such sizes"
+            )
     return text
 
 
@@ -85,39 +91,69 @@ def longer_text(plan: Account, first: Account) -> str:
     names = dict.fromkeys([*plan.parts, *first.parts])
     parts = {name: plan.parts.get(name, 0.0) - first.parts.get(name, 0.0) for name in names}
     largest = sorted(parts, key=lambda name: -abs(parts[name]))[:MOST_PARTS]
-    told = ", ".join(f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
-                     for name in largest if abs(parts[name]) >= LEAST_SHARE * first.seconds)
-    text = "as long" if abs(more) <= ROUNDING * first.seconds else (
-        f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}")
+    told = ", ".join(
+        f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
+        for name in largest
+        if abs(parts[name]) >= LEAST_SHARE * first.seconds
+    )
+    text = (
+        "as long"
+        if abs(more) <= ROUNDING * first.seconds
+        else (f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}")
+    )
     return text + (f": {told}" if told else "")
 
 
 def need_text(needs: Sequence[Need], memory: float) -> str:
     """The memory that the smallest plan needs, by category, of the ``memory`` of a device; and what needs less."""
     least, *others = needs
-    parts = ", ".join(f"{name} {decimal_bytes(nbytes)}" for name, nbytes in sorted(
-        least.memory.items(), key=lambda item: -item[1]) if nbytes)
-    text = (f"the smallest ({least.split}) needs {decimal_bytes(least.nbytes)} of {decimal_bytes(memory)} on stage "
-            f"{least.stage}: {parts}")
-    return text + "".join(f"; with {settings_text(each.setting)}: {decimal_bytes(each.nbytes)}"
-                          for each in others if each.nbytes < least.nbytes)
+    parts = ", ".join(
+        f"{name} {decimal_bytes(nbytes)}"
+        for name, nbytes in sorted(least.memory.items(), key=lambda item: -item[1])
+        if nbytes
+    )
+    text = (
+        f"the smallest ({least.split}) needs {decimal_bytes(least.nbytes)} of {decimal_bytes(memory)} on stage "
+        f"{least.stage}: {parts}"
+    )
+    return text + "".join(
+        f"; with {settings_text(each.setting)}: {decimal_bytes(each.nbytes)}"
+        for each in others
+        if each.nbytes < least.nbytes
+    )
 
 
 def plans_html(
-    title: str, plans: Sequence[tuple[float, int, bool, str, bool]], memory: float, refused: Mapping[str, int],
+    title: str,
+    plans: Sequence[tuple[float, int, bool, str, bool]],
+    memory: float,
+    refused: Mapping[str, int],
 ) -> str:
     """The first plans for a notebook: seconds, bytes, whether it was simulated, words, and whether on the front."""
+
     def bar(share: float, colour: str) -> Markup:
-        return Markup(f'<svg width="110" height="12" role="img"><rect width="110" height="12" fill="var(--panel)"/>'
-                      f'<rect width="{110 * min(share, 1):.1f}" height="12" fill="var(--{colour})" '
-                      f'stroke="var(--quiet)" stroke-width=".5"/></svg>')
+        return Markup(
+            f'<svg width="110" height="12" role="img"><rect width="110" height="12" fill="var(--panel)"/>'
+            f'<rect width="{110 * min(share, 1):.1f}" height="12" fill="var(--{colour})" '
+            f'stroke="var(--quiet)" stroke-width=".5"/></svg>'
+        )
 
     longest = max((time for time, *_ in plans), default=1.0)
-    rows = [(split, f"{'' if exact else chr(8805)}{seconds(time)}", bar(time / longest, "forward"),
-             decimal_bytes(peak), bar(peak / memory, "weights"), "yes" if front else "")
-            for time, peak, exact, split, front in plans]
+    rows = [
+        (
+            split,
+            f"{'' if exact else chr(8805)}{seconds(time)}",
+            bar(time / longest, "forward"),
+            decimal_bytes(peak),
+            bar(peak / memory, "weights"),
+            "yes" if front else "",
+        )
+        for time, peak, exact, split, front in plans
+    ]
     heads = ("plan", "step", "", "memory", "of the device", "front")
     reasons = [(reason, str(count)) for reason, count in sorted(refused.items(), key=lambda each: -each[1])]
     return figure(
         table(rows, heads) if rows else "",
-        folded_away("combinations that are refused, by reason", table(reasons)) if reasons else "", title=title)
+        folded_away("combinations that are refused, by reason", table(reasons)) if reasons else "",
+        title=title,
+    )

@@ -91,7 +91,9 @@ class Order:
         if np.any(repeats):
             assert self.window is not None
             levels.run(times, durations, messages, 0, self.window.end)
-            self.window.repeat(levels, times, durations, messages, np.broadcast_to(repeats, durations.shape[1]))
+            self.window.repeat(
+                levels, times, durations, messages, np.broadcast_to(repeats, durations.shape[1])
+            )
             levels.run(times, durations, messages, self.window.end, levels.depth)
         else:
             levels.run(times, durations, messages, 0, levels.depth)
@@ -147,9 +149,17 @@ def _repeating(
     kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range, period: int
 ) -> Order | None:
     """The order, with a window of so many microbatches; None if nothing repeats."""
-    less, order = (_order_of(kind, ranks, count, chunks, longer) for count in (microbatches - period, microbatches))
-    same = (np.array_equal(of, than) for of, than in (
-        (less.kept, order.kept), (less.begun, order.begun), (less.first_state, order.first_state)))
+    less, order = (
+        _order_of(kind, ranks, count, chunks, longer) for count in (microbatches - period, microbatches)
+    )
+    same = (
+        np.array_equal(of, than)
+        for of, than in (
+            (less.kept, order.kept),
+            (less.begun, order.begun),
+            (less.first_state, order.first_state),
+        )
+    )
     if less.messages != order.messages or not all(same):
         return None
     window = Window.between(less.labelled, order.labelled, period)
@@ -183,7 +193,7 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
     forward, backward = kind == KINDS.index("F"), (kind == KINDS.index("B")) | (kind == KINDS.index("I"))
     source = np.where(forward, stage - 1, np.where(backward, stage + 1, -1))
     at = np.flatnonzero((source >= 0) & (source < stages))
-    given = number[source[at], :, microbatch[at]]           # a result is that of one of these kinds
+    given = number[source[at], :, microbatch[at]]  # a result is that of one of these kinds
     f, b, i = (given[:, KINDS.index(each)] for each in "FBI")
     taken = np.full(count, count)
     taken[at] = np.where(forward[at], f, np.where(b >= 0, b, i))
@@ -191,14 +201,27 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
     sent = at[rank_of[source[at]] != rank[at]]
     ends = (rank_of[source[sent]] * len(rows) + rank[sent]) * 2 + ~forward[sent]
     different, of_ends = np.unique(ends, return_inverse=True)
-    messages = tuple((each // 2 // len(rows), each // 2 % len(rows), "FB"[each % 2]) for each in different.tolist())
+    messages = tuple(
+        (each // 2 // len(rows), each // 2 % len(rows), "FB"[each % 2]) for each in different.tolist()
+    )
     message = np.full(count, len(messages))
     message[sent] = of_ends
     levels = levels_of(_levels(starts, before, taken), before, taken, 4 * place + kind, message)
     kept, begun, first_state = _states(rank, starts, place, kind)
     return Order(
-        len(rows), stages, levels, count, starts + lengths - 1, tuple(rank_of.tolist()), messages, kept, begun,
-        first_state, 4 * stage + kind, microbatch)
+        len(rows),
+        stages,
+        levels,
+        count,
+        starts + lengths - 1,
+        tuple(rank_of.tolist()),
+        messages,
+        kept,
+        begun,
+        first_state,
+        4 * stage + kind,
+        microbatch,
+    )
 
 
 def _levels(starts: Ints, before: Ints, taken: Ints) -> Ints:
@@ -241,10 +264,8 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
     columns = [rank, *(kept - least).T, 4 * place + kind]
     key = np.zeros(len(rank), np.int64)
     for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 4 * PLACES], strict=True):
-        if int(key.max() + 1) * extent >= 2**62:            # fewer different numbers in the same order
+        if int(key.max() + 1) * extent >= 2**62:  # fewer different numbers in the same order
             key = np.unique(key, return_inverse=True)[1]
         key = key * extent + column
     first = np.unique(key, return_index=True)[1]
     return kept[first], columns[-1][first], np.searchsorted(rank[first], np.arange(len(starts)))
-
-

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, ProgramStep, StartStep, WaitStep
+from parallelism.execution.device_program import (
+    ACTIVATIONS,
+    GRADIENTS,
+    DeviceProgram,
+    ProgramStep,
+    StartStep,
+    WaitStep,
+)
 from parallelism.execution.endings import (
     Ending,
     Endings,
@@ -91,7 +98,9 @@ class SymbolicStage(StagePrograms):
 
     def order(self, kind: str, part: Part) -> Order | None:
         """As `StagePrograms.order`."""
-        return beside_products(self.local_function(kind, part)[0]) if self.inside and self.overlapping else None
+        return (
+            beside_products(self.local_function(kind, part)[0]) if self.inside and self.overlapping else None
+        )
 
     def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
         return local_type(value, self.devices)
@@ -113,9 +122,17 @@ class SymbolicStage(StagePrograms):
             kept: Any = self.held(kind, ANY) - self.held(before, ANY)
             yield (label, kind, "kept"), [Event(EventKind(SIZE, "kept"), [kept])]
         messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
-        yield (label, "received"), [
-            Event(EventKind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"), [nbytes_of(types)])
-            for kind, types in messages if types]
+        yield (
+            (label, "received"),
+            [
+                Event(
+                    EventKind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"),
+                    [nbytes_of(types)],
+                )
+                for kind, types in messages
+                if types
+            ],
+        )
 
     def _events(self, kind: str, *, last: bool) -> list[Event]:
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
@@ -145,7 +162,9 @@ class SymbolicStage(StagePrograms):
                 met.add(own)
             found.append(of_block(events, own if own in later_ends else next_end))
         if without := met - later_ends:
-            raise ValueError(f"block {min(without)} has no product in an action, so nothing says where it ends")
+            raise ValueError(
+                f"block {min(without)} has no product in an action, so nothing says where it ends"
+            )
         return [event for events in reversed(found) for event in events]
 
     def splits(self, kinds: Sequence[str]) -> set[Split]:
@@ -177,8 +196,18 @@ class StepPieces:
         parts = self.step.stages(self.count)
         laid = laid_out_stages(parts, self.inside, self.sums, pending=True) if self.inside else parts
         inside: Any = dict(self.inside) or None
-        return [SymbolicStage(functions, parts.batch, 0, inside, sums=self.sums, fused=self.fused,
-                              overlapping=self.overlapping) for functions in laid.functions]
+        return [
+            SymbolicStage(
+                functions,
+                parts.batch,
+                0,
+                inside,
+                sums=self.sums,
+                fused=self.fused,
+                overlapping=self.overlapping,
+            )
+            for functions in laid.functions
+        ]
 
     @cached_property
     def sums(self) -> dict[str, Any]:
@@ -221,14 +250,15 @@ class Updates:
             raise ValueError("the update needs numbers of all stages")
         names = [value.name for value in self.step.parts.parameters]
         devices: Any = self.devices
-        return localize(
-            self.step.update(names, dict(self.layouts), replicas=tuple(self.replicas)), devices)
+        return localize(self.step.update(names, dict(self.layouts), replicas=tuple(self.replicas)), devices)
 
     @cached_property
     def splits(self) -> set[Split]:
         """What must be even inside a stage."""
-        return {(extent, tuple(axis for axis in axes if axis not in self.replicas))
-                for extent, axes in splits_of(self.laid_out)}
+        return {
+            (extent, tuple(axis for axis in axes if axis not in self.replicas))
+            for extent, axes in splits_of(self.laid_out)
+        }
 
     @cached_property
     def several(self) -> set[Split]:
@@ -243,18 +273,32 @@ class Updates:
     def local(self) -> Function:
         """The program of the first device."""
         local = self.laid_out.program()
-        types = {type: TensorType(type.dtype, map(self._of_first, type.shape)) for type in {
-            value.type for value in local.values}}
+        types = {
+            type: TensorType(type.dtype, map(self._of_first, type.shape))
+            for type in {value.type for value in local.values}
+        }
         given = {given for op in local.ops for _, given in op.attributes if isinstance(given, Expression)}
-        if all(type == first for type, first in types.items()) and all(self._of_first(each) == each for each in given):
+        if all(type == first for type, first in types.items()) and all(
+            self._of_first(each) == each for each in given
+        ):
             return local
         first = {value: Value(value.name, types[value.type], value.layout) for value in local.values}
-        ops = [checked_op(
-            op.kind, (first[value] for value in op.inputs),
-            tuple((name, self._of_first(given)) for name, given in op.attributes),
-            (first[value] for value in op.outputs), op.region) for op in local.ops]
-        return Function(local.name, tuple(first[value] for value in local.inputs), tuple(ops),
-                        tuple(first[value] for value in local.outputs))
+        ops = [
+            checked_op(
+                op.kind,
+                (first[value] for value in op.inputs),
+                tuple((name, self._of_first(given)) for name, given in op.attributes),
+                (first[value] for value in op.outputs),
+                op.region,
+            )
+            for op in local.ops
+        ]
+        return Function(
+            local.name,
+            tuple(first[value] for value in local.inputs),
+            tuple(ops),
+            tuple(first[value] for value in local.outputs),
+        )
 
     @cached_property
     def program(self) -> SymbolicProgram:
@@ -262,11 +306,17 @@ class Updates:
         whole = self.laid_out.function
         function, calls, chains = arranged(self.local, None, fused=self.fused)
         known = {value.name for value in function.values}
-        kinds = Kinds(*([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs)))
+        kinds = Kinds(
+            *([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs))
+        )
         return SymbolicProgram(
-            function, {name: kind for name, kind in categories(self.step.function).items() if name in known},
-            donated=donations(function, carried(whole), kinds), calls=calls, chains=chains,
-            given_up=gradients_of(whole, function))
+            function,
+            {name: kind for name, kind in categories(self.step.function).items() if name in known},
+            donated=donations(function, carried(whole), kinds),
+            calls=calls,
+            chains=chains,
+            given_up=gradients_of(whole, function),
+        )
 
     @memoized
     def needed(self, names: frozenset[str]) -> tuple[list[bool], set[Value]]:
@@ -274,16 +324,22 @@ class Updates:
         outputs, own = self.laid_out.function.outputs, self.step.owners
         returned = {value.name for value in outputs if own[value.name] in (None, *names)}
         function = self.program.function
-        values = {at_device for at_device, value in zip(function.outputs, outputs, strict=True)
-                  if value.name in returned}
+        values = {
+            at_device
+            for at_device, value in zip(function.outputs, outputs, strict=True)
+            if value.name in returned
+        }
         ops = []
         for op in reversed(function.ops):
             ops.append(not values.isdisjoint(op.outputs))
             if ops[-1]:
                 values.update(op.inputs)
         kept = {name.removeprefix(NEXT) for name in returned}
-        values.update(at_device for at_device, value in zip(
-            function.inputs, self.laid_out.function.inputs, strict=True) if value.name in kept)
+        values.update(
+            at_device
+            for at_device, value in zip(function.inputs, self.laid_out.function.inputs, strict=True)
+            if value.name in kept
+        )
         return ops[::-1], values
 
     @cached_property
@@ -309,7 +365,8 @@ class Updates:
         """The bytes of the state of these parameters."""
         state, needed = {value.name for value in self.step.parts.state}, self.needed(names)[1]
         return nbytes_of(
-            value.type for value in self.program.function.inputs if value.name in state and value in needed)
+            value.type for value in self.program.function.inputs if value.name in state and value in needed
+        )
 
 
 @dataclass(frozen=True)
@@ -326,9 +383,12 @@ class EndPieces:
     @cached_property
     def layouts(self) -> tuple[tuple[str, Any], ...]:
         """The layouts of the parameters of each stage, as if all began with block 0."""
-        found = {numbered(value.name, -first): value.layout
-                 for stage, first in zip(self.stages, self.first, strict=True)
-                 for value in stage.functions.forward.inputs if value.layout is not None}
+        found = {
+            numbered(value.name, -first): value.layout
+            for stage, first in zip(self.stages, self.first, strict=True)
+            for value in stage.functions.forward.inputs
+            if value.layout is not None
+        }
         more = {numbered(name, 1): layout for name, layout in found.items()}
         return tuple(sorted((more | found).items()))
 
@@ -344,8 +404,12 @@ class EndPieces:
                 "weights": nbytes_of(stage.types(functions.forward.inputs, functions.weights)),
                 "inputs": nbytes_of(stage.data(ANY)),
                 GRADIENTS: nbytes_of(stage.sum_types),
-                "optimizer": updates.state(names)}
-            yield ((place, blocks), "held"), [Event(EventKind(SIZE, name), [nbytes]) for name, nbytes in held.items()]
+                "optimizer": updates.state(names),
+            }
+            yield (
+                ((place, blocks), "held"),
+                [Event(EventKind(SIZE, name), [nbytes]) for name, nbytes in held.items()],
+            )
             ends = self._endings.at(position, tuple(self.replicas))
             yield ((place, blocks), "end"), [*self._events_at_end(position, ends, updates)]
             if blocks == 1:
@@ -362,14 +426,16 @@ class EndPieces:
         stage = self.stages[position]
         functions = stage.functions
         types = dict(zip(functions.trained, stage.sum_types, strict=True))
-        summed = set[str]()         # the sums of a second block are told by the weights of the first
+        summed = set[str]()  # the sums of a second block are told by the weights of the first
         for end in ends:
             match end:
                 case SumLoss(axes=axes) if axes:
-                    loss, = stage.types(functions.forward.outputs, functions.sent, ANY)
+                    (loss,) = stage.types(functions.forward.outputs, functions.sent, ANY)
                     yield Event(EventKind(COLLECTIVE, "all_reduce", loss.dtype.name, axes), [loss.nbytes])
                 case ExchangeShared(names, dtype, positions):
-                    sent = Event(EventKind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)])
+                    sent = Event(
+                        EventKind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)]
+                    )
                     yield from [sent] * (len(positions) - 1)
                 case SumPending(weight, axes):
                     block = block_of(numbered(weight, -self.first[position]))
@@ -377,7 +443,9 @@ class EndPieces:
                     yield Event(kind, [types[weight].nbytes], 1 if weight in summed else block)
                     summed.add(weight)
                 case Update(names):
-                    yield from updates.events(frozenset(numbered(name, -self.first[position]) for name in names))
+                    yield from updates.events(
+                        frozenset(numbered(name, -self.first[position]) for name in names)
+                    )
 
 
 def numbered(name: str, more: int) -> str:
@@ -385,14 +453,15 @@ def numbered(name: str, more: int) -> str:
     words = name.split(".")
     for number, each in enumerate(words):
         if each.isdecimal():
-            return ".".join([*words[:number], str(int(each) + more), *words[number + 1:]])
+            return ".".join([*words[:number], str(int(each) + more), *words[number + 1 :]])
     return name
 
 
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     """Whether a step, or a chain, has a product."""
     return isinstance(step, ProgramStep) and any(
-        op.kind in PRODUCTS for op in (step.op, *(each.op for each in step.before)))
+        op.kind in PRODUCTS for op in (step.op, *(each.op for each in step.before))
+    )
 
 
 def own_block(step: ProgramStep | StartStep | WaitStep) -> int | None:
@@ -409,8 +478,11 @@ def block_of(name: str | None) -> int | None:
 
 def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:
     """The end of a stage of two blocks, from that of one: the sums of the second block follow those of the first."""
-    block = [place for place, end in enumerate(ends)
-             if isinstance(end, SumPending) and numbered(end.weight, 1) != end.weight]
+    block = [
+        place
+        for place, end in enumerate(ends)
+        if isinstance(end, SumPending) and numbered(end.weight, 1) != end.weight
+    ]
     *others, update = ends
     assert isinstance(update, Update)
     names = dict.fromkeys([*update.names, *(numbered(name, 1) for name in update.names)])
@@ -428,19 +500,34 @@ def local_type(value: Value, devices: Devices | None) -> TensorType:
     if devices is None or value.layout is None:
         return value.type
     place = dict.fromkeys(devices.shape, 0)
-    return TensorType(value.type.dtype, [
-        devices.part(extent, dim.axes, place)[1]
-        for extent, dim in zip(value.type.shape, value.layout.dims, strict=True)])
+    return TensorType(
+        value.type.dtype,
+        [
+            devices.part(extent, dim.axes, place)[1]
+            for extent, dim in zip(value.type.shape, value.layout.dims, strict=True)
+        ],
+    )
 
 
 def splits_of(localized: Localized) -> set[Split]:
     """Which extents of a program must divide by the devices along which axes."""
     function: Function = localized.function
-    values = {(id(value.type), id(value.layout)): value for value in function.values}    # the function keeps them alive
+    values = {
+        (id(value.type), id(value.layout)): value for value in function.values
+    }  # the function keeps them alive
     laid: list[tuple[Any, Any]] = [(value.type.shape, value.layout) for value in values.values()]
-    laid += [(op.outputs[0].type.shape, move.after) for op in function.ops for move in moves_of(op, localized.devices)]
-    return {(extent, dim.axes) for shape, layout in laid if layout is not None
-            for extent, dim in zip(shape, layout.dims, strict=True) if dim.axes}
+    laid += [
+        (op.outputs[0].type.shape, move.after)
+        for op in function.ops
+        for move in moves_of(op, localized.devices)
+    ]
+    return {
+        (extent, dim.axes)
+        for shape, layout in laid
+        if layout is not None
+        for extent, dim in zip(shape, layout.dims, strict=True)
+        if dim.axes
+    }
 
 
 def inside_of(**devices: int) -> Inside:

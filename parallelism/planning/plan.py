@@ -36,8 +36,13 @@ class Task:
 
     def mesh(self, settings: Mapping[str, Any]) -> Mesh:
         """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline."""
-        return Mesh(**{axis: settings[axis] for axis in settings["order"].split()
-                       if settings[axis] > 1 or axis == "pp"})
+        return Mesh(
+            **{
+                axis: settings[axis]
+                for axis in settings["order"].split()
+                if settings[axis] > 1 or axis == "pp"
+            }
+        )
 
     def microbatches(self, settings: Mapping[str, Any]) -> int:
         """The number of microbatches of each replica."""
@@ -46,15 +51,20 @@ class Task:
     def strategy(self, settings: Mapping[str, Any]) -> Strategy:
         """The strategy of a plan."""
         begin = self.model.begin(settings["pp"] * settings["chunks"])
-        pipeline = Pipeline("pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH)
+        pipeline = Pipeline(
+            "pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH
+        )
         return Strategy(*transforms_of(self.model, settings), pipeline)
 
     def run(self, settings: Mapping[str, Any]) -> TrainingRun:
         """The training run of a plan."""
         return TrainingRun(
-            self.model.model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer)
+            self.model.model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer
+        )
 
-    def simulate(self, settings: Mapping[str, Any], *, fold: bool | None = None, link_sharing: bool = True) -> Trace:
+    def simulate(
+        self, settings: Mapping[str, Any], *, fold: bool | None = None, link_sharing: bool = True
+    ) -> Trace:
         """The trace of a step of a plan.  If ``fold`` is None, it is folded unless equal devices share links."""
         run = self.run(settings)
         return simulate(run.step, self.hardware, link_sharing=link_sharing, fold=fold, **run.placed)
@@ -186,9 +196,15 @@ class Plan:
         task = self.task
         simulated = "simulated" if self.is_simulated else "where nothing shares links"
         return figure(
-            facts([("step", f"{seconds(self.seconds)} ({simulated})"),
-                   ("memory of the fullest device", decimal_bytes(self.peak_bytes)),
-                   ("mesh", repr(self.mesh)), ("batch", f"{plural(task.batch, 'row')}, microbatches of "
-                                               f"{self.microbatch}"),
-                   ("hardware", f"{plural(task.devices, 'device')} of {task.hardware.name}")]),
-            inside(self.strategy._repr_html_()), title=f"Plan: {self}")
+            facts(
+                [
+                    ("step", f"{seconds(self.seconds)} ({simulated})"),
+                    ("memory of the fullest device", decimal_bytes(self.peak_bytes)),
+                    ("mesh", repr(self.mesh)),
+                    ("batch", f"{plural(task.batch, 'row')}, microbatches of {self.microbatch}"),
+                    ("hardware", f"{plural(task.devices, 'device')} of {task.hardware.name}"),
+                ]
+            ),
+            inside(self.strategy._repr_html_()),
+            title=f"Plan: {self}",
+        )

@@ -16,7 +16,18 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.orders import FIRST, KINDS, LAST, LONGER, MIDDLE, ONLY, PLACES, Order, order_of, place_of
+from parallelism.planning.orders import (
+    FIRST,
+    KINDS,
+    LAST,
+    LONGER,
+    MIDDLE,
+    ONLY,
+    PLACES,
+    Order,
+    order_of,
+    place_of,
+)
 from parallelism.planning.plan import Task
 from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.space import Choices
@@ -84,7 +95,9 @@ class PlanCosts:
         self.task, self.possible = task, possible
         if reason := _why_simulated(task):
             raise Unpriceable(reason)
-        self.steps = two_block_steps(task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping)
+        self.steps = two_block_steps(
+            task.model, fused=task.hardware.fused, overlapping=task.hardware.overlapping
+        )
         self.prices = EventPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         self.limited = [setting for setting in SETTINGS.records.values() if setting.from_pieces is not always]
         """The settings of which some values are not put together from pieces."""
@@ -119,8 +132,12 @@ class PlanCosts:
         if found is None:
             s = self.settings(row)
             found = self._shapes[row] = Shape(
-                s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"],
-                longer_stages(self.task.model.blocks, s["pp"] * s["chunks"]))
+                s["schedule"],
+                s["pp"],
+                self.task.microbatches(s),
+                s["chunks"],
+                longer_stages(self.task.model.blocks, s["pp"] * s["chunks"]),
+            )
         return found
 
     def blocks(self, shape: Shape, place: int) -> int:
@@ -138,8 +155,16 @@ class PlanCosts:
 
     def _actions_of(self, row: int, *, split: bool) -> StageCosts:
         s, shape = self.settings(row), self.shape(row)
-        pattern = Pattern(shape.stages > 1, split, s["tp"] > 1, s["sp"], s["cp"], s["recompute"],
-                          self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), self._registered(s))
+        pattern = Pattern(
+            shape.stages > 1,
+            split,
+            s["tp"] > 1,
+            s["sp"],
+            s["cp"],
+            s["recompute"],
+            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            self._registered(s),
+        )
         key = "actions", pattern, s["microbatch"], s["tp"]
         if key not in self._costs:
             self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]))
@@ -149,8 +174,9 @@ class PlanCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
         s = self.settings(row)
         # The events at the end are the same in stages 1 and 2 of ZeRO.
-        pattern = Pattern(in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1),
-                          self._registered(s))
+        pattern = Pattern(
+            in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1), self._registered(s)
+        )
         key = "ends", pattern, s["tp"], s["dp"]
         if key not in self._costs:
             self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"]))
@@ -163,8 +189,10 @@ class PlanCosts:
         if shape.is_v_shaped:
             blocks = self.blocks(shape, FIRST) * shape.chunks
             return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
-        return [(several, laid_out_as(place), self.blocks(shape, place) * shape.chunks)
-                for place in self._places(shape)[0]]
+        return [
+            (several, laid_out_as(place), self.blocks(shape, place) * shape.chunks)
+            for place in self._places(shape)[0]
+        ]
 
     @memoized
     def _places(self, shape: Shape) -> tuple[tuple[int, ...], Ints]:
@@ -213,12 +241,19 @@ class PlanCosts:
         """For each of `_devices` the bytes that it holds during the whole step; and if ``ends``, those that the end
         takes beside them at most."""
         s, shape = self.settings(row), self.shape(row)
-        key = (ends, shape.is_v_shaped, shape.ranks, shape.chunks, *(s[name] for name in (
-            "dp", "cp", "tp", "sp", "zero")), *self._registered(s))
+        key = (
+            ends,
+            shape.is_v_shaped,
+            shape.ranks,
+            shape.chunks,
+            *(s[name] for name in ("dp", "cp", "tp", "sp", "zero")),
+            *self._registered(s),
+        )
         if key not in self._of_devices:
             self._of_devices[key] = [
                 (self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
-                for end, place, blocks in self._devices(row)]
+                for end, place, blocks in self._devices(row)
+            ]
         return self._of_devices[key]
 
     def prepare(self, row: int) -> None:
@@ -231,8 +266,13 @@ class PlanCosts:
         """The changes of memory and the peaks of a plan's actions, as `Order.peaks` takes them."""
         s, shape = self.settings(row), self.shape(row)
         works = self._order(shape).works
-        key = (works, shape.stages, *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
-               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), *self._registered(s))
+        key = (
+            works,
+            shape.stages,
+            *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
+            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            *self._registered(s),
+        )
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
@@ -337,27 +377,48 @@ class PlanCosts:
     def _column(self, order: Order, shape: Shape, row: int) -> tuple[Floats, Floats]:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
         s, layout = self.settings(row), self.layout(row)
-        key = (self._flow(shape), shape.stages, id(layout), s["sp"], s["recompute"], s["microbatch"],
-               self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]), *self._registered(s))
+        key = (
+            self._flow(shape),
+            shape.stages,
+            id(layout),
+            s["sp"],
+            s["recompute"],
+            s["microbatch"],
+            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            *self._registered(s),
+        )
         if key not in self._columns:
             durations = np.zeros(4 * PLACES)
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
-                    laid_out_as(place), kind, self.blocks(shape, place))
-            taken = tuple((kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
-                          for kind in dict.fromkeys(kind for _, _, kind in order.messages))
+                    laid_out_as(place), kind, self.blocks(shape, place)
+                )
+            taken = tuple(
+                (kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
+                for kind in dict.fromkeys(kind for _, _, kind in order.messages)
+            )
             self._columns[key] = durations, self._messages(order.messages, taken, layout)
         return self._columns[key]
 
     @memoized
     def _messages(
-        self, messages: tuple[tuple[int, int, str], ...], taken: tuple[tuple[str, int], ...], layout: MeshOnHardware
+        self,
+        messages: tuple[tuple[int, int, str], ...],
+        taken: tuple[tuple[str, int], ...],
+        layout: MeshOnHardware,
     ) -> Floats:
         """The seconds of the messages of an order, given the bytes that each kind of action takes; and a 0."""
         nbytes = dict(taken)
-        return np.array([*(self.prices.message(nbytes[kind], source, target, layout)
-                           for source, target, kind in messages), 0.0])
+        return np.array(
+            [
+                *(
+                    self.prices.message(nbytes[kind], source, target, layout)
+                    for source, target, kind in messages
+                ),
+                0.0,
+            ]
+        )
 
     def _end(self, shape: Shape, row: int) -> _Ends:
         """The end of a plan's step."""

@@ -89,7 +89,9 @@ class Plans(Sequence[Plan]):
         """The first plan.  `NoPlanFits` if there is none."""
         if not len(self):
             needs = self.needs()
-            raise NoPlanFits(f"no plan fits: {need_text(needs, self.memory)}" if needs else self.refusals, self)
+            raise NoPlanFits(
+                f"no plan fits: {need_text(needs, self.memory)}" if needs else self.refusals, self
+            )
         return self[0]
 
     @property
@@ -143,8 +145,10 @@ class Plans(Sequence[Plan]):
         wanted = np.ones(len(self), np.bool_)
         for name, values in checked_settings(fixed, self.task.model).items():
             words = self.choices.words.get(name)
-            wanted &= np.isin(self.choices[name], [
-                words.index(value) if value in words else -1 for value in values] if words else values)
+            wanted &= np.isin(
+                self.choices[name],
+                [words.index(value) if value in words else -1 for value in values] if words else values,
+            )
         return map(self._at, np.flatnonzero(wanted).tolist())
 
     def with_settings(self, **fixed: Any) -> tuple[Plan | None, str]:
@@ -165,7 +169,7 @@ class Plans(Sequence[Plan]):
                 return found[0], ""
             if found.tightest is not None:
                 return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
-            refused = found.refused         # also what the program does not allow
+            refused = found.refused  # also what the program does not allow
         reasons = ", ".join(f"{reason} ({each.count})" for reason, each in refused.items())
         return None, f"no plan has {asked}: {reasons}"
 
@@ -204,17 +208,21 @@ class Plans(Sequence[Plan]):
             return []
         found = [self.tightest.need]
         for name in (name for name in SETTINGS if SETTINGS[name].saves_memory and name in self.fixed):
-            freed = self.again(simulations=0, **{key: value for key, value in self.fixed.items() if key != name}).least
+            freed = self.again(
+                simulations=0, **{key: value for key, value in self.fixed.items() if key != name}
+            ).least
             if freed is not None:
                 found.append(freed.need._replace(setting={name: freed.settings[name]}))
-        for name in (name for name in SETTINGS if SETTINGS[name].last_resort is not None and name not in self.fixed):
+        for name in (
+            name for name in SETTINGS if SETTINGS[name].last_resort is not None and name not in self.fixed
+        ):
             found += self._need_with({name: SETTINGS[name].last_resort})
         return found
 
     def _need_with(self, setting: Mapping[str, Any]) -> list[Need]:
         """The memory that the smallest plan needs with a setting more; empty if it changes nothing."""
         assert self.tightest is not None
-        name, = setting
+        (name,) = setting
         useful = SETTINGS[name].useful
         columns = {name: np.array([value]) for name, value in self.tightest.settings.items()}
         if useful is not None and not useful(columns).all():
@@ -228,8 +236,14 @@ class Plans(Sequence[Plan]):
         return self._at(int(self.peaks.argmin())) if len(self) else self.tightest
 
     def _at(self, row: int) -> Plan:
-        return Plan(self.choices.settings(row), self.full.get(row, float(self.bounds[row])),
-                    float(self.bounds[row]), int(self.peaks[row]), row in self.full, self)
+        return Plan(
+            self.choices.settings(row),
+            self.full.get(row, float(self.bounds[row])),
+            float(self.bounds[row]),
+            int(self.peaks[row]),
+            row in self.full,
+            self,
+        )
 
     def figures_of(self, plan: Plan) -> Figures:
         """The figures of a plan, once for those that are the same program."""
@@ -242,26 +256,39 @@ class Plans(Sequence[Plan]):
         return precision_remark(self.task.model.dtype, self.task.hardware)
 
     def _heading(self) -> str:
-        proved = "none fits" if not len(self) else "the first is the best" if not self.gap else (
-            f"the first is within {self.gap:.1%} of the best")
+        proved = (
+            "none fits"
+            if not len(self)
+            else "the first is the best"
+            if not self.gap
+            else (f"the first is within {self.gap:.1%} of the best")
+        )
         several = {1, 2} <= {*self.choices["zero"].tolist()}
         fit = f"{quantities.plural(len(self), 'plan')} fit{'s' * (len(self) == 1)}"
-        return (f"training in {self.task.model.dtypes}: {fit} of {self.considered} combinations; {self.timed} timed, "
-                f"{self.simulated} simulated in "
-                f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}")
+        return (
+            f"training in {self.task.model.dtypes}: {fit} of {self.considered} combinations; {self.timed} timed, "
+            f"{self.simulated} simulated in "
+            f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}"
+        )
 
     def _repr_html_(self) -> str:
         front = {plan.split for plan in self.front} if len(self) else set()
         return plans_html(
             self._heading() + (f". {self._remark}" if self._remark else ""),
-            [(plan.seconds, plan.peak_bytes, plan.is_simulated, plan.split, plan.split in front)
-             for plan in islice(self.programs(), 16)],
-            self.memory, {reason: each.count for reason, each in self.refused.items()})
+            [
+                (plan.seconds, plan.peak_bytes, plan.is_simulated, plan.split, plan.split in front)
+                for plan in islice(self.programs(), 16)
+            ],
+            self.memory,
+            {reason: each.count for reason, each in self.refused.items()},
+        )
 
     def __str__(self) -> str:
         lines = [*wrap(self._heading(), WIDTH), *wrap(self._remark, WIDTH)]
         for plan in islice(self.programs(), 10):
-            lines.append(f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
-                         f"{plan.split}")
+            lines.append(
+                f"{quantities.seconds(plan.seconds):>9} {quantities.decimal_bytes(plan.peak_bytes):>8}  "
+                f"{plan.split}"
+            )
         lines += [f"refused {each.count}: {reason}" for reason, each in self.refused.items()]
         return "\n".join(lines)

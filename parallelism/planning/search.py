@@ -39,8 +39,14 @@ Progress = Callable[[str, int, int], None]
 @overload
 @rarely_collected()
 def find_plan(
-    model: Function, *, hardware: Hardware | str | PathLike[str], batch: int, devices: int | None = ...,
-    memory: float | str | None = ..., optimizer: SGD | Adam | None = ..., strategies: Literal["auto"],
+    model: Function,
+    *,
+    hardware: Hardware | str | PathLike[str],
+    batch: int,
+    devices: int | None = ...,
+    memory: float | str | None = ...,
+    optimizer: SGD | Adam | None = ...,
+    strategies: Literal["auto"],
     progress: Progress | None = ...,
 ) -> AutoPlans: ...
 
@@ -48,17 +54,33 @@ def find_plan(
 @overload
 @rarely_collected()
 def find_plan(
-    model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
-    devices: int | None = ..., memory: float | str | None = ..., optimizer: SGD | Adam | None = ...,
-    simulations: int | None = ..., progress: Progress | None = ..., strategies: None = ..., **fixed: Any,
+    model: TransformerSpec | Function | str,
+    *,
+    hardware: Hardware | str | PathLike[str],
+    batch: int,
+    devices: int | None = ...,
+    memory: float | str | None = ...,
+    optimizer: SGD | Adam | None = ...,
+    simulations: int | None = ...,
+    progress: Progress | None = ...,
+    strategies: None = ...,
+    **fixed: Any,
 ) -> Plans: ...
 
 
 @rarely_collected()
 def find_plan(
-    model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
-    devices: int | None = None, memory: float | str | None = None, optimizer: SGD | Adam | None = None,
-    simulations: int | None = 8, progress: Progress | None = None, strategies: str | None = None, **fixed: Any,
+    model: TransformerSpec | Function | str,
+    *,
+    hardware: Hardware | str | PathLike[str],
+    batch: int,
+    devices: int | None = None,
+    memory: float | str | None = None,
+    optimizer: SGD | Adam | None = None,
+    simulations: int | None = 8,
+    progress: Progress | None = None,
+    strategies: str | None = None,
+    **fixed: Any,
 ) -> Plans | AutoPlans:
     """The plans for training steps of ``model`` on batches of ``batch`` rows, the best first.
 
@@ -91,11 +113,15 @@ def find_plan(
     optimizer = ADAM_W if optimizer is None else optimizer
     if strategies is not None:
         if strategies != "auto" or fixed:
-            raise ValueError(f'strategies is "auto", and then there are no settings to fix; got {strategies!r}'
-                             f"{''.join(f', {name}={value!r}' for name, value in fixed.items())}")
+            raise ValueError(
+                f'strategies is "auto", and then there are no settings to fix; got {strategies!r}'
+                f"{''.join(f', {name}={value!r}' for name, value in fixed.items())}"
+            )
         if not isinstance(model, Function):
-            raise TypeError('strategies="auto" takes the program of a loss, such as TransformerSpec(...).function(B); '
-                            f"got {model!r}")
+            raise TypeError(
+                'strategies="auto" takes the program of a loss, such as TransformerSpec(...).function(B); '
+                f"got {model!r}"
+            )
         step = TrainedModel.of(model, optimizer).step.specialize(**{BATCH: batch})
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
@@ -115,24 +141,53 @@ def find_plan(
     _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
     least = None if fits.any() or not len(possible) else int(np.argmin(peaks))
     plans = Plans(
-        task, possible.take(rows), seconds[rows], peaks[rows],
-        {number: full[row] for number, row in enumerate(rows.tolist()) if row in full}, limit,
-        sum(each.count for each in possible.refused.values()) + len(possible), refused, timed,
-        perf_counter() - start, setup, timing, gap,
+        task,
+        possible.take(rows),
+        seconds[rows],
+        peaks[rows],
+        {number: full[row] for number, row in enumerate(rows.tolist()) if row in full},
+        limit,
+        sum(each.count for each in possible.refused.values()) + len(possible),
+        refused,
+        timed,
+        perf_counter() - start,
+        setup,
+        timing,
+        gap,
         {name: value for name, value in fixed.items() if value is not None},
-        partial(cast("Callable[..., Plans]", find_plan), model, hardware=found, devices=count, batch=batch,
-                memory=limit, optimizer=optimizer, progress=progress),
-        known=known)
+        partial(
+            cast("Callable[..., Plans]", find_plan),
+            model,
+            hardware=found,
+            devices=count,
+            batch=batch,
+            memory=limit,
+            optimizer=optimizer,
+            progress=progress,
+        ),
+        known=known,
+    )
     if least is not None:
-        smallest = Plan(possible.settings(least), float(seconds[least]), float(seconds[least]), int(peaks[least]),
-                        is_simulated=False, plans=plans)
+        smallest = Plan(
+            possible.settings(least),
+            float(seconds[least]),
+            float(seconds[least]),
+            int(peaks[least]),
+            is_simulated=False,
+            plans=plans,
+        )
         object.__setattr__(plans, "tightest", smallest)
     return plans
 
 
 def _best_first(
-    task: Task, possible: Choices, bounds: npt.NDArray[np.float64], peaks: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64], most: int | None, told: Progress,
+    task: Task,
+    possible: Choices,
+    bounds: npt.NDArray[np.float64],
+    peaks: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    most: int | None,
+    told: Progress,
 ) -> tuple[Mapping[int, float], float, dict[Hashable, Figures]]:
     """The seconds of the plans that were simulated fully, by row; the gap of `Plans`; and the figures of some."""
     full, known = dict[int, float](), dict[Hashable, Figures]()
@@ -167,8 +222,10 @@ def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) ->
     ``ValueError`` as from `sized_hardware`, and for the name of a preset without any number.
     """
     if devices is None and isinstance(hardware, str) and hardware in Hardware.presets():
-        raise ValueError(f"say how many devices of {hardware} there are: devices=64, or a number of nodes behind a "
-                         "colon, as in dgx-h100:8")
+        raise ValueError(
+            f"say how many devices of {hardware} there are: devices=64, or a number of nodes behind a "
+            "colon, as in dgx-h100:8"
+        )
     found = sized_hardware(hardware, devices)
     return found, devices or found.ranks
 
@@ -184,10 +241,12 @@ def memory_of(memory: float | str | None, hardware: Hardware) -> float:
             memory = bytes_in(text)
         except ValueError:
             raise ValueError(
-                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}") from None
+                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
+            ) from None
         if text.strip().isdigit() and memory < LEAST_BYTES:
-            raise ValueError(f"memory must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes")
+            raise ValueError(
+                f"memory must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes"
+            )
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
         raise ValueError(f"memory must be above 0 bytes and finite; got {memory!r}")
     return memory
-

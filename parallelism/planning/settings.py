@@ -137,7 +137,9 @@ class SettingTable:
     @property
     def options(self) -> list[Setting]:
         """Those that are neither part of the mesh nor of the pipeline."""
-        return [setting for setting in self.records.values() if setting.name not in (*AXES, *PIPELINE, "order")]
+        return [
+            setting for setting in self.records.values() if setting.name not in (*AXES, *PIPELINE, "order")
+        ]
 
     @property
     def in_text(self) -> list[Setting]:
@@ -206,6 +208,7 @@ def forget_setting(name: str) -> None:
 
 def count_of(most: str) -> Callable[[str, Any, TrainedModel], int]:
     """The check of a number from 1 to one of `MOST`."""
+
     def check(name: str, value: Any, model: TrainedModel) -> int:
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -302,8 +305,15 @@ def _sp_does_not_divide(columns: Columns, model: TrainedModel) -> Bools:
 
 
 def _axis(name: str, place: int, transform: Any = no_transform, flag: str = "") -> Setting:
-    return Setting(name, count_of("devices"), transform=transform, words=_axis_words(name), place_in_text=place,
-                   flag=flag, from_pieces=always)
+    return Setting(
+        name,
+        count_of("devices"),
+        transform=transform,
+        words=_axis_words(name),
+        place_in_text=place,
+        flag=flag,
+        from_pieces=always,
+    )
 
 
 PIPELINE = ("schedule", "chunks", "microbatch")
@@ -312,37 +322,101 @@ PIPELINE = ("schedule", "chunks", "microbatch")
 SETTINGS = SettingTable(
     _axis("pp", 10, flag="pipeline_model_parallel_size"),
     _axis("dp", 11, lambda model, given: DataParallel("dp") if given["dp"] > 1 else None),
-    _axis("cp", 12, lambda model, given: ContextParallel("cp") if given["cp"] > 1 else None, "context_parallel_size"),
-    _axis("tp", 13, lambda model, given: TensorParallel("tp") if given["tp"] > 1 else None,
-          "tensor_model_parallel_size"),
+    _axis(
+        "cp",
+        12,
+        lambda model, given: ContextParallel("cp") if given["cp"] > 1 else None,
+        "context_parallel_size",
+    ),
+    _axis(
+        "tp",
+        13,
+        lambda model, given: TensorParallel("tp") if given["tp"] > 1 else None,
+        "tensor_model_parallel_size",
+    ),
     Setting("chunks", count_of("devices"), from_pieces=always),
-    Setting("schedule", _schedule, lambda model: TRIED_SCHEDULES, is_text=True, words=_schedule_words,
-            place_in_text=50, from_pieces=always),
-    Setting("microbatch", count_of("batch"), words=lambda given: f"mb={given['microbatch']}", place_in_text=99,
-            flag="micro_batch_size", from_pieces=always),
-    Setting("recompute", _recompute, lambda model: tuple(model.recomputed), is_text=True,
-            transform=lambda model, given: (
-                None if given["recompute"] == "none" else Recompute(model.recomputed[given["recompute"]])),
-            words=lambda given: "" if given["recompute"] == "none" else f"recompute={given['recompute']}",
-            place_in_text=60, flag="recompute_granularity", from_pieces=always, saves_memory=True),
+    Setting(
+        "schedule",
+        _schedule,
+        lambda model: TRIED_SCHEDULES,
+        is_text=True,
+        words=_schedule_words,
+        place_in_text=50,
+        from_pieces=always,
+    ),
+    Setting(
+        "microbatch",
+        count_of("batch"),
+        words=lambda given: f"mb={given['microbatch']}",
+        place_in_text=99,
+        flag="micro_batch_size",
+        from_pieces=always,
+    ),
+    Setting(
+        "recompute",
+        _recompute,
+        lambda model: tuple(model.recomputed),
+        is_text=True,
+        transform=lambda model, given: (
+            None if given["recompute"] == "none" else Recompute(model.recomputed[given["recompute"]])
+        ),
+        words=lambda given: "" if given["recompute"] == "none" else f"recompute={given['recompute']}",
+        place_in_text=60,
+        flag="recompute_granularity",
+        from_pieces=always,
+        saves_memory=True,
+    ),
     # Each plan of stage 3 is simulated by itself, which takes seconds for a large model: it is not tried unless named.
-    Setting("zero", _stage_of_zero, lambda model: (0, 1, 2),
-            useful=_has_replicas, needs="ZeRO needs replicas, dp above 1",
-            transform=lambda model, given: Zero(given["zero"], "dp") if given["zero"] else None,
-            words=lambda given: f"zero={given['zero']}" if given["zero"] else "", place_in_text=30,
-            from_pieces=lambda stage: stage < 3, same_program={2: 1}, saves_memory=True, last_resort=3),
-    Setting("overlap", switch, lambda model: (0,), is_switch=True,
-            useful=_has_replicas, needs="overlap needs replicas, dp above 1",
-            transform=lambda model, given: overlap_of(given["dp"]) if given["overlap"] else None,
-            words=lambda given: "overlap" if given["overlap"] else "", place_in_text=40, flag="overlap_grad_reduce"),
-    Setting("sp", switch, is_switch=True,
-            useful=lambda columns: columns["tp"] > 1, needs="sequence parallelism needs tp above 1",
-            derived=_sp_as_usual, conflict=_sp_does_not_divide, conflict_reason="tp does not divide the sequence",
-            transform=lambda model, given: SequenceParallel("tp") if given["sp"] else None,
-            words=lambda given: "sp" if given["sp"] else "", place_in_text=20, flag="sequence_parallel",
-            from_pieces=always),
-    Setting("order", _order, lambda model: ("pp dp cp tp",), is_text=True, words=_order_words, place_in_text=70,
-            from_pieces=always),
+    Setting(
+        "zero",
+        _stage_of_zero,
+        lambda model: (0, 1, 2),
+        useful=_has_replicas,
+        needs="ZeRO needs replicas, dp above 1",
+        transform=lambda model, given: Zero(given["zero"], "dp") if given["zero"] else None,
+        words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
+        place_in_text=30,
+        from_pieces=lambda stage: stage < 3,
+        same_program={2: 1},
+        saves_memory=True,
+        last_resort=3,
+    ),
+    Setting(
+        "overlap",
+        switch,
+        lambda model: (0,),
+        is_switch=True,
+        useful=_has_replicas,
+        needs="overlap needs replicas, dp above 1",
+        transform=lambda model, given: overlap_of(given["dp"]) if given["overlap"] else None,
+        words=lambda given: "overlap" if given["overlap"] else "",
+        place_in_text=40,
+        flag="overlap_grad_reduce",
+    ),
+    Setting(
+        "sp",
+        switch,
+        is_switch=True,
+        useful=lambda columns: columns["tp"] > 1,
+        needs="sequence parallelism needs tp above 1",
+        derived=_sp_as_usual,
+        conflict=_sp_does_not_divide,
+        conflict_reason="tp does not divide the sequence",
+        transform=lambda model, given: SequenceParallel("tp") if given["sp"] else None,
+        words=lambda given: "sp" if given["sp"] else "",
+        place_in_text=20,
+        flag="sequence_parallel",
+        from_pieces=always,
+    ),
+    Setting(
+        "order",
+        _order,
+        lambda model: ("pp dp cp tp",),
+        is_text=True,
+        words=_order_words,
+        place_in_text=70,
+        from_pieces=always,
+    ),
 )
 """The settings of a plan: extents of mesh axes, stages on a rank, the schedule of the pipeline, rows of a microbatch,
 what is computed again, the stage of ZeRO, whether gradients are summed over dp during the last backward, sequence

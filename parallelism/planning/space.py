@@ -53,7 +53,9 @@ class Choices:
 
     def take(self, rows: Ints | Bools) -> Choices:
         """Some of the plans."""
-        return Choices({name: column[rows] for name, column in self.columns.items()}, self.words, self.refused)
+        return Choices(
+            {name: column[rows] for name, column in self.columns.items()}, self.words, self.refused
+        )
 
 
 class _Table:
@@ -78,7 +80,8 @@ class _Table:
             example = {name: self._said(name, int(column[at[0]])) for name, column in self.columns.items()}
             before = self.refused.get(reason)
             self.refused[reason] = Refused(
-                len(at) + (before.count if before else 0), before.example if before else example)
+                len(at) + (before.count if before else 0), before.example if before else example
+            )
             self.keep(~wrong)
 
     def keep(self, rows: Bools) -> None:
@@ -104,8 +107,11 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         if number > MOST[what]:
             raise ValueError(f"{what} must be at most {MOST[what]:,} in a search for plans, got {number}")
     given = checked_settings(fixed, model)
-    words = {setting.name: tuple(given.get(setting.name) or _tried(setting, model))
-             for setting in SETTINGS.records.values() if setting.is_text}
+    words = {
+        setting.name: tuple(given.get(setting.name) or _tried(setting, model))
+        for setting in SETTINGS.records.values()
+        if setting.is_text
+    }
     table = _Table(words)
     _split(table, model, devices, given)
     _pipelined(table, model, given)
@@ -117,8 +123,10 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         _with_option(table, setting, model, given)
     interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]
     grouped = np.isin(table["schedule"], interleaved)
-    table.refuse("pp does not divide the microbatches of an interleaved schedule",
-                 grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0))
+    table.refuse(
+        "pp does not divide the microbatches of an interleaved schedule",
+        grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0),
+    )
     _ordered(table)
     return Choices(table.columns, words, table.refused)
 
@@ -159,7 +167,7 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
         table.refuse("there are more stages than blocks", stages > model.blocks)
         stages = table["pp"] * table["chunks"]
         uneven = (stages > 1) & (model.blocks % stages != 0)
-        slow = model.sequence is None and "pp" not in given     # each plan of a program is simulated by itself
+        slow = model.sequence is None and "pp" not in given  # each plan of a program is simulated by itself
         table.refuse("stages do not divide the blocks", uneven & ((table["chunks"] > 1) | slow))
 
 
@@ -172,7 +180,9 @@ def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | N
     return (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
 
 
-def _with_option(table: _Table, setting: Setting, model: TrainedModel, given: Mapping[str, Sequence[Any]]) -> None:
+def _with_option(
+    table: _Table, setting: Setting, model: TrainedModel, given: Mapping[str, Sequence[Any]]
+) -> None:
     """Crosses the rows with the values of a setting, which is 0 where it is not useful."""
     name = setting.name
     if name not in given and setting.derived is not None:

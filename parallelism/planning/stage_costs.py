@@ -113,8 +113,10 @@ class StageCosts:
         sums = self._sums(seconds) if len(events) else {}
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
-        found |= {name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share)
-                  for name, at in self._with_waits.items()}
+        found |= {
+            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share)
+            for name, at in self._with_waits.items()
+        }
         return StageSeconds(found)
 
     def _first(self, what: str) -> Ints:
@@ -130,8 +132,10 @@ class StageCosts:
         events = self._first(COLLECTIVE)
         different: dict[tuple[EventKind, float], int] = {}
         payloads = self.events.numbers[events, 0].astype(np.float64).tolist()
-        number = [different.setdefault((self.symbolic.kinds[event], payload), len(different))
-                  for event, payload in zip(events.tolist(), payloads, strict=True)]
+        number = [
+            different.setdefault((self.symbolic.kinds[event], payload), len(different))
+            for event, payload in zip(events.tolist(), payloads, strict=True)
+        ]
         return events, [*different], number
 
     @cached_property
@@ -149,7 +153,7 @@ class StageCosts:
             if name[1] == "end":
                 messages = self.symbolic.are(MESSAGE)[events]
                 at = events.start + (int(messages.argmax()) if len(messages) else 0)
-                found[name[0], "before"] = float(seconds[events.start:at].sum())
+                found[name[0], "before"] = float(seconds[events.start : at].sum())
                 events = slice(at, events.stop)
             found[name] = float(seconds[events].sum())
         return found

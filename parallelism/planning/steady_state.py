@@ -81,18 +81,26 @@ class Window:
         end = start + length
         if start < length or end > more[0].depth:
             return None
-        if not (named.are(start, end, named, start - length, period)
-                and named.are(end, more[0].depth, others, start, period)):
+        if not (
+            named.are(start, end, named, start - length, period)
+            and named.are(end, more[0].depth, others, start, period)
+        ):
             return None
         actions = np.concatenate(more[0].action[start:end])
-        known = {name: i for i, name in named.of(np.concatenate(more[0].action[start - length:start]), period)}
+        known = {
+            name: i for i, name in named.of(np.concatenate(more[0].action[start - length : start]), period)
+        }
         earlier = np.array([known.get(name, -1) for _, name in named.of(actions)])
-        waited = np.concatenate([level for side in (more[0].before, more[0].taken) for level in side[start:end]])
+        waited = np.concatenate(
+            [level for side in (more[0].before, more[0].taken) for level in side[start:end]]
+        )
         if earlier.min() < 0 or not np.isin(waited, np.concatenate([actions, earlier, [len(more[1])]])).all():
             return None
         return cls(start, end, actions, earlier)
 
-    def repeat(self, levels: Levels, times: Floats, durations: Floats, messages: Floats, repeats: Ints) -> None:
+    def repeat(
+        self, levels: Levels, times: Floats, durations: Floats, messages: Floats, repeats: Ints
+    ) -> None:
         """Changes the ``times`` of the window and of the one before it to those after so many ``repeats``."""
         every, inner = self._inner(levels)
         now = np.append(times[every], np.zeros((1, times.shape[1])), axis=0)
@@ -106,9 +114,13 @@ class Window:
         number = np.full(sum(map(len, levels.action)) + 1, -1)
         number[every] = np.arange(len(every))
         number[-1] = len(every)
-        mine = Levels(*(each[self.start:self.end] for each in levels))
-        return every, mine._replace(**{name: tuple([number[level] for level in getattr(mine, name)])
-                                       for name in ("action", "before", "taken")})
+        mine = Levels(*(each[self.start : self.end] for each in levels))
+        return every, mine._replace(
+            **{
+                name: tuple([number[level] for level in getattr(mine, name)])
+                for name in ("action", "before", "taken")
+            }
+        )
 
 
 class _Repetitions:
@@ -144,7 +156,7 @@ class _Repetitions:
         kept: tuple[Floats, Floats] | None = None
         others = list[tuple[Ints, int]]()
         for number in range(patience):
-            if (few := self.left[active] < cycle).any():        # those are repeated one by one
+            if (few := self.left[active] < cycle).any():  # those are repeated one by one
                 others.append((active[few], 1))
                 active = active[~few]
                 kept = kept and (kept[0][:, ~few], kept[1][:, ~few])
@@ -191,7 +203,7 @@ class _Repetitions:
         durations, messages = self.durations[:, active], self.messages[:, active]
         leads = np.empty((cycle, len(self.before), len(active)))
         for lead in leads:
-            mine[self.count:-1] = mine[:self.count]
+            mine[self.count : -1] = mine[: self.count]
             self.inner.run(mine, durations, messages, 0, self.inner.depth)
             np.subtract(mine[self.before], mine[self.after] + messages[self.message], out=lead)
         return leads.reshape(-1, len(active))
@@ -201,7 +213,7 @@ def _cycles(grown: Floats) -> Ints:
     """For each column the least number of rows after which its end comes again, twice; 1 if nothing does."""
     found = np.ones(grown.shape[1], np.int64)
     for cycle in range(len(grown) // 3, 1, -1):
-        last, before, first = (grown[len(grown) - n * cycle:][:cycle] for n in (1, 2, 3))
+        last, before, first = (grown[len(grown) - n * cycle :][:cycle] for n in (1, 2, 3))
         apart = np.maximum(np.abs(last - before), np.abs(before - first))
         found[(apart <= 100 * ROUNDING * np.abs(last).max(axis=0)).all(axis=0)] = cycle
     return found
@@ -213,7 +225,10 @@ class _Names:
     def __init__(self, labelled: Labelled) -> None:
         levels, self.key, self.microbatch = labelled
         self.depth = levels.depth
-        key, microbatch = np.append(self.key, -1), np.append(self.microbatch, 0)    # the last stands for no action
+        key, microbatch = (
+            np.append(self.key, -1),
+            np.append(self.microbatch, 0),
+        )  # the last stands for no action
         number = np.repeat(np.arange(self.depth), [len(level) for level in levels.action])
         action, before, taken, duration, message = (np.concatenate(side) for side in levels)
         order = np.lexsort((microbatch[action], key[action], number))
@@ -224,17 +239,24 @@ class _Names:
 
     def of(self, actions: Ints, shift: int = 0) -> Iterator[tuple[int, tuple[int, int]]]:
         """Each action, with its stage and kind, and its microbatch, shifted."""
-        return zip(actions.tolist(), zip(
-            self.key[actions].tolist(), (self.microbatch[actions] + shift).tolist(), strict=True), strict=True)
+        return zip(
+            actions.tolist(),
+            zip(self.key[actions].tolist(), (self.microbatch[actions] + shift).tolist(), strict=True),
+            strict=True,
+        )
 
     def first_other(self, longer: _Names) -> int:
         """The first level that is not the same in others, of which there are more; 0 if there is none."""
         count = min(len(self.level), len(longer.level))
-        same = (self.level[:count] == longer.level[:count]) & (self.rows[:count] == longer.rows[:count]).all(axis=1)
+        same = (self.level[:count] == longer.level[:count]) & (self.rows[:count] == longer.rows[:count]).all(
+            axis=1
+        )
         if not same.all():
             at = int(np.argmin(same))
             return int(min(self.level[at], longer.level[at]))
-        return int(longer.level[count]) if count < len(longer.level) and longer.level[count] < self.depth else 0
+        return (
+            int(longer.level[count]) if count < len(longer.level) and longer.level[count] < self.depth else 0
+        )
 
     def are(self, start: int, end: int, others: _Names, start_of_others: int, shift: int) -> bool:
         """Whether some levels are as many of others, with microbatches that are shifted."""

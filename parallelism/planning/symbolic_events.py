@@ -37,7 +37,14 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Exact = npt.NDArray[np.longdouble]
 
-MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = "memory", "compute", "collective", "wait", "message", "size"
+MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = (
+    "memory",
+    "compute",
+    "collective",
+    "wait",
+    "message",
+    "size",
+)
 LEFT = "left"
 """What an action frees at its end, that of all blocks together.  The size that it keeps says how many bytes."""
 
@@ -82,7 +89,9 @@ def repeated(events: Sequence[Event], *, at_end: bool = False) -> list[bool]:
     same neighbours.  At the end of a step it is that of the first block, because memory that all parameters share is
     freed after the last block.
     """
-    once = next((event.block for event in (reversed(events) if at_end else events) if event.block is not None), None)
+    once = next(
+        (event.block for event in (reversed(events) if at_end else events) if event.block is not None), None
+    )
     return [event.block not in (None, once) for event in events]
 
 
@@ -159,16 +168,28 @@ class SymbolicEvents:
         """The runs of a section of two blocks."""
         events = self.sections[section]
         again = self.repeated[events]
-        bounds = [events.start, *(events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist(), events.stop]
-        return [Run(slice(start, stop), bool(self.repeated[start]))
-                for start, stop in pairwise(bounds) if start < stop]
+        bounds = [
+            events.start,
+            *(events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist(),
+            events.stop,
+        ]
+        return [
+            Run(slice(start, stop), bool(self.repeated[start]))
+            for start, stop in pairwise(bounds)
+            if start < stop
+        ]
 
     @cached_property
     def alike(self) -> npt.NDArray[np.int64]:
         """By event, the first event that is equal to it for any rows of a microbatch and any devices."""
         first: dict[Any, int] = {}
-        return np.array([first.setdefault(event, number) for number, event in enumerate(
-            zip(self.kinds, map(tuple, self.index.tolist()), strict=True))], np.int64)
+        return np.array(
+            [
+                first.setdefault(event, number)
+                for number, event in enumerate(zip(self.kinds, map(tuple, self.index.tolist()), strict=True))
+            ],
+            np.int64,
+        )
 
 
 class Formulas:
@@ -180,10 +201,16 @@ class Formulas:
         terms: list[tuple[int, int, Any]] = []
         for number, extent in enumerate(extents):
             of = extent.terms if isinstance(extent, Expression) else (((), extent),)
-            terms += [(number, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of]
+            terms += [
+                (number, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of
+            ]
         self.monomials = tuple(monomials)
-        self.calls = {atom: Expression(((((atom, 1),), 1),)) for monomial in monomials for atom, _ in monomial
-                      if not isinstance(atom, str)}
+        self.calls = {
+            atom: Expression(((((atom, 1),), 1),))
+            for monomial in monomials
+            for atom, _ in monomial
+            if not isinstance(atom, str)
+        }
         self.factors = np.zeros((len(extents), len(monomials)), np.longdouble)
         for number, monomial, factor in terms:
             above, below = factor.as_integer_ratio()
@@ -193,8 +220,13 @@ class Formulas:
         """The values of all extents."""
         known: dict[Any, Any] = {name: np.longdouble(number) for name, number in numbers.items()}
         known |= {call: np.longdouble(specialized(extent, numbers)) for call, extent in self.calls.items()}
-        values = np.array([prod((known[atom] ** power for atom, power in monomial), start=np.longdouble(1))
-                           for monomial in self.monomials], np.longdouble)
+        values = np.array(
+            [
+                prod((known[atom] ** power for atom, power in monomial), start=np.longdouble(1))
+                for monomial in self.monomials
+            ],
+            np.longdouble,
+        )
         found: Exact = np.rint(self.factors @ values)
         return found
 
@@ -251,7 +283,8 @@ class SymbolicProgram(DeviceProgram):
             used = [op for op in users if wanted[op]]
             if used and not wanted[users[-1]]:
                 found.setdefault(used[-1], []).extend(
-                    Event(EventKind(MEMORY, category), [-nbytes]) for category, nbytes in self._held([value]))
+                    Event(EventKind(MEMORY, category), [-nbytes]) for category, nbytes in self._held([value])
+                )
         return found
 
     @cached_property
@@ -261,16 +294,22 @@ class SymbolicProgram(DeviceProgram):
         for number, op in enumerate(self.function.ops):
             for value in dict.fromkeys(owner[value] for value in (*op.inputs, *op.outputs)):
                 users.setdefault(value, []).append(number)
-        return [(value, users[value]) for freed in freed_after(self.function, self.given_up) for value in freed
-                if len(users[value]) > 1]
+        return [
+            (value, users[value])
+            for freed in freed_after(self.function, self.given_up)
+            for value in freed
+            if len(users[value]) > 1
+        ]
 
 
 @lru_cache(maxsize=16384)
 def _cost_of(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> DeclaredCost | None:
     """What an op of this kind declares on inputs of these types."""
     made = meaning(kind, types, attributes).outputs
-    inputs, outputs = (tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
-                       for name, side in (("x", types), ("y", made)))
+    inputs, outputs = (
+        tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
+        for name, side in (("x", types), ("y", made))
+    )
     return declared_cost(Op(kind, inputs, attributes, outputs))
 
 
@@ -299,7 +338,9 @@ def events_by_step(
                 events.append(Event(kind._replace(later=1), payload))
         elif isinstance(step, WaitStep):
             if step.number in started:
-                events.append(Event(EventKind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), []))
+                events.append(
+                    Event(EventKind(WAIT, step.ops[0].kind, later=started[::-1].index(step.number) + 1), [])
+                )
         elif communicates(step.op):
             events += _call(step.op, devices)
         else:
@@ -309,11 +350,17 @@ def events_by_step(
 
 
 def _compute(step: ProgramStep) -> Iterator[Event]:
-    cost: Any = step.cost           # its numbers may be extents
+    cost: Any = step.cost  # its numbers may be extents
     if cost is not None:
         flops, nbytes, dtype, seconds, others, shape = cost
-        kind = EventKind(COMPUTE, step.name, dtype, others=tuple(other for other, _ in others),
-                         extents=len(shape or ()), seconds=seconds)
+        kind = EventKind(
+            COMPUTE,
+            step.name,
+            dtype,
+            others=tuple(other for other, _ in others),
+            extents=len(shape or ()),
+            seconds=seconds,
+        )
         yield Event(kind, [nbytes, flops, *(size for _, size in others), *(shape or ())])
 
 

@@ -56,11 +56,15 @@ class TrainedModel:
         if isinstance(model, TransformerSpec):
             return cls._of_spec(model, optimizer)
         if not isinstance(model, Function):
-            raise TypeError(f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}")
+            raise TypeError(
+                f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
+            )
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
-            raise ValueError(f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
-                             f"has {has}")
+            raise ValueError(
+                f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
+                f"has {has}"
+            )
         prefix, blocks = _blocks(model)
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
@@ -69,13 +73,24 @@ class TrainedModel:
         dtype: Any = spec.dtype
         narrow = is_floating(dtype) and dtype.itemsize < 4
         wide = replace(spec, dtype="float32") if narrow else spec
-        rows, = symbols(BATCH)
+        (rows,) = symbols(BATCH)
         regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
-            wide, regions, "block", spec.layers,
-            (("heads", spec.heads), ("heads of keys and values", spec.groups), ("the feed-forward width", spec.hidden),
-             ("the vocabulary", spec.vocabulary), ("the width", spec.width)),
-            spec.sequence, MixedPrecision(dtype.name) if narrow else None, optimizer)
+            wide,
+            regions,
+            "block",
+            spec.layers,
+            (
+                ("heads", spec.heads),
+                ("heads of keys and values", spec.groups),
+                ("the feed-forward width", spec.hidden),
+                ("the vocabulary", spec.vocabulary),
+                ("the width", spec.width),
+            ),
+            spec.sequence,
+            MixedPrecision(dtype.name) if narrow else None,
+            optimizer,
+        )
 
     @property
     def dtype(self) -> str:
@@ -100,7 +115,7 @@ class TrainedModel:
     @property
     def step(self) -> Function:
         """The training step on one device, with the symbol `BATCH` for the rows."""
-        rows, = symbols(BATCH)
+        (rows,) = symbols(BATCH)
         loss = self.model.function(rows) if isinstance(self.model, TransformerSpec) else self.model
         return train_step(loss, self.optimizer)
 

@@ -131,16 +131,22 @@ class TwoBlockSteps:
                 two = self._action_sections(pattern, 2).sections
             else:
                 two = dict(_of_two_blocks(own.sections, middle.sections))
-            return ConditionalEvents(SymbolicEvents.of({**own.sections, **two}.items()), own.splits | middle.splits)
+            return ConditionalEvents(
+                SymbolicEvents.of({**own.sections, **two}.items()), own.splits | middle.splits
+            )
 
     @memoized
     def _ends(self, pattern: Pattern, replicated: bool) -> ConditionalEvents:
         with _unpriceable():
             own = self._end_sections(pattern, replicated=replicated)
             middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
-            held = {((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
-                    for place in {place for (place, _), _ in own.sections} - {MIDDLE}}
-            return ConditionalEvents(SymbolicEvents.of({**own.sections, **held}.items()), own.splits, own.several)
+            held = {
+                ((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
+                for place in {place for (place, _), _ in own.sections} - {MIDDLE}
+            }
+            return ConditionalEvents(
+                SymbolicEvents.of({**own.sections, **held}.items()), own.splits, own.several
+            )
 
     @memoized
     def _action_sections(self, pattern: Pattern, blocks: int) -> LaidOut:
@@ -158,10 +164,14 @@ class TwoBlockSteps:
         first = [0, *accumulate(blocks for _, blocks in labels[:-1])]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
-        return LaidOut(dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several))
+        return LaidOut(
+            dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several)
+        )
 
     @memoized
-    def _updates(self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool) -> Updates:
+    def _updates(
+        self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool
+    ) -> Updates:
         """The update of two blocks, and of what comes before and after them."""
         step = self._step(pattern, 2, replicated=replicated or pattern.zero > 0)
         return Updates(step, layouts, self._inside(pattern), inside_of(dp=0 if replicated else 1), self.fused)
@@ -174,7 +184,9 @@ class TwoBlockSteps:
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
         """The pieces of a step with the stages of `_labels`, on one replica."""
         step = self._step(pattern, blocks, replicated=pattern.zero > 0)
-        return StepPieces(step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping)
+        return StepPieces(
+            step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping
+        )
 
     def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         step = self._kept_step(pattern._replace(recompute="none"), blocks, replicated=replicated)
@@ -186,10 +198,18 @@ class TwoBlockSteps:
     def _kept_step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         """The step, of which nothing runs again."""
         each = [own for _, own in _labels(pattern, blocks)]
-        several = {True: 2, False: 1}       # any number above 1 makes the same transform
-        parts = transforms_of(self.model, {
-            "dp": several[replicated], "cp": pattern.cp, "tp": several[pattern.tp], "zero": pattern.zero,
-            "sp": pattern.sp, **dict(pattern.registered)})
+        several = {True: 2, False: 1}  # any number above 1 makes the same transform
+        parts = transforms_of(
+            self.model,
+            {
+                "dp": several[replicated],
+                "cp": pattern.cp,
+                "tp": several[pattern.tp],
+                "zero": pattern.zero,
+                "sp": pattern.sp,
+                **dict(pattern.registered),
+            },
+        )
         begin = tuple(f"{self.model.prefix}.{first}" for first in list(accumulate(each))[:-1])
         return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH))
 
@@ -209,7 +229,7 @@ class TwoBlockSteps:
 def _labels(pattern: Pattern, blocks: int) -> tuple[tuple[int, int], ...]:
     """The stages that are laid out: the place of each and its blocks."""
     if not pattern.in_stages:
-        return (ONLY, blocks),
+        return ((ONLY, blocks),)
     between = ((MIDDLE, 1), (MIDDLE, 2)) if blocks == 1 else ()
     return (FIRST, blocks), *between, (LAST, blocks)
 
@@ -241,4 +261,6 @@ def _of_two_sizes(own: Sequence[Event], middle: Sections, *what: str) -> list[Ev
     """The sizes of a stage with two blocks: a second block adds to each what it adds in a stage between others."""
     one, two = (middle[(MIDDLE, blocks), *what] for blocks in (1, 2))
     sizes: list[Any] = [[event.extents[0] for event in events] for events in (own, one, two)]
-    return [Event(event.kind, [mine + more - less]) for event, mine, less, more in zip(own, *sizes, strict=True)]
+    return [
+        Event(event.kind, [mine + more - less]) for event, mine, less, more in zip(own, *sizes, strict=True)
+    ]

@@ -97,25 +97,46 @@ class RecordingDevice:
 
     @contextmanager
     def compute(
-        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
-        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
+        self,
+        name: str,
+        *,
+        flops: float = 0,
+        nbytes: float = 0,
+        seconds: float | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        phase: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> Iterator[None]:
         flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         self._add(
-            "compute", name, flops=flops, nbytes=nbytes, cpu_seconds=seconds or 0.0, stage=stage,
-            microbatch=microbatch, phase=phase, seconds=seconds, dtype=None if dtype is None else as_dtype(dtype).name,
-            other_bytes=other_bytes, shape=shape)
+            "compute",
+            name,
+            flops=flops,
+            nbytes=nbytes,
+            cpu_seconds=seconds or 0.0,
+            stage=stage,
+            microbatch=microbatch,
+            phase=phase,
+            seconds=seconds,
+            dtype=None if dtype is None else as_dtype(dtype).name,
+            other_bytes=other_bytes,
+            shape=shape,
+        )
         yield
 
-    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+    def hold(
+        self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
         self._add("memory", category, nbytes=float(nbytes), stage=stage, microbatch=microbatch)
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any:
         a, b = np.asarray(a), np.asarray(b)
         flops, nbytes, dtype, shape = matmul_cost(a, b)
         if not a.ndim or not b.ndim or a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
-            return np.matmul(a, b)      # raises, in NumPy's words
+            return np.matmul(a, b)  # raises, in NumPy's words
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
             if out is not None:
                 out[...] = 0
@@ -138,12 +159,22 @@ class RecordingDevice:
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
         return self._collective("all_gather", x, axes, dim=dim, **checked_options("all_gather", options))
 
-    def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        return self._collective("reduce_scatter", x, axes, dim=dim, op=op, **checked_options("reduce_scatter", options))
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any:
+        return self._collective(
+            "reduce_scatter", x, axes, dim=dim, op=op, **checked_options("reduce_scatter", options)
+        )
 
     def all_to_all(
-        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, **options: Any,
+        self,
+        x: Any,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None,
+        **options: Any,
     ) -> Any:
         options = {"dim": split_dim, "concat_dim": concat_dim, **checked_options("all_to_all", options)}
         return self._collective("all_to_all", x, axes, sizes=split_sizes, **options)
@@ -151,7 +182,9 @@ class RecordingDevice:
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
         return self._collective("broadcast", x, axes, root=root, **checked_options("broadcast", options))
 
-    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+    def reduce(
+        self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any:
         return self._collective("reduce", x, axes, root=root, op=op, **checked_options("reduce", options))
 
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
@@ -164,17 +197,27 @@ class RecordingDevice:
         return self._collective("all_scatter", x, axes, **checked_options("all_scatter", options))
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
-        return self._collective("permute", x, axes, pairs=plain_pairs(pairs), **checked_options("permute", options))
+        return self._collective(
+            "permute", x, axes, pairs=plain_pairs(pairs), **checked_options("permute", options)
+        )
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
-        return self.permute(x, shift_pairs(self.mesh, self.rank, axes, options.get("groups"), by), axes, **options)
+        return self.permute(
+            x, shift_pairs(self.mesh, self.rank, axes, options.get("groups"), by), axes, **options
+        )
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         return self._collective("barrier", None, axes, **checked_options("barrier", options))
 
     def collective(
-        self, kind: str, x: Any, axes: Axes = None, *, split_sizes: Sequence[int] | None = None,
-        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes = None,
+        *,
+        split_sizes: Sequence[int] | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None,
+        **options: Any,
     ) -> Any:
         """The collective of this name; see `vcluster.VirtualDevice.collective`."""
         options = checked_options("collective", options)
@@ -189,13 +232,20 @@ class RecordingDevice:
         return self._exchange("broadcast_object", "broadcast", obj, axes, root=root)[root].value
 
     def reshard(
-        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
+        self,
+        x: Any,
+        source: TensorSharding,
+        target: TensorSharding,
+        *,
+        shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
         array = plain_array("reshard", x)
         shape = self.global_shape(array, source) if shape is None else shape
         plan = plan_resharding(source, target, shape, array.dtype, self.mesh, axes=axes)
-        place = self._add("collective", "reshard", axes=plan.axes, group=self.group(plan.axes), algorithm=None)
+        place = self._add(
+            "collective", "reshard", axes=plan.axes, group=self.group(plan.axes), algorithm=None
+        )
         before, self._parent = self._parent, place if self._parent is None else self._parent
         result = run_plan(self, plan, array)
         self._parent = before
@@ -225,8 +275,15 @@ class RecordingDevice:
         for leaf in leaves(x):
             array = checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)
             nbytes += array.nbytes
-        self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1,
-                  dtype=x.dtype.name if isinstance(x, np.ndarray) else None)
+        self._add(
+            "send",
+            "send",
+            peer=peer,
+            tag=tag,
+            bytes_sent=nbytes,
+            messages=1,
+            dtype=x.dtype.name if isinstance(x, np.ndarray) else None,
+        )
         self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
@@ -234,13 +291,20 @@ class RecordingDevice:
         if out is None:
             return message.value
         if not isinstance(message.value, np.ndarray):
-            raise TypeError(f"recv(out=) got a message that is a {type(message.value).__name__}, not an array")
+            raise TypeError(
+                f"recv(out=) got a message that is a {type(message.value).__name__}, not an array"
+            )
         return _copied(f"recv from rank {src}", out, message.value)
 
     def _take(self, channel: Channel, issued_at: str | None = None) -> Message:
         message = self._lockstep.take(channel, issued_at)
-        self._add("recv", "recv", peer=channel.source, tag=channel.tag,
-                  bytes_received=sum(np.asarray(leaf).nbytes for leaf in leaves(message.value)))
+        self._add(
+            "recv",
+            "recv",
+            peer=channel.source,
+            tag=channel.tag,
+            bytes_received=sum(np.asarray(leaf).nbytes for leaf in leaves(message.value)),
+        )
         return message
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work[None]:
@@ -248,7 +312,12 @@ class RecordingDevice:
         return _Pending(lambda: None)
 
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Work[Any]:
         channel = Channel(self._peer("src", src, axes), self.rank, checked_tag(tag))
@@ -290,8 +359,17 @@ class RecordingDevice:
     # -- one collective ------------------------------------------------------------------------------------------------
 
     def _collective(
-        self, kind: str, x: Any, axes: Axes, *, groups: Groups | None = None, out: Any = None,
-        async_op: bool = False, text: str | None = None, form: bytes | None = None, **options: Any,
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes,
+        *,
+        groups: Groups | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        text: str | None = None,
+        form: bytes | None = None,
+        **options: Any,
     ) -> Any:
         group, names, factors = members_of(self.mesh, self.rank, kind, axes, groups)
         if group is None:
@@ -320,18 +398,30 @@ class RecordingDevice:
         return pending
 
     def _call(
-        self, kind: str, x: Any, group: tuple[int, ...], factors: Sequence[int] = (), *, op: ReduceOp | None = None,
-        dim: int = 0, concat_dim: int = 0, sizes: Sequence[int] | None = None, root: int = 0,
-        pairs: tuple[tuple[int, int], ...] | None = None, algorithm: str | None = None, value: Any = None,
+        self,
+        kind: str,
+        x: Any,
+        group: tuple[int, ...],
+        factors: Sequence[int] = (),
+        *,
+        op: ReduceOp | None = None,
+        dim: int = 0,
+        concat_dim: int = 0,
+        sizes: Sequence[int] | None = None,
+        root: int = 0,
+        pairs: tuple[tuple[int, int], ...] | None = None,
+        algorithm: str | None = None,
+        value: Any = None,
     ) -> CountedCall:
         """The checked call of this rank; other members receive ``value`` in place of its array."""
         position, root = group.index(self.rank), checked_root(kind, root, len(group))
         fields, array, _ = call_fields(
-            kind, x, op, dim, concat_dim, sizes, factors, root, position, len(group), _to_array)
+            kind, x, op, dim, concat_dim, sizes, factors, root, position, len(group), _to_array
+        )
         if array is not None and is_tree(x):
             value = x
         call = CountedCall(kind, root=root, pairs=pairs, algorithm=algorithm, value=value, **fields)
-        call.over(len(group))      # refuses an algorithm, or pairs, that do not apply
+        call.over(len(group))  # refuses an algorithm, or pairs, that do not apply
         return call
 
     def _exchange(self, name: str, kind: str, obj: Any, axes: Axes, *, root: int = 0) -> list[CountedCall]:
@@ -346,11 +436,17 @@ class RecordingDevice:
     ) -> tuple[int, Meeting]:
         dtype = None if call.dtype is None or is_tree(call.value) else call.dtype.name
         place = self._add(
-            "collective", name, axes=axes, group=group, algorithm=call.algorithm or "direct", dtype=dtype)
+            "collective", name, axes=axes, group=group, algorithm=call.algorithm or "direct", dtype=dtype
+        )
         return place, self._lockstep.state(self.rank, group, call)
 
     def _end(
-        self, place: int, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
+        self,
+        place: int,
+        meeting: Meeting,
+        call: CountedCall,
+        group: tuple[int, ...],
+        text: str | None = None,
         issued_at: str | None = None,
     ) -> list[CountedCall]:
         calls = self._agreed(meeting, call, group, text, issued_at)
@@ -363,31 +459,51 @@ class RecordingDevice:
         self._events[place].update(moved.on_event())
 
     def _agreed(
-        self, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
-        issued_at: str | None = None, *, check: bool = True,
+        self,
+        meeting: Meeting,
+        call: CountedCall,
+        group: tuple[int, ...],
+        text: str | None = None,
+        issued_at: str | None = None,
+        *,
+        check: bool = True,
     ) -> list[CountedCall]:
         """The calls of all members of a group, which must be of one collective."""
         calls: list[CountedCall] = self._lockstep.all_stated(
-            self.rank, meeting, lambda: text or text_of(call), issued_at)
+            self.rank, meeting, lambda: text or text_of(call), issued_at
+        )
         if check or any(other.kind != call.kind for other in calls):
             meeting.once("agreed", lambda: check_agreement(group, call.kind, calls))
         return calls
 
-    def _reduce_tree(self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]) -> Any:
+    def _reduce_tree(
+        self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]
+    ) -> Any:
         """One buffer for each dtype, as one operation."""
         refuse_out_of_tree(kind, tree, options.get("out"))
         place, buffers = len(self._events), TreeBuffers(tree)
         for dtype, numbers in buffers.by_dtype.items():
-            buffers.put(numbers, self._collective(
-                kind, np.zeros(buffers.size(numbers), dtype), axes, op=op, form=buffers.form,
-                text=f"{kind}({type(tree).__name__} of arrays)", **{**options, "async_op": False}))
+            buffers.put(
+                numbers,
+                self._collective(
+                    kind,
+                    np.zeros(buffers.size(numbers), dtype),
+                    axes,
+                    op=op,
+                    form=buffers.form,
+                    text=f"{kind}({type(tree).__name__} of arrays)",
+                    **{**options, "async_op": False},
+                ),
+            )
         moved = self._moved(place).on_event()
         self._events[place:] = [first | moved for first in self._events[place:][:1]]
         result = buffers.tree()
         return _Pending(lambda: result) if options.get("async_op") else result
 
     def _peer(self, name: str, place: int, axes: Axes) -> int:
-        return checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
+        return (
+            checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
+        )
 
 
 def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:

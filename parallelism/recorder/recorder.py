@@ -34,7 +34,10 @@ class Recording(NamedTuple):
 
 
 def record(
-    program: Callable[..., Any], mesh: Mesh, *args: Any, inputs: Sequence[Sequence[Any]] | None = None,
+    program: Callable[..., Any],
+    mesh: Mesh,
+    *args: Any,
+    inputs: Sequence[Sequence[Any]] | None = None,
     ranks: int | Collection[int] | None = None,
 ) -> Recording:
     """Runs an `Operation`, or a function of a device, on every rank of ``mesh``, and moves nothing.
@@ -54,7 +57,11 @@ def record(
 
     def body(rank: int) -> tuple[Any, list[Event]]:
         device = RecordingDevice(mesh, rank, lockstep)
-        given = deepcopy(inputs[rank]) if isinstance(program, Operation) and program.writes_inputs else inputs[rank]
+        given = (
+            deepcopy(inputs[rank])
+            if isinstance(program, Operation) and program.writes_inputs
+            else inputs[rank]
+        )
         return program(device, *given), device.finish()
 
     outputs, records = zip(*lockstep.run(body), strict=True)

@@ -117,7 +117,7 @@ class Lockstep:
                 results[rank] = body(rank)
             except Cancelled:
                 pass
-            except BaseException as error:      # raised again by the thread that called run
+            except BaseException as error:  # raised again by the thread that called run
                 with self._lock:
                     self._fail(rank, error)
             finally:
@@ -133,7 +133,7 @@ class Lockstep:
             self._threads[rank] = threading.Thread(target=one, args=(rank,), daemon=True)
         try:
             self._give_turns()
-        except BaseException as error:      # an interrupt, or no more threads can be started
+        except BaseException as error:  # an interrupt, or no more threads can be started
             self._end_all(error)
             raise
         for thread in self._threads.values():
@@ -193,11 +193,16 @@ class Lockstep:
     ) -> list[Any]:
         """The calls of all members, by position, when the last one has called.  ``text`` describes this rank's."""
         ranks = meeting.ranks
-        self._wait(rank, _Wait(
-            lambda: not meeting.missing,
-            lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"),
-            ("group", ranks),
-            lambda: [member for member in ranks if member in meeting.missing], issued_at))
+        self._wait(
+            rank,
+            _Wait(
+                lambda: not meeting.missing,
+                lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"),
+                ("group", ranks),
+                lambda: [member for member in ranks if member in meeting.missing],
+                issued_at,
+            ),
+        )
         return meeting.stated
 
     def put(self, channel: Channel, value: Any) -> None:
@@ -210,9 +215,16 @@ class Lockstep:
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:
         """The oldest message of a channel, when there is one."""
         source, target, tag = channel
-        self._wait(target, _Wait(
-            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {ranks_in_words([source])}, tag {tag})",
-            ("recv", source, tag), lambda: [source], issued_at))
+        self._wait(
+            target,
+            _Wait(
+                lambda: bool(self._messages.get(channel)),
+                lambda: f"recv(from {ranks_in_words([source])}, tag {tag})",
+                ("recv", source, tag),
+                lambda: [source],
+                issued_at,
+            ),
+        )
         with self._lock:
             return self._messages[channel].popleft()
 

@@ -79,7 +79,8 @@ def state_of(layout: TensorSharding, axes: Bundles) -> State:
 def layout_of(state: State, op: str, axes: Bundles) -> TensorSharding:
     """A state as a layout; ``op`` is its pending reduction, if there is one."""
     return TensorSharding(
-        *(names_of(numbers, axes) for numbers in state.dims), partial=names_of(state.partial, axes), op=op)
+        *(names_of(numbers, axes) for numbers in state.dims), partial=names_of(state.partial, axes), op=op
+    )
 
 
 def names_of(numbers: Axes, axes: Bundles) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def leg_axes(leg: Leg, blocks: Blocks) -> Axes:
     which neighbours mostly lie in one node.
     """
     kind, (before, pending), (after, still_pending) = leg
-    grown = [new[len(old):] for old, new in zip(before, after, strict=True)]
+    grown = [new[len(old) :] for old, new in zip(before, after, strict=True)]
     match kind:
         case "slice":
             return (*chain(*grown), *(axis for axis in still_pending if axis not in pending))
@@ -103,7 +104,7 @@ def leg_axes(leg: Leg, blocks: Blocks) -> Axes:
         case "all_reduce":
             return tuple(axis for axis in pending if axis not in still_pending)
         case "all_gather" | "all_to_all":
-            return _in_order([old[len(new):] for old, new in zip(before, after, strict=True)])
+            return _in_order([old[len(new) :] for old, new in zip(before, after, strict=True)])
         case "exchange":
             return tuple(sorted(axis for axes in before for axis in axes))
     return blocks.permuted_along(leg.before, leg.after)

@@ -1,8 +1,8 @@
 """Messages that bring a tensor from the devices of one mesh to those of another: the overlaps of their blocks.
 
-    sender 0   rows 0-3  ──> receiver 0  rows 0-1
-                         └─> receiver 1  rows 2-3
-    sender 1   rows 4-5  ──> receiver 2  rows 4-5
+sender 0   rows 0-3  ──> receiver 0  rows 0-1
+                     └─> receiver 1  rows 2-3
+sender 1   rows 4-5  ──> receiver 2  rows 4-5
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,11 @@ class Transfer(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def transfers(
-    shape: tuple[int, ...], source: TensorSharding, source_mesh: Mesh, target: TensorSharding, target_mesh: Mesh
+    shape: tuple[int, ...],
+    source: TensorSharding,
+    source_mesh: Mesh,
+    target: TensorSharding,
+    target_mesh: Mesh,
 ) -> tuple[Transfer, ...]:
     """The messages after which each device of ``target_mesh`` has its block of a tensor of ``shape``.
 
@@ -39,7 +43,9 @@ def transfers(
     receivers, then of blocks.  ``ValueError`` for a source with a pending reduction, and for layouts that do not fit.
     """
     if source.partial or target.partial:
-        raise ValueError(f"what is sent between meshes has no reduction pending, got {source!r} and {target!r}")
+        raise ValueError(
+            f"what is sent between meshes has no reduction pending, got {source!r} and {target!r}"
+        )
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank in range(source_mesh.size):
         holders.setdefault(_block(source, shape, source_mesh, rank), []).append(rank)
@@ -56,9 +62,13 @@ def transfers(
     return tuple(found)
 
 
-def _block(layout: TensorSharding, shape: Sequence[int], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
+def _block(
+    layout: TensorSharding, shape: Sequence[int], mesh: Mesh, rank: int
+) -> tuple[tuple[int, int], ...]:
     return tuple((part.start, part.stop) for part in layout.slices(shape, mesh, rank))
 
 
 def _inside(part: Sequence[tuple[int, int]], block: Sequence[tuple[int, int]]) -> Slices:
-    return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(part, block, strict=True))
+    return tuple(
+        slice(start - first, stop - first) for (start, stop), (first, _) in zip(part, block, strict=True)
+    )

@@ -42,7 +42,7 @@ class Blocks:
         """For each axis, pairs of an extent and the coordinates of all ranks along it."""
         self._numbers: dict[Any, int] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+    def __reduce__(self) -> tuple[Any, ...]:  # without what is remembered
         return Blocks, (self.shape, self.factors)
 
     @memoized
@@ -88,7 +88,9 @@ class Blocks:
     def permuted_along(self, before: NumberedLayout, after: NumberedLayout) -> Axes:
         """The axes along which blocks move when ``before`` is permuted to ``after``."""
         (dims, partial), (new_dims, new_partial) = before, after
-        changed = {axis for old, new in zip(dims, new_dims, strict=True) if old != new for axis in (*old, *new)}
+        changed = {
+            axis for old, new in zip(dims, new_dims, strict=True) if old != new for axis in (*old, *new)
+        }
         if partial != new_partial:
             changed.update(partial, new_partial)
         axes = tuple(sorted(changed))
@@ -106,7 +108,11 @@ class Blocks:
         taking = np.flatnonzero((has != wants) & (wants >= 0))
         giving = giving[np.lexsort((group[giving], has[giving]))]
         taking = taking[np.lexsort((group[taking], wants[taking]))]
-        if len(giving) != len(taking) or (has[giving] != wants[taking]).any() or (group[giving] != group[taking]).any():
+        if (
+            len(giving) != len(taking)
+            or (has[giving] != wants[taking]).any()
+            or (group[giving] != group[taking]).any()
+        ):
             return None
         donors = np.arange(self.size)
         donors[taking] = giving

@@ -36,5 +36,8 @@ def canonical_form(blocks: Blocks, source: State, target: State) -> CanonicalFor
     """
     rows = sorted(zip(source.dims, target.dims, blocks.shape, range(len(blocks.shape)), strict=True))
     return CanonicalForm(
-        tuple([extent for _, _, extent, _ in rows]), State(tuple([before for before, *_ in rows]), source.partial),
-        State(tuple([after for _, after, *_ in rows]), target.partial), tuple([dim for *_, dim in rows]))
+        tuple([extent for _, _, extent, _ in rows]),
+        State(tuple([before for before, *_ in rows]), source.partial),
+        State(tuple([after for _, after, *_ in rows]), target.partial),
+        tuple([dim for *_, dim in rows]),
+    )

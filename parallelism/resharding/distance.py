@@ -48,7 +48,9 @@ class Reach:
     largest number of layouts to examine; `NoRoute` is raised beyond it.
     """
 
-    def __init__(self, blocks: Blocks, source: State, goal: State, limit: int, *, exchange: bool = False) -> None:
+    def __init__(
+        self, blocks: Blocks, source: State, goal: State, limit: int, *, exchange: bool = False
+    ) -> None:
         self.source = source
         self.goal = goal
         self._blocks = blocks
@@ -68,7 +70,8 @@ class Reach:
     def legs(self, state: State) -> Iterator[Leg]:
         """All moves from a layout whose results fit the bound."""
         moves = chain(
-            (("slice", after) for after in self._onward(state)), self._successors(state),
+            (("slice", after) for after in self._onward(state)),
+            self._successors(state),
             (("permute", after) for after in self._permutations.members(self._permutations.class_of(state))),
         )
         return (Leg(kind, state, after) for kind, after in moves if self.fits(after))
@@ -120,7 +123,9 @@ class Reach:
                 states += self._permuted(levels[-1], permuted[0])
                 levels.append(self._level(states, ahead, len(levels), self._onward))
             else:
-                states = self._level(ends[-1], {}, 0, lambda state: slices(state, self._axes))   # a gather leads back
+                states = self._level(
+                    ends[-1], {}, 0, lambda state: slices(state, self._axes)
+                )  # a gather leads back
                 states += (before for state in ends[-1] for before in self._predecessors(state))
                 states += self._permuted(ends[-1], permuted[1])
                 ends.append(self._level(states, behind, len(ends), self._back))
@@ -128,7 +133,9 @@ class Reach:
 
     def _permuted(self, level: list[State], permuted: set[Class]) -> list[State]:
         """The members of all classes in ``level`` that are not in ``permuted``, which is updated."""
-        new = [kind for kind in dict.fromkeys(map(self._permutations.class_of, level)) if kind not in permuted]
+        new = [
+            kind for kind in dict.fromkeys(map(self._permutations.class_of, level)) if kind not in permuted
+        ]
         permuted.update(new)
         return [state for kind in new for state in self._permutations.members(kind)]
 
@@ -154,7 +161,8 @@ class Reach:
             waiting = []
             for state in level:
                 if self._permutations.class_of(state) in classes or not nearer.isdisjoint(
-                        after for _, after in self._successors(state)):
+                    after for _, after in self._successors(state)
+                ):
                     waiting.append(state)
             others = set(level)
             while waiting:

@@ -34,9 +34,7 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
     return _MOVES[step.kind](device, step, x)
 
 
-def calls_of_groups(
-    step: ReshardingStep, groups: Ints, dtype: np.dtype[Any]
-) -> list[tuple[MemberCall, ...]]:
+def calls_of_groups(step: ReshardingStep, groups: Ints, dtype: np.dtype[Any]) -> list[tuple[MemberCall, ...]]:
     """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
     blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
     """
@@ -50,10 +48,19 @@ def calls_of_groups(
         moved = position[np.array(step.donors)[groups]]
     else:
         wanted_starts, wanted_stops = (each[:, groups] for each in _intervals(step.after, step))
-        moved = (wanted_stops - wanted_starts).prod(axis=0) if step.kind == "reduce_scatter" else (
-            np.minimum(stops[..., None], wanted_stops[..., None, :])
-            - np.maximum(starts[..., None], wanted_starts[..., None, :])).clip(0).prod(axis=0)
-    return [_calls(step.kind, dtype, own.tobytes(), how.tobytes()) for own, how in zip(held, moved, strict=True)]
+        moved = (
+            (wanted_stops - wanted_starts).prod(axis=0)
+            if step.kind == "reduce_scatter"
+            else (
+                np.minimum(stops[..., None], wanted_stops[..., None, :])
+                - np.maximum(starts[..., None], wanted_starts[..., None, :])
+            )
+            .clip(0)
+            .prod(axis=0)
+        )
+    return [
+        _calls(step.kind, dtype, own.tobytes(), how.tobytes()) for own, how in zip(held, moved, strict=True)
+    ]
 
 
 @lru_cache(maxsize=1024)
@@ -62,8 +69,10 @@ def _calls(kind: str, dtype: np.dtype[Any], own: bytes, how: bytes) -> tuple[Mem
     held, moved = (np.frombuffer(array, np.int64).tolist() for array in (own, how))
     if kind == "exchange":
         count = len(held)
-        return tuple(MemberCall("all_to_all", dtype, (size,), sizes=tuple(moved[count * i : count * (i + 1)]))
-                     for i, size in enumerate(held))
+        return tuple(
+            MemberCall("all_to_all", dtype, (size,), sizes=tuple(moved[count * i : count * (i + 1)]))
+            for i, size in enumerate(held)
+        )
     pairs = tuple((donor, i) for i, donor in enumerate(moved) if donor != i) if kind == "permute" else None
     sizes = tuple(moved) if kind == "reduce_scatter" else ()
     if len(set(sizes)) > 1:
@@ -116,7 +125,9 @@ def _all_gather(device: Device, step: ReshardingStep, x: Array) -> Array:
     if len(shrunk) == 1:
         return np.asarray(device.all_gather(x, step.axes, dim=shrunk[0]))
     parts = _blocks(step.before, step, device.group(step.axes))
-    return _unpacked(device.all_gather(x.reshape(-1), step.axes), parts, _block(step.after, step, device.rank))
+    return _unpacked(
+        device.all_gather(x.reshape(-1), step.axes), parts, _block(step.after, step, device.rank)
+    )
 
 
 def _permute(device: Device, step: ReshardingStep, x: Array) -> Array:
@@ -124,7 +135,7 @@ def _permute(device: Device, step: ReshardingStep, x: Array) -> Array:
     if step.donors[device.rank] != device.rank:
         return np.asarray(received)
     shape = _shape(_block(step.after, step, device.rank))
-    return x if x.shape == shape else np.empty(shape, x.dtype)      # empty, where it is another
+    return x if x.shape == shape else np.empty(shape, x.dtype)  # empty, where it is another
 
 
 def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
@@ -152,19 +163,26 @@ def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 
 _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
-    "slice": _slice, "all_gather": _all_gather, "permute": _permute, "reduce_scatter": _reduce_scatter,
+    "slice": _slice,
+    "all_gather": _all_gather,
+    "permute": _permute,
+    "reduce_scatter": _reduce_scatter,
     "exchange": _exchange,
     "all_to_all": lambda device, step, x: np.asarray(
-        device.all_to_all(x, step.axes, split_dim=step.grown[0], concat_dim=step.shrunk[0])),
+        device.all_to_all(x, step.axes, split_dim=step.grown[0], concat_dim=step.shrunk[0])
+    ),
     "all_reduce": lambda device, step, x: np.asarray(
-        device.all_reduce(x, step.axes, op=device_op(step.before.op, x.dtype))),
+        device.all_reduce(x, step.axes, op=device_op(step.before.op, x.dtype))
+    ),
 }
 
 
 def _pairs(step: ReshardingStep, group: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The positions between which a permutation moves blocks in a group: (source, target)."""
     position = {rank: i for i, rank in enumerate(group)}
-    return tuple((position[step.donors[rank]], i) for i, rank in enumerate(group) if step.donors[rank] != rank)
+    return tuple(
+        (position[step.donors[rank]], i) for i, rank in enumerate(group) if step.donors[rank] != rank
+    )
 
 
 # -- blocks and their parts --------------------------------------------------------------------------------------------

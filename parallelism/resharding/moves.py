@@ -41,7 +41,9 @@ def slices(state: State, axes: int) -> tuple[State, ...]:
     used = state.used
     return tuple(
         State(_with(state.dims, d, (*state.dims[d], axis)), state.partial)
-        for axis in range(axes) if not used >> axis & 1 for d in range(len(state.dims))
+        for axis in range(axes)
+        if not used >> axis & 1
+        for d in range(len(state.dims))
     )
 
 
@@ -60,7 +62,9 @@ def masks(state: State, axes: Axes) -> tuple[State, ...]:
 
 def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
     """The states from which one mask leads to ``state``: a partial axis of ``axes`` becomes free."""
-    return tuple(State(state.dims, _without(state.partial, (less,))) for less in state.partial if less in axes)
+    return tuple(
+        State(state.dims, _without(state.partial, (less,))) for less in state.partial if less in axes
+    )
 
 
 def gathers(state: State) -> tuple[State, ...]:
@@ -73,7 +77,10 @@ def exchanges(state: State) -> tuple[State, ...]:
     """The states after one all_to_all; they are also the states from which one leads to ``state``."""
     return tuple(
         State(_with(_with(state.dims, i, axes[:n]), j, (*state.dims[j], *axes[n:])), state.partial)
-        for i, axes in enumerate(state.dims) for n in range(len(axes)) for j in range(len(state.dims)) if j != i
+        for i, axes in enumerate(state.dims)
+        for n in range(len(axes))
+        for j in range(len(state.dims))
+        if j != i
     )
 
 
@@ -90,7 +97,9 @@ def unreductions(state: State, axes: int) -> tuple[State, ...]:
     free = [axis for axis in range(axes) if not state.used >> axis & 1]
     states = [State(state.dims, _joined(state.partial, chosen)) for chosen in _subsets(free)]
     for shorter in gathers(state):
-        moved = [axis for full, kept in zip(state.dims, shorter.dims, strict=True) for axis in full[len(kept):]]
+        moved = [
+            axis for full, kept in zip(state.dims, shorter.dims, strict=True) for axis in full[len(kept) :]
+        ]
         states.append(State(shorter.dims, _joined(state.partial, moved)))
     return tuple(states)
 
@@ -100,7 +109,7 @@ def _prefixes(axes: Axes) -> list[Axes]:
 
 
 def _with(dims: Dims, d: int, axes: Axes) -> Dims:
-    return (*dims[:d], axes, *dims[d + 1:])
+    return (*dims[:d], axes, *dims[d + 1 :])
 
 
 def _without(partial: Axes, less: Axes) -> Axes:
@@ -122,6 +131,7 @@ def _appended(dims: Dims, axes: Axes) -> set[Dims]:
         return {dims}
     return {
         _with(shorter, d, (*shorter[d], axis))
-        for i, axis in enumerate(axes) for shorter in _appended(dims, axes[:i] + axes[i + 1:])
+        for i, axis in enumerate(axes)
+        for shorter in _appended(dims, axes[:i] + axes[i + 1 :])
         for d in range(len(dims))
     }

@@ -63,13 +63,18 @@ class Permutations:
         for extent, wanted in zip(blocks.shape, pieces, strict=True):
             fitting = self._by_pieces(extent)[wanted]
             choices = [
-                ((*dims, axes), used | bits) for dims, used in choices for axes, bits in fitting if not used & bits
+                ((*dims, axes), used | bits)
+                for dims, used in choices
+                for axes, bits in fitting
+                if not used & bits
             ]
         for used in {used for _, used in choices}:
             free = tuple(axis for axis in range(self._axes) if not used >> axis & 1)
             if blocks.count(free) == copies:
                 partial = self._choices(free, terms)
-                states += (State(dims, chosen) for dims, bits in choices if bits == used for chosen in partial)
+                states += (
+                    State(dims, chosen) for dims, bits in choices if bits == used for chosen in partial
+                )
         return states
 
     def _choices(self, free: Axes, terms: int) -> list[Axes]:

@@ -23,7 +23,15 @@ import numpy.typing as npt
 from parallelism.display.quantities import in_columns, plural
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes as MeshAxes, Mesh
-from parallelism.resharding.axis_numbers import blocks_of, bundles, layout_of, leg_axes, names_of, singles, state_of
+from parallelism.resharding.axis_numbers import (
+    blocks_of,
+    bundles,
+    layout_of,
+    leg_axes,
+    names_of,
+    singles,
+    state_of,
+)
 from parallelism.resharding.blocks import Axes, Blocks
 from parallelism.resharding.distance import Leg
 from parallelism.resharding.moves import State
@@ -127,12 +135,20 @@ class ReshardingStep:
     def _numbered(self) -> tuple[Blocks, State, State, Axes]:
         names = singles(self.mesh)
         axes = tuple(names.index((axis,)) for axis in self.axes)
-        return blocks_of(self.shape, self.mesh, names), state_of(self.before, names), state_of(self.after, names), axes
+        return (
+            blocks_of(self.shape, self.mesh, names),
+            state_of(self.before, names),
+            state_of(self.after, names),
+            axes,
+        )
 
     @property
     def moved(self) -> str:
         """The change in words, such as ``dim 0 -> dim 1``."""
-        left, right = ", ".join(map("dim {}".format, self.shrunk)), ", ".join(map("dim {}".format, self.grown))
+        left, right = (
+            ", ".join(map("dim {}".format, self.shrunk)),
+            ", ".join(map("dim {}".format, self.grown)),
+        )
         match self.kind:
             case "slice" | "reduce_scatter" if right:
                 return right
@@ -170,7 +186,10 @@ class ReshardingPlan:
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives, indexed by rank.  A device's trace counts the same bytes."""
-        return tuple(map(sum, zip(*(step.bytes_received for step in self.steps), strict=True))) or (0,) * self.mesh.size
+        return (
+            tuple(map(sum, zip(*(step.bytes_received for step in self.steps), strict=True)))
+            or (0,) * self.mesh.size
+        )
 
     @cached_property
     def held(self) -> tuple[Shape, ...]:
@@ -213,13 +232,22 @@ class ReshardingPlan:
 
         heads = ("step", "over", "what", "local shape", "received by all")
         steps = table(map(self._row, self.steps), heads, left=4) if self.steps else note("nothing moves")
-        before, after = (inside(layout.draw(self.shape, self.mesh).html) for layout in (self.source, self.target))
+        before, after = (
+            inside(layout.draw(self.shape, self.mesh).html) for layout in (self.source, self.target)
+        )
         return figure(steps, beside(before, after), title=str(self).splitlines()[0])
 
 
 def plan_resharding(
-    source: TensorSharding, target: TensorSharding, shape: Sequence[int], dtype: npt.DTypeLike, mesh: Mesh, *,
-    axes: MeshAxes = None, cost: Cost | None = None, hardware: Hardware | str | None = None,
+    source: TensorSharding,
+    target: TensorSharding,
+    shape: Sequence[int],
+    dtype: npt.DTypeLike,
+    mesh: Mesh,
+    *,
+    axes: MeshAxes = None,
+    cost: Cost | None = None,
+    hardware: Hardware | str | None = None,
 ) -> ReshardingPlan:
     """The cheapest plan from ``source`` to ``target``, for a tensor of ``shape`` and ``dtype`` on ``mesh``.
 
@@ -261,7 +289,9 @@ def plan_resharding(
 
 
 def _seconds_on(hardware: Hardware | str) -> Cost:
-    from parallelism.cost import Costs  # Imported here, because every device imports this module and few need costs.
+    from parallelism.cost import (
+        Costs,
+    )  # Imported here, because every device imports this module and few need costs.
     from parallelism.hardware import Hardware
     from parallelism.resharding.prices import move_seconds
 
@@ -287,7 +317,12 @@ def _checked(
 
 
 def _planned(
-    source: TensorSharding, target: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names,
+    source: TensorSharding,
+    target: TensorSharding,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mesh,
+    names: Names,
     cost: Cost | None = None,
 ) -> ReshardingPlan:
     """Convert the layouts to states, search, and convert the legs to steps."""
@@ -297,7 +332,8 @@ def _planned(
     def step_of(leg: Leg) -> ReshardingStep:
         before, after = (layout_of(state, source.op, axes) for state in (leg.before, leg.after))
         return ReshardingStep(
-            leg.kind, names_of(leg_axes(leg, blocks), axes), before, after, shape, dtype.itemsize, mesh)
+            leg.kind, names_of(leg_axes(leg, blocks), axes), before, after, shape, dtype.itemsize, mesh
+        )
 
     first, last = state_of(source, axes), state_of(target, axes)
     if not blocks.elements:

@@ -41,8 +41,10 @@ def cheapest_route(
     if price is not None:
         return list(_searched(blocks, source, target, limit, price))
     form = canonical_form(blocks, source, target)
-    return [Leg(leg.kind, form.restored(leg.before), form.restored(leg.after))
-            for leg in _of_form(form.shape, blocks.factors, form.source, form.target, limit)]
+    return [
+        Leg(leg.kind, form.restored(leg.before), form.restored(leg.after))
+        for leg in _of_form(form.shape, blocks.factors, form.source, form.target, limit)
+    ]
 
 
 @lru_cache(4096)
@@ -70,7 +72,11 @@ def _straight(source: State, target: State) -> list[Leg]:
     """A route of a reduction and an exchange, for meshes with too many layouts to search for a better one."""
     reduced = State(source.dims, tuple(axis for axis in source.partial if axis in target.partial))
     arrived = State(target.dims, reduced.partial)
-    legs = Leg("all_reduce", source, reduced), Leg("exchange", reduced, arrived), Leg("slice", arrived, target)
+    legs = (
+        Leg("all_reduce", source, reduced),
+        Leg("exchange", reduced, arrived),
+        Leg("slice", arrived, target),
+    )
     return [leg for leg in legs if leg.kind == "exchange" or leg.before != leg.after]
 
 
@@ -125,6 +131,7 @@ def _least(blocks: Blocks, goal: State, states: list[State]) -> Iterable[int]:
 
 def _least_price(reach: Reach, price: LegPrice) -> list[Leg]:
     """Dijkstra's algorithm over all layouts that fit; a cost is the price and the number of legs."""
+
     def onward(
         state: State, spent: tuple[float, int], done: set[State]
     ) -> Iterator[tuple[Leg, tuple[float, int], tuple[float, int]]]:

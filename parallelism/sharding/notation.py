@@ -111,7 +111,8 @@ class _Reader:
         token = token or self.peek()
         actual = "the end" if token.kind == "end" else shortened(token.text)
         raise ValueError(
-            f"{shortened(self.text)} is not a layout: expected {wanted} at position {token.place}, got {actual}")
+            f"{shortened(self.text)} is not a layout: expected {wanted} at position {token.place}, got {actual}"
+        )
 
     # -- the whole text ------------------------------------------------------------------------------------------------
 
@@ -138,14 +139,18 @@ class _Reader:
         if any(name.lower() in _WORDS and mark == "(" for name, mark in names):
             return True
         words = [token.text for token in self.tokens if token.kind == "name"]
-        return bool(words) and self.mesh_axes is not None and all(
-            word in {"R", "P", "Replicate", "Partial"} - {*self.mesh_axes} for word in words)
+        return (
+            bool(words)
+            and self.mesh_axes is not None
+            and all(word in {"R", "P", "Replicate", "Partial"} - {*self.mesh_axes} for word in words)
+        )
 
     def has_subscripts(self) -> bool:
         """Whether some word in the brackets is a dim with a subscript, and not an axis."""
         end = next((i for i, token in enumerate(self.tokens) if token.text == "]"), len(self.tokens))
         return any(
-            token.kind == "name" and token.text not in (self.mesh_axes or ())
+            token.kind == "name"
+            and token.text not in (self.mesh_axes or ())
             and (_SUBSCRIPT.fullmatch(token.text) or (token.text.endswith("_") and after.text == "{"))
             for token, after in zip(self.tokens[:end], self.tokens[1:], strict=False)
         )
@@ -281,8 +286,10 @@ class _Reader:
         first = self.take()
         end = {"[": "]", "(": ")"}.get(first.text) or self.wrong("[ or (", first)
         if self.mesh_axes is None:
-            raise ValueError(f"{self.text!r} has one placement for each axis of a mesh, so the mesh is needed to read "
-                             f"it: parse(text, mesh)")
+            raise ValueError(
+                f"{self.text!r} has one placement for each axis of a mesh, so the mesh is needed to read "
+                f"it: parse(text, mesh)"
+            )
         dims: dict[int, list[str]] = {}
         partial: list[str] = []
         ops: set[str] = set()
@@ -300,7 +307,9 @@ class _Reader:
                     partial.append(axis)
                     ops.add(self.placed_op())
                     if len(ops) > 1:
-                        self.wrong(f"one operation for all partial axes, not {' and '.join(sorted(ops))}", token)
+                        self.wrong(
+                            f"one operation for all partial axes, not {' and '.join(sorted(ops))}", token
+                        )
                 case "R":
                     if self.taken("("):
                         self.expect(")")

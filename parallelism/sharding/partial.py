@@ -37,7 +37,7 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
     if op in ("sum", "prod"):
         return int(op == "prod")
     limits: dict[str, tuple[Any, Any]] = {"b": (False, True), "f": (-np.inf, np.inf)}
-    if is_narrow(dtype) and not np.isinf(np.array(np.inf, dtype)):      # some have no infinity
+    if is_narrow(dtype) and not np.isinf(np.array(np.inf, dtype)):  # some have no infinity
         limits["f"] = float(limits_of(dtype).min), float(limits_of(dtype).max)
     lowest, highest = limits[kind] if kind in limits else integer_limits(dtype)
     return lowest if op == "max" else highest

@@ -1,12 +1,12 @@
 """A picture of a sharded tensor: a grid of its blocks with the ranks that hold them.
 
-          0:3    3:5
-        ┌──────┬──────┐
-    0:4 │ 0, 2 │ 1, 3 │        commas separate replicas; the operation
-        ├──────┼──────┤        separates the terms of a partial block: 0 + 4
-    4:7 │ 4, 6 │ 5, 7 │
-        └──────┴──────┘
-    down: dim 0 over x; across: dim 1 over y
+      0:3    3:5
+    ┌──────┬──────┐
+0:4 │ 0, 2 │ 1, 3 │        commas separate replicas; the operation
+    ├──────┼──────┤        separates the terms of a partial block: 0 + 4
+4:7 │ 4, 6 │ 5, 7 │
+    └──────┴──────┘
+down: dim 0 over x; across: dim 1 over y
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,11 @@ Cell = tuple[tuple[int, ...], ...]
 
 
 def drawing(
-    sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh, places: Places, terms: Sequence[int],
+    sharding: TensorSharding,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    places: Places,
+    terms: Sequence[int],
     dims: Sequence[int] | None,
 ) -> Drawing:
     """The picture of a tensor of ``shape``.
@@ -58,9 +62,18 @@ def drawing(
     row_labels = [f"{a}:{b}" for a, b in rows] if len(drawn) == 2 else [""]
     column_labels = [f"{a}:{b}" for a, b in columns] if drawn else [""]
     caption, notes = f"{sharding.short()} of {whole} on {mesh!r}", _notes(sharding, drawn, empty)
-    return Drawing(_text(caption, names, row_labels, column_labels, cells_of, sharding.op, notes),
-                   _html(caption, names, _with_extents(row_labels, rows), _with_extents(column_labels, columns),
-                         cells_of, sharding.op, notes))
+    return Drawing(
+        _text(caption, names, row_labels, column_labels, cells_of, sharding.op, notes),
+        _html(
+            caption,
+            names,
+            _with_extents(row_labels, rows),
+            _with_extents(column_labels, columns),
+            cells_of,
+            sharding.op,
+            notes,
+        ),
+    )
 
 
 def _intervals(places: Places, d: int) -> list[Interval]:
@@ -81,7 +94,7 @@ def table_of_dims(sharding: TensorSharding) -> str:
     names = [f"dim {d}" for d in range(len(sharding.dims))]
     if sharding.ellipsis is not None:
         later = len(sharding.dims) - sharding.ellipsis
-        names[sharding.ellipsis:] = [f"dim -{later - place}" for place in range(later)]
+        names[sharding.ellipsis :] = [f"dim -{later - place}" for place in range(later)]
     rows = []
     for name, dim in zip(names, sharding.dims, strict=True):
         rows.append((name, f"split over {', '.join(dim.axes)}" if dim.axes else "whole"))
@@ -89,8 +102,11 @@ def table_of_dims(sharding: TensorSharding) -> str:
         rows.insert(sharding.ellipsis, ("...", "any further dims, whole"))
     if sharding.partial:
         rows.append(("pending", f"a {sharding.op} over {', '.join(sharding.partial)}"))
-    return figure(facts(rows or [("a scalar", "whole")]), note("layout.draw(shape, mesh) draws its blocks"),
-                  title=sharding.short())
+    return figure(
+        facts(rows or [("a scalar", "whole")]),
+        note("layout.draw(shape, mesh) draws its blocks"),
+        title=sharding.short(),
+    )
 
 
 def _drawn_dims(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
@@ -107,7 +123,8 @@ def _drawn_dims(sharding: TensorSharding, dims: Sequence[int] | None) -> list[in
 def _notes(sharding: TensorSharding, drawn: Sequence[int], empty: Sequence[int]) -> list[str]:
     notes = [
         f"dim {d} is split over {', '.join(dim.axes)}, too: a cell lists all ranks that hold a part of it"
-        for d, dim in enumerate(sharding.dims) if dim.axes and d not in drawn
+        for d, dim in enumerate(sharding.dims)
+        if dim.axes and d not in drawn
     ]
     if sharding.partial:
         notes.append(f"a {sharding.op} over {', '.join(sharding.partial)} is pending")
@@ -152,8 +169,13 @@ def _cell(grid: Sequence[Sequence[Cell]], i: int | None, j: int | None, op: str,
 
 
 def _text(
-    caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
-    grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
+    caption: str,
+    names: Sequence[str],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    grid: Sequence[Sequence[Cell]],
+    op: str,
+    notes: Sequence[str],
 ) -> str:
     lines = folded(caption)
     if any(map(any, grid)):
@@ -175,7 +197,7 @@ def _text(
             body = "│".join(f" {cell:<{n}} " for cell, n in zip(cell_row, widths, strict=True))
             lines += [f"{label:>{margin}} │{body}│", _rule(margin, widths, "├┼┤")]
         lines[-1] = _rule(margin, widths, "└┴┘")
-        directions = ("down", "across")[-len(names):]
+        directions = ("down", "across")[-len(names) :]
         if names:
             lines.append("; ".join(map("{}: {}".format, directions, names)))
     for words in notes:
@@ -191,8 +213,13 @@ def _rule(margin: int, widths: Sequence[int], corners: str) -> str:
 
 
 def _html(
-    caption: str, names: Sequence[str], rows: Sequence[tuple[str, float]], columns: Sequence[tuple[str, float]],
-    cells: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
+    caption: str,
+    names: Sequence[str],
+    rows: Sequence[tuple[str, float]],
+    columns: Sequence[tuple[str, float]],
+    cells: Sequence[Sequence[Cell]],
+    op: str,
+    notes: Sequence[str],
 ) -> str:
     down, across = kept(len(rows), MOST_HTML), kept(len(columns), MOST_HTML)
     shown = []

@@ -91,8 +91,10 @@ class TensorSharding:
 
     @explains_keywords("TensorSharding")
     def __init__(
-        self, *dims: str | Sequence[str] | DimSharding | EllipsisType | None,
-        partial: str | Sequence[str] | None = (), op: str = "sum",
+        self,
+        *dims: str | Sequence[str] | DimSharding | EllipsisType | None,
+        partial: str | Sequence[str] | None = (),
+        op: str = "sum",
     ) -> None:
         places = [i for i, dim in enumerate(dims) if dim is Ellipsis]
         if len(places) > 1:
@@ -107,13 +109,19 @@ class TensorSharding:
         for where, axes in [*((f"dim {i}", dim.axes) for i, dim in enumerate(named)), ("partial", pending)]:
             for axis in axes:
                 if axis in used:
-                    raise ValueError(f"axis {axis!r} is used twice, by {used[axis]} and by {where}: an axis splits one "
-                                     f"dim of a tensor once, or is partial")
+                    raise ValueError(
+                        f"axis {axis!r} is used twice, by {used[axis]} and by {where}: an axis splits one "
+                        f"dim of a tensor once, or is partial"
+                    )
                 used[axis] = where
         ellipsis, op = places[0] if places else None, op if pending else "sum"
         vars(self).update(
-            dims=tuple(named), ellipsis=ellipsis, partial=pending, op=op,
-            _compared=(tuple([dim.axes for dim in named]), ellipsis, op, frozenset(pending)))
+            dims=tuple(named),
+            ellipsis=ellipsis,
+            partial=pending,
+            op=op,
+            _compared=(tuple([dim.axes for dim in named]), ellipsis, op, frozenset(pending)),
+        )
 
     def __eq__(self, other: object) -> bool:
         return self._compared == other._compared if isinstance(other, TensorSharding) else NotImplemented
@@ -146,7 +154,9 @@ class TensorSharding:
         >>> TensorSharding.parse("[S(0), R, P(sum)]", Mesh(x=2, y=3, z=2))
         TensorSharding('x', ..., partial='z')
         """
-        layout = (_parsed if isinstance(text, str) else _parsed.__wrapped__)(text, None if mesh is None else mesh.axes)
+        layout = (_parsed if isinstance(text, str) else _parsed.__wrapped__)(
+            text, None if mesh is None else mesh.axes
+        )
         try:
             if mesh is not None:
                 layout.check_axes(mesh)
@@ -171,7 +181,8 @@ class TensorSharding:
             raise ValueError(f"{self!r} has {least}{given} dim{'s' * (given != 1)}, the tensor has {ndim}")
         whole = [DimSharding()] * (ndim - given)
         return TensorSharding(
-            *self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :], partial=self.partial, op=self.op)
+            *self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :], partial=self.partial, op=self.op
+        )
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh, rank: int) -> Shape:
         """The shape of the shard of ``rank``, for a tensor of ``shape``."""
@@ -229,15 +240,19 @@ class TensorSharding:
         dtype = arrays[0].dtype
         for rank, array in enumerate(arrays):
             if array.dtype != dtype:
-                raise ValueError(f"the shards of one tensor must have one dtype; rank 0 has {dtype}, rank {rank} has "
-                                 f"{array.dtype}")
+                raise ValueError(
+                    f"the shards of one tensor must have one dtype; rank 0 has {dtype}, rank {rank} has "
+                    f"{array.dtype}"
+                )
         whole = np.empty(shape, dtype)
         dims, pending = self.over(len(shape)).dims, self._partial_in_order(mesh)
         for first in (group[0] for group in self.replica_groups(mesh)):
             group = mesh.group(first, pending)
             if group[0] == first:
                 terms = [arrays[rank] for rank in group]
-                whole[_slices(shape, dims, mesh, first)] = combine(self.op, terms) if len(terms) > 1 else terms[0]
+                whole[_slices(shape, dims, mesh, first)] = (
+                    combine(self.op, terms) if len(terms) > 1 else terms[0]
+                )
         return whole
 
     def global_shape(self, shapes: Mapping[int, Sequence[int]], mesh: Mesh) -> Shape:
@@ -249,8 +264,10 @@ class TensorSharding:
         ndim = len(shapes[first])
         for rank, local in shapes.items():
             if len(local) != ndim:
-                raise ValueError(f"the shards of one tensor must have equally many dims; rank {first} has shape "
-                                 f"{tuple(shapes[first])}, rank {rank} has {tuple(local)}")
+                raise ValueError(
+                    f"the shards of one tensor must have equally many dims; rank {first} has shape "
+                    f"{tuple(shapes[first])}, rank {rank} has {tuple(local)}"
+                )
         self.check_axes(mesh)
         dims = self.over(ndim).dims
         extents = []
@@ -260,8 +277,10 @@ class TensorSharding:
         for rank, local in shapes.items():
             expected = tuple(piece.stop - piece.start for piece in _slices(shape, dims, mesh, rank))
             if tuple(local) != expected:
-                raise ValueError(f"these are not the shards of one tensor in layout {self!r} on {mesh!r}: for shape "
-                                 f"{shape} rank {rank} must hold {expected}, got {tuple(local)}")
+                raise ValueError(
+                    f"these are not the shards of one tensor in layout {self!r} on {mesh!r}: for shape "
+                    f"{shape} rank {rank} must hold {expected}, got {tuple(local)}"
+                )
         return shape
 
     def draw(self, shape: Sequence[int], mesh: Mesh, dims: Sequence[int] | None = None) -> Drawing:
@@ -294,8 +313,10 @@ class TensorSharding:
         """``ValueError`` for an axis that the mesh does not have."""
         for axis in (*self.axes, *self.partial):
             if axis not in mesh.shape:
-                raise ValueError(f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are "
-                                 f"{', '.join(map(repr, mesh.axes))}")
+                raise ValueError(
+                    f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are "
+                    f"{', '.join(map(repr, mesh.axes))}"
+                )
 
     def _partial_in_order(self, mesh: Mesh) -> tuple[str, ...]:
         return tuple(axis for axis in mesh.axes if axis in self.partial)
@@ -304,7 +325,11 @@ class TensorSharding:
 
     def _entries(self, word: Callable[[str], str]) -> list[str]:
         entries = [_written(dim.axes, word) for dim in self.dims]
-        return entries if self.ellipsis is None else [*entries[:self.ellipsis], "...", *entries[self.ellipsis:]]
+        return (
+            entries
+            if self.ellipsis is None
+            else [*entries[: self.ellipsis], "...", *entries[self.ellipsis :]]
+        )
 
     def __repr__(self) -> str:
         words = self._entries(repr)

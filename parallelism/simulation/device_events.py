@@ -25,8 +25,25 @@ GroupKey = MeshAxes | tuple[int, ...]
 """What groups are known by: the mesh axes along which they lie; or the ranks of one group that lies along none."""
 
 FIELDS = (
-    "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
-    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work", "other_bytes",
+    "kind",
+    "name",
+    "nbytes",
+    "flops",
+    "dtype",
+    "seconds",
+    "axes",
+    "algorithm",
+    "bytes_sent",
+    "bytes_received",
+    "messages",
+    "peer",
+    "tag",
+    "sequence",
+    "stage",
+    "microbatch",
+    "phase",
+    "work",
+    "other_bytes",
     "shape",
 )
 SEQUENCE, STAGE, MICROBATCH, WORK = map(FIELDS.index, ("sequence", "stage", "microbatch", "work"))
@@ -132,14 +149,16 @@ class DeviceEvents:
         """All events as columns."""
         if self.bulk is None:
             return Columns.of_rows(self.rows, FIELDS)
-        before, after = self.rows[:self.bulk_start], self.rows[self.bulk_start:]
-        return Columns.joined([Columns.of_rows(before, FIELDS), self.bulk.columns, Columns.of_rows(after, FIELDS)])
+        before, after = self.rows[: self.bulk_start], self.rows[self.bulk_start :]
+        return Columns.joined(
+            [Columns.of_rows(before, FIELDS), self.bulk.columns, Columns.of_rows(after, FIELDS)]
+        )
 
     def peer_axis(self, mesh: Mesh) -> npt.NDArray[np.int64]:
         """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
         peer_axis = np.full(len(self), -1)
         if self.bulk is not None:
-            peer_axis[self.bulk_start:self.bulk_start + len(self.bulk.columns)] = self.bulk.peer_axis
+            peer_axis[self.bulk_start : self.bulk_start + len(self.bulk.columns)] = self.bulk.peer_axis
         for event, axis, _ in self.along:
             peer_axis[event] = mesh.axes.index(axis)
         return peer_axis
@@ -153,12 +172,38 @@ class DeviceEvents:
         """Adds a memory event: ``nbytes`` more, or fewer if negative.  Directly after a piece, 0 bytes add no event."""
         if not nbytes and self.piece_end == len(self.rows):
             return
-        self.rows.append((
-            "memory", category, float(nbytes), 0.0, None, None, None, None, 0, 0, 0, None, None, None, stage,
-            microbatch, None, None, (), None))
+        self.rows.append(
+            (
+                "memory",
+                category,
+                float(nbytes),
+                0.0,
+                None,
+                None,
+                None,
+                None,
+                0,
+                0,
+                0,
+                None,
+                None,
+                None,
+                stage,
+                microbatch,
+                None,
+                None,
+                (),
+                None,
+            )
+        )
 
     def add_collective(
-        self, axes: MeshAxes | None, group_axes: GroupKey, call: Call, kind: str, dtype: str | None,
+        self,
+        axes: MeshAxes | None,
+        group_axes: GroupKey,
+        call: Call,
+        kind: str,
+        dtype: str | None,
         work: int | None = None,
     ) -> None:
         """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device.
@@ -168,12 +213,40 @@ class DeviceEvents:
         number = self.counts[group_axes]
         self.counts[group_axes] = number + 1
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
-        self.rows.append((
-            "collective", kind, 0.0, 0.0, dtype, None, axes, "direct", 0, 0, 0, None, None, number, None, None, None,
-            work, (), None))
+        self.rows.append(
+            (
+                "collective",
+                kind,
+                0.0,
+                0.0,
+                dtype,
+                None,
+                axes,
+                "direct",
+                0,
+                0,
+                0,
+                None,
+                None,
+                number,
+                None,
+                None,
+                None,
+                work,
+                (),
+                None,
+            )
+        )
 
     def add_message(
-        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None, work: int | None
+        self,
+        kind: str,
+        peer: int,
+        tag: int,
+        nbytes: int,
+        dtype: str | None,
+        axis: str | None,
+        work: int | None,
     ) -> None:
         """Adds a send or a recv; ``peer`` is a rank, or with an ``axis`` a position along it."""
         key = kind, axis, peer, tag
@@ -182,40 +255,89 @@ class DeviceEvents:
         if axis is not None:
             self.along.append(PeerRow(len(self), axis, peer))
         sent, received, messages = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
-        self.rows.append((
-            kind, kind, 0.0, 0.0, dtype, None, None, None, sent, received, messages, peer, tag, number, None, None,
-            None, work, (), None))
+        self.rows.append(
+            (
+                kind,
+                kind,
+                0.0,
+                0.0,
+                dtype,
+                None,
+                None,
+                None,
+                sent,
+                received,
+                messages,
+                peer,
+                tag,
+                number,
+                None,
+                None,
+                None,
+                work,
+                (),
+                None,
+            )
+        )
 
     def add_wait(self, name: str, work: int) -> None:
         """Adds the wait for an asynchronous operation."""
-        self.rows.append((
-            "wait", name, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None, work,
-            (), None))
+        self.rows.append(
+            (
+                "wait",
+                name,
+                0.0,
+                0.0,
+                None,
+                None,
+                None,
+                None,
+                0,
+                0,
+                0,
+                None,
+                None,
+                None,
+                None,
+                None,
+                None,
+                work,
+                (),
+                None,
+            )
+        )
 
     def since(self, start: int) -> DeviceEvents:
         """A copy of the events from the place ``start`` on."""
         return DeviceEvents(
             self.rows[start:],
             [each._replace(event=each.event - start) for each in self.collectives if each.event >= start],
-            pieces=[each._replace(places=(each.places[0] - start,)) for each in self.pieces if each.places[0] >= start])
+            pieces=[
+                each._replace(places=(each.places[0] - start,))
+                for each in self.pieces
+                if each.places[0] >= start
+            ],
+        )
 
     def repeat(self, events: DeviceEvents, stage: int, microbatch: int) -> None:
         """Adds the same events, without messages, for another microbatch, and maybe another stage."""
         start, end = len(self.rows), MICROBATCH + 1
         self.rows += [
-            row if row[MICROBATCH] is None else (*row[:STAGE], stage, microbatch, *row[end:]) for row in events.rows]
+            row if row[MICROBATCH] is None else (*row[:STAGE], stage, microbatch, *row[end:])
+            for row in events.rows
+        ]
         works: dict[int, int] = {}
         for place in events.asynchronous:
             row = self.rows[start + place]
             if row[WORK] not in works:
                 self.works += 1
                 works[row[WORK]] = self.works
-            self.rows[start + place] = (*row[:WORK], works[row[WORK]], *row[WORK + 1:])
+            self.rows[start + place] = (*row[:WORK], works[row[WORK]], *row[WORK + 1 :])
         for event, axes, _, call in events.collectives:
             number, row = self.counts[axes], self.rows[start + event]
             self.counts[axes] = number + 1
             self.collectives.append(CollectiveRow(start + event, axes, number, call))
-            self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1:])
+            self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1 :])
 
     @cached_property
     def asynchronous(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """The events of all devices, made from the events of one device of each class of devices that run the same program.
 
-    Templates           the events of each class, as columns, without the fields that differ between ranks
-    Templates.looks     these events, one class after the other; a *look* is the place of an event in them
-    Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer added
+Templates           the events of each class, as columns, without the fields that differ between ranks
+Templates.looks     these events, one class after the other; a *look* is the place of an event in them
+Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer added
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,13 @@ class Templates:
     def __init__(self, mesh: Mesh, classes: Sequence[DeviceEvents], class_of: Ints) -> None:
         self.mesh, self.classes, self.class_of = mesh, classes, class_of
         self.axes: list[GroupKey] = sorted(
-            {each.axes for part in classes for each in part.collectives}, key=lambda key: tuple(map(str, key)))
+            {each.axes for part in classes for each in part.collectives}, key=lambda key: tuple(map(str, key))
+        )
         """The axes of all collectives, or the ranks of groups without axes; each has a number from 0, its slot."""
         self.groups = [members(mesh, axes) for axes in self.axes]
-        self.group_of = np.array([_group_of(mesh, axes) for axes in self.axes]).reshape(len(self.axes), mesh.size)
+        self.group_of = np.array([_group_of(mesh, axes) for axes in self.axes]).reshape(
+            len(self.axes), mesh.size
+        )
         """``[slot, rank]``: the number of the group that the rank is in; -1 if it is in none."""
         self.priced_alike: dict[int, Ints] = {}
         """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
@@ -57,7 +60,8 @@ class Templates:
         self.peer_axis = np.concatenate([np.zeros(0, np.int64), *(part.peer_axis(mesh) for part in classes)])
         """The number of the mesh axis of each message along an axis, whose ``peer`` is a position; else -1."""
         self._calls: list[dict[tuple[GroupKey, int], Call]] = [
-            {(each.axes, each.number): each.call for each in part.collectives} for part in classes]
+            {(each.axes, each.number): each.call for each in part.collectives} for part in classes
+        ]
         self._uneven: dict[int, dict[int, Moved]] = {}
         self._even: dict[int, Moved] = {}
         self._count()
@@ -81,8 +85,13 @@ class Templates:
                 else:
                     # Other groups may call something else, or nothing.
                     own = np.flatnonzero((self.class_of[self.groups[slot]] == which).any(axis=1))
-                    self._uneven[look] = dict(zip(own.tolist(), self._moved_by(
-                        self.groups[slot][own], axes, number, call), strict=True))
+                    self._uneven[look] = dict(
+                        zip(
+                            own.tolist(),
+                            self._moved_by(self.groups[slot][own], axes, number, call),
+                            strict=True,
+                        )
+                    )
         self.looks = self.looks.with_columns(**dict(zip(_COUNTED, counted, strict=True)))
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
@@ -115,15 +124,21 @@ class Templates:
             if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
                 raise ValueError(
                     f"collective {number} over {', '.join(map(str, axes))} is {mine.kind} to some of a group, and "
-                    f"{'nothing' if other is None else other.kind} to rank {groups[classes == which][0]}")
-            calls[which] = [(other,) * groups.shape[1]] * len(groups) if isinstance(
-                other, MemberCall) else other.of_groups(groups)
+                    f"{'nothing' if other is None else other.kind} to rank {groups[classes == which][0]}"
+                )
+            calls[which] = (
+                [(other,) * groups.shape[1]] * len(groups)
+                if isinstance(other, MemberCall)
+                else other.of_groups(groups)
+            )
         if len(calls) == 1:
-            each, = calls.values()
+            (each,) = calls.values()
         else:
-            each = [tuple(calls[which][i][place] for place, which in enumerate(row))
-                    for i, row in enumerate(classes.tolist())]
-        found: dict[int, Moved] = {}        # many groups call the same
+            each = [
+                tuple(calls[which][i][place] for place, which in enumerate(row))
+                for i, row in enumerate(classes.tolist())
+            ]
+        found: dict[int, Moved] = {}  # many groups call the same
         return [found[id(of)] if id(of) in found else found.setdefault(id(of), moved(of)) for of in each]
 
     def differences(self) -> list[Ints]:
@@ -137,7 +152,11 @@ class Templates:
                 continue
             by_member = np.zeros((3, self.mesh.size), np.int64)
             for number, each in by_group.items():
-                by_member[:, self.groups[self.axes_of[look]][number]] = each.sent, each.received, each.messages
+                by_member[:, self.groups[self.axes_of[look]][number]] = (
+                    each.sent,
+                    each.received,
+                    each.messages,
+                )
             differences += list(by_member)
         return differences
 
@@ -147,11 +166,16 @@ class Templates:
         """The events of these ranks, one rank after the other."""
         classes = self.class_of[list(ranks)]
         lengths = np.diff(self.starts)[classes]
-        where = np.concatenate([
-            np.zeros(0, np.int64), *(np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist())])
+        where = np.concatenate(
+            [
+                np.zeros(0, np.int64),
+                *(np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()),
+            ]
+        )
         rank = np.repeat(np.array(ranks, np.int64), lengths)
         events = self.looks.take(where).with_columns(
-            rank=rank, serial=np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths))
+            rank=rank, serial=np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        )
         if (self.peer_axis >= 0).any():
             events = events.with_columns(peer=self.peers(where, rank))
         at = np.flatnonzero(self.axes_of[where] >= 0)
@@ -164,7 +188,9 @@ class Templates:
         peer, axis = self.looks.numbers("peer")[look], self.peer_axis[look]
         extents = np.array([*self.mesh.shape.values()], np.int64)
         strides = np.append(np.cumprod(extents[::-1])[::-1][1:], 1)
-        return np.where(axis >= 0, rank + (peer - rank // strides[axis] % extents[axis]) * strides[axis], peer)
+        return np.where(
+            axis >= 0, rank + (peer - rank // strides[axis] % extents[axis]) * strides[axis], peer
+        )
 
     def _with_groups(self, events: Columns, where: Ints, rank: Ints, at: Ints) -> Columns:
         slots, look = self.axes_of[where[at]], where[at]
@@ -174,15 +200,19 @@ class Templates:
         group = np.zeros(len(events), np.int32)
         group[at] = place + 1
         slot_of = np.searchsorted(first, different, "right") - 1
-        ranks = [tuple(self.groups[slot][i].tolist())
-                 for slot, i in zip(slot_of.tolist(), (different - first[slot_of]).tolist(), strict=True)]
+        ranks = [
+            tuple(self.groups[slot][i].tolist())
+            for slot, i in zip(slot_of.tolist(), (different - first[slot_of]).tolist(), strict=True)
+        ]
         positions = [{rank: i for i, rank in enumerate(members)} for members in ranks]
         sources, index = self._sources(look, place, rank[at], ranks, positions)
         source = np.zeros(len(events), np.int32)
         source[at] = index
         columns: dict[str, Any] = {
-            "group": Table((None, *ranks), group), "sources": Table(((), *sources), source),
-            **self._calls_of(len(events), at, look, number - first[slots])}
+            "group": Table((None, *ranks), group),
+            "sources": Table(((), *sources), source),
+            **self._calls_of(len(events), at, look, number - first[slots]),
+        }
         uneven = np.isin(look, list(self._uneven)) if self._uneven else np.zeros(len(at), np.bool_)
         if uneven.any():
             counted = np.array([events.numbers(name) for name in _COUNTED])
@@ -199,10 +229,15 @@ class Templates:
         traffic = [self.moved(one, number) for one, number in different.tolist()]
         return {
             name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse.ravel())
-            for name, default in (("payload_bytes", None), ("pairs", ()))}
+            for name, default in (("payload_bytes", None), ("pairs", ()))
+        }
 
     def _sources(
-        self, look: Ints, place: Ints, ranks: Ints, groups: Sequence[tuple[int, ...]],
+        self,
+        look: Ints,
+        place: Ints,
+        ranks: Ints,
+        groups: Sequence[tuple[int, ...]],
         positions: Sequence[dict[int, int]],
     ) -> tuple[list[Any], Ints]:
         """The different lists of sources, and the number of each collective event's list, from 1 on; 0 if its group has
@@ -228,7 +263,10 @@ class Templates:
 
     def collective(self, look: int, number: int) -> tuple[CollectiveCall, str | None]:
         """The call of a collective event by the group of this number along its axes; and its dtype."""
-        group, traffic = tuple(self.groups[int(self.axes_of[look])][number].tolist()), self.moved(look, number)
+        group, traffic = (
+            tuple(self.groups[int(self.axes_of[look])][number].tolist()),
+            self.moved(look, number),
+        )
         event = self.looks.only("name", "dtype").take(slice(look, look + 1))
         call = CollectiveCall(event.values("name")[0], group, traffic.payload_bytes, pairs=traffic.pairs)
         return call, event.values("dtype")[0]
@@ -254,7 +292,9 @@ def members(mesh: Mesh, axes: GroupKey) -> Ints:
     ranks = np.arange(mesh.size).reshape([*mesh.shape.values()] or [1])
     places = [mesh.axes.index(axis) for axis in names]
     rest = [i for i in range(len(mesh.axes)) if i not in places]
-    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in names))
+    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(
+        -1, prod(mesh.shape[axis] for axis in names)
+    )
 
 
 @lru_cache(maxsize=64)

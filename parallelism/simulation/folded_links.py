@@ -48,7 +48,13 @@ class PricedCollectives(NamedTuple):
 
 
 def folded_ways(
-    templates: Templates, pricing: Pricing, lanes: Lanes, used: PricedCollectives, keys: Ints, *, messages: bool
+    templates: Templates,
+    pricing: Pricing,
+    lanes: Lanes,
+    used: PricedCollectives,
+    keys: Ints,
+    *,
+    messages: bool,
 ) -> tuple[tuple[Way | None, ...], Ints]:
     """The `Way` of each different collective, and for each event its number.
 
@@ -75,8 +81,9 @@ def folded_ways(
                     crossing |= _over_ports(hardware, used.prices[price], member, rank)
                 else:
                     crossing |= used.prices[price].crossing
-            ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(
-                crossing=ChannelLoads.of(crossing))))
+            ways.append(
+                way_of(hardware, used.prices[priced[0][1]]._replace(crossing=ChannelLoads.of(crossing)))
+            )
         of_key[key] = known[priced]
     return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
 
@@ -85,7 +92,8 @@ def own_ports(hardware: Hardware) -> bool:
     """Whether each channel is a port of one device: that at place p sends over port 2 p and receives over 2 p + 1."""
     return not hardware.faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
-        for level, link in enumerate(hardware.links))
+        for level, link in enumerate(hardware.links)
+    )
 
 
 def _position(templates: Templates, look: int, rank: int) -> int:
@@ -97,8 +105,10 @@ def _position(templates: Templates, look: int, rank: int) -> int:
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
     """The bytes over the ports of a rank: those over the ports of ``member``, the same position in the priced group."""
     there, here = hardware.place(member), hardware.place(rank)
-    return {(level, fault, 2 * here + number % 2): nbytes
-            for (level, fault, number), nbytes in price.crossing.between(2 * there, 2 * there + 2)}
+    return {
+        (level, fault, 2 * here + number % 2): nbytes
+        for (level, fault, number), nbytes in price.crossing.between(2 * there, 2 * there + 2)
+    }
 
 
 def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives, messages: bool) -> None:
@@ -106,7 +116,10 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
     everywhere = [
-        (look, number) for look in sorted({look for look, _ in simulated}) for number in templates.groups_with(look)]
+        (look, number)
+        for look in sorted({look for look, _ in simulated})
+        for number in templates.groups_with(look)
+    ]
     if messages or len(everywhere) > MOST_GROUPS:
         raise CannotFold(_SHARED)
     own, others = set[Channel](), set[Channel]()
@@ -117,5 +130,7 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
         raise CannotFold(_SHARED)
 
 
-_SHARED = ("collectives of equal devices share links, so that one of these cannot stand for the others; simulate all, "
-           "or with link_sharing=False")
+_SHARED = (
+    "collectives of equal devices share links, so that one of these cannot stand for the others; simulate all, "
+    "or with link_sharing=False"
+)

@@ -67,10 +67,15 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
         keys += [_codes_at(ends[0], _Ways(hardware, *ends).lengths, len(ranks)) for ends in messages]
     colour = _codes(combined(*keys))
     while True:
-        partners = [_of_groups(colour, groups)[templates.group_of[i]] for i, groups in enumerate(templates.groups)]
+        partners = [
+            _of_groups(colour, groups)[templates.group_of[i]] for i, groups in enumerate(templates.groups)
+        ]
         # The colours of the rank that each rank sends to, and of the rank that it receives from.
-        partners += [_codes_at(here, colour[there], len(colour))
-                     for source, target in messages for here, there in ((source, target), (target, source))]
+        partners += [
+            _codes_at(here, colour[there], len(colour))
+            for source, target in messages
+            for here, there in ((source, target), (target, source))
+        ]
         finer = _codes(combined(colour, *partners))
         if finer.max(initial=0) == colour.max(initial=0):
             break
@@ -100,12 +105,19 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
     """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
-    return _codes_of_rows(np.sort(colour[groups], axis=1)) if colour.any() else np.zeros(len(groups), np.int64)
+    return (
+        _codes_of_rows(np.sort(colour[groups], axis=1)) if colour.any() else np.zeros(len(groups), np.int64)
+    )
 
 
 def _codes(values: npt.NDArray[np.generic]) -> Ints:
     """A number from 0 for each value."""
-    if values.dtype == np.int64 and values.size and values.min() >= 0 and (most := int(values.max())) < 4 * values.size:
+    if (
+        values.dtype == np.int64
+        and values.size
+        and values.min() >= 0
+        and (most := int(values.max())) < 4 * values.size
+    ):
         known = np.zeros(most + 1, np.int64)
         known[values] = 1
         without_sorting: Ints = (np.cumsum(known) - 1)[values.ravel()]
@@ -177,7 +189,10 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
     # The kinds of messages on each channel; and on each path its channels by these.
     users = _bags(like[ways.message], channel, len(count))
-    if not _all_alike(like, _bags(users[channel], ways.message, len(like))) or ((among > 0) & (among < count)).any():
+    if (
+        not _all_alike(like, _bags(users[channel], ways.message, len(like)))
+        or ((among > 0) & (among < count)).any()
+    ):
         raise CannotFold(_SHARED)
 
 
@@ -199,5 +214,7 @@ def _all_alike(like: Ints, ways: Ints) -> bool:
     return bool((ways == ways[first][place]).all())
 
 
-_SHARED = ("messages of equal devices share links, so that one of them cannot stand for the others; simulate them all, "
-           "or with link_sharing=False")
+_SHARED = (
+    "messages of equal devices share links, so that one of them cannot stand for the others; simulate them all, "
+    "or with link_sharing=False"
+)

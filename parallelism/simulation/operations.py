@@ -55,10 +55,14 @@ class SimulatedExecutable:
         executable = self.executable
         if executable not in _EVENTS:
             _EVENTS[executable] = [
-                _events(executable, number, rank) for number, (rank, _) in enumerate(executable.programs.classes)]
+                _events(executable, number, rank)
+                for number, (rank, _) in enumerate(executable.programs.classes)
+            ]
         classes = _EVENTS[executable]
         ranks = range(self.mesh.size)
-        class_of = [executable.programs.class_of(rank) for rank in ranks] if len(classes) > 1 else [0] * len(ranks)
+        class_of = (
+            [executable.programs.class_of(rank) for rank in ranks] if len(classes) > 1 else [0] * len(ranks)
+        )
         return Templates(self.mesh, classes, np.array(class_of, np.int64))
 
 
@@ -115,8 +119,15 @@ class PipelinedStep:
         parts: dict[Any, int] = {}
         dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
         of = [
-            first.setdefault((position, dealt[replica], even[position] or self.program.place(self.mesh, rank),
-                              updates and updates.class_in_time(rank, position)), rank)
+            first.setdefault(
+                (
+                    position,
+                    dealt[replica],
+                    even[position] or self.program.place(self.mesh, rank),
+                    updates and updates.class_in_time(rank, position),
+                ),
+                rank,
+            )
             for rank, (position, replica) in enumerate(self.places)
         ]
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
@@ -139,10 +150,14 @@ class PipelinedStep:
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of each class; with a ``price``, an action of a stage is one piece of compute where it can be."""
         first, class_of = self.classes
-        return Templates(self.mesh, [
-            self.events(rank, price and partial(price, np.flatnonzero(class_of == number)))
-            for number, rank in enumerate(first)
-        ], class_of)
+        return Templates(
+            self.mesh,
+            [
+                self.events(rank, price and partial(price, np.flatnonzero(class_of == number)))
+                for number, rank in enumerate(first)
+            ],
+            class_of,
+        )
 
     def events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         """The events of a rank; with a ``price``, an action of a stage is one piece of compute where it can be."""
@@ -153,26 +168,38 @@ class PipelinedStep:
         def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
 
-        apart = self.program.own is not None     # then an action has groups of one device alone, and several messages
+        apart = (
+            self.program.own is not None
+        )  # then an action has groups of one device alone, and several messages
         self.program.run(
-            device.device, self._share(rank),
+            device.device,
+            self._share(rank),
             partial(RepeatingStage, price=None if apart else price, known={} if apart else self.actions),
-            None if apart or self._has_messages(position) else run_stages)
+            None if apart or self._has_messages(position) else run_stages,
+        )
         return device.events
 
     def _has_messages(self, position: int) -> bool:
         """Whether an action of a stage has messages of its own, which cannot be repeated with other numbers."""
-        return any(self.program.stages.functions[number].form in self._with_messages
-                   for number in self.program.stages_on(position))
+        return any(
+            self.program.stages.functions[number].form in self._with_messages
+            for number in self.program.stages_on(position)
+        )
 
     @cached_property
     def _with_messages(self) -> frozenset[Form]:
         """The forms of stages that have sends and recvs among their ops."""
         first = {stage.form: stage for stage in reversed(self.program.stages.functions)}
         return frozenset(
-            form for form, stage in first.items() if any(
-                op.kind in ("send", "recv") for function in stage.functions if function is not None
-                for op in function.ops))
+            form
+            for form, stage in first.items()
+            if any(
+                op.kind in ("send", "recv")
+                for function in stage.functions
+                if function is not None
+                for op in function.ops
+            )
+        )
 
     def _share(self, rank: int) -> Share:
         """The inputs of a rank, as types."""
@@ -183,7 +210,10 @@ class PipelinedStep:
             functions = programs.functions
             alike = programs.all_alike(parts)
             arrays = {part: list(map(TypedArray.of, programs.data(part))) for part in dict.fromkeys(alike)}
-            data |= {name: tuple([arrays[part][place] for part in alike]) for place, name in enumerate(functions.data)}
+            data |= {
+                name: tuple([arrays[part][place] for part in alike])
+                for place, name in enumerate(functions.data)
+            }
             weights |= zip(functions.weights, map(TypedArray.of, programs.weight_types), strict=True)
         updates = self.program.updates
         types = {} if updates is None else updates.state_types(rank, position)
@@ -223,7 +253,8 @@ class PipelinedStep:
     def _even_inside(self, position: int) -> bool:
         """Whether all devices inside the stages of a position have programs of the same shapes."""
         return self.program.mesh_inside is None or all(
-            self._is_even(self.programs(stage, 0).first) for stage in self.program.stages_on(position))
+            self._is_even(self.programs(stage, 0).first) for stage in self.program.stages_on(position)
+        )
 
     def _is_even(self, programs: StagePrograms) -> bool:
         if programs not in self._even:
@@ -231,26 +262,38 @@ class PipelinedStep:
             assert inside is not None
             values = {
                 (id(value.type), id(value.layout)): value
-                for function in programs.functions.functions if function is not None for value in function.values}
+                for function in programs.functions.functions
+                if function is not None
+                for value in function.values
+            }
             tensors = {(value.type, value.layout) for value in values.values() if value.layout is not None}
             numbers = [programs.numbers(part) for part in set(chain.from_iterable(self._alike))]
             self._even[programs] = all(
-                _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)
+                _divides(type.specialize(given), layout, inside)
+                for type, layout in tensors
+                for given in numbers
+            )
         return self._even[programs]
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
     return all(
         int(extent) % prod(mesh.shape[axis] for axis in dim.axes) == 0
-        for extent, dim in zip(type.shape, layout.dims, strict=True))
+        for extent, dim in zip(type.shape, layout.dims, strict=True)
+    )
 
 
 Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step
 
 
 def simulated_operation(
-    operation: Any, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None, *,
-    fused: bool | str = False, overlapping: bool = False,
+    operation: Any,
+    mesh: Mesh | None,
+    batch: int | None,
+    numbers: Mapping[str, int] | None,
+    *,
+    fused: bool | str = False,
+    overlapping: bool = False,
 ) -> SimulatedOperation:
     """``operation`` in a form that makes events.
 
@@ -260,19 +303,27 @@ def simulated_operation(
     """
     if isinstance(operation, Function | Step):
         if mesh is None:
-            raise TypeError(f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
-                            "mesh=Mesh(...)), with batch=64 for a pipeline")
+            raise TypeError(
+                f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
+                "mesh=Mesh(...)), with batch=64 for a pipeline"
+            )
         operation = operation_on(operation, mesh, fused=fused, overlapping=overlapping)
     if isinstance(operation, PipelinedProgram):
         if mesh is None or batch is None:
-            raise TypeError("a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "
-                            "hardware, mesh=Mesh(...), batch=64)")
+            raise TypeError(
+                "a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "
+                "hardware, mesh=Mesh(...), batch=64)"
+            )
         return PipelinedStep(operation, mesh, batch, **(numbers or {}))
     if not isinstance(operation, Executable | PipelinedStep):
-        raise TypeError(f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
-                        f"{type(operation).__name__}")
+        raise TypeError(
+            f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
+            f"{type(operation).__name__}"
+        )
     if batch is not None or numbers:
-        raise TypeError(f"batch= and numbers= are for a PipelinedProgram; the {type(operation).__name__} has its own")
+        raise TypeError(
+            f"batch= and numbers= are for a PipelinedProgram; the {type(operation).__name__} has its own"
+        )
     if mesh not in (None, operation.mesh):
         raise ValueError(f"the {type(operation).__name__} is for {operation.mesh!r}, not for {mesh!r}")
     return SimulatedExecutable(operation) if isinstance(operation, Executable) else operation

@@ -57,8 +57,13 @@ class StepParts:
     def of_all(cls, trace: Trace) -> "StepParts":
         """The parts of a trace of all devices and events."""
         moved = moving(trace)
-        return cls(trace, split(trace, moved), step_split(trace, moved), totals_by_operation(trace.columns),
-                   dict.fromkeys(trace.ranks, 1))
+        return cls(
+            trace,
+            split(trace, moved),
+            step_split(trace, moved),
+            totals_by_operation(trace.columns),
+            dict.fromkeys(trace.ranks, 1),
+        )
 
     @property
     def slowest(self) -> int:
@@ -67,8 +72,12 @@ class StepParts:
 
 
 def parts_of(
-    trace: Trace, events: Sequence[DeviceEvents], lengths: Sequence[int], devices: Sequence[int],
-    priced: Callable[[int, DeviceEvents], Columns], same_price: Callable[[int, DeviceEvents], Any],
+    trace: Trace,
+    events: Sequence[DeviceEvents],
+    lengths: Sequence[int],
+    devices: Sequence[int],
+    priced: Callable[[int, DeviceEvents], Columns],
+    same_price: Callable[[int, DeviceEvents], Any],
 ) -> StepParts:
     """The parts of a trace of representatives.
 
@@ -92,8 +101,10 @@ def parts_of(
             alike = key, same_price(rank, stands_for)
             if alike not in known:
                 cost = priced(rank, stands_for)
-                known[alike] = _Piece(totals_by_operation(cost).get(rank, {}), *(
-                    shares.of_piece(rank, cost, trace) for shares in (coarse, fine)))
+                known[alike] = _Piece(
+                    totals_by_operation(cost).get(rank, {}),
+                    *(shares.of_piece(rank, cost, trace) for shares in (coarse, fine)),
+                )
             costs[key] = known[alike]
         count: Counter[tuple[int, int]] = Counter()
         for piece in each.pieces:
@@ -113,9 +124,12 @@ def parts_of(
             own = operation if operation.stage is None else operation._replace(stage=stage)
             mine[own] = mine.get(own, OperationTotals()).plus(total, times)
     return StepParts(
-        trace, {rank: Split(*each.tolist()) for rank, each in coarse.seconds.items()},
-        {rank: StepSplit(*each.tolist()) for rank, each in fine.seconds.items()}, totals,
-        dict(zip(trace.ranks, devices, strict=True)))
+        trace,
+        {rank: Split(*each.tolist()) for rank, each in coarse.seconds.items()},
+        {rank: StepSplit(*each.tolist()) for rank, each in fine.seconds.items()},
+        totals,
+        dict(zip(trace.ranks, devices, strict=True)),
+    )
 
 
 class _Piece(NamedTuple):
@@ -131,8 +145,12 @@ class _Shares:
     """The seconds of each part by rank, of which pieces are replaced by the events that they stand for."""
 
     def __init__(
-        self, part_of: Callable[[Columns], npt.NDArray[np.int8]], split: Callable[[Trace], Mapping[int, Any]],
-        columns: Columns, seconds: Mapping[int, Sequence[float]], count: int,
+        self,
+        part_of: Callable[[Columns], npt.NDArray[np.int8]],
+        split: Callable[[Trace], Mapping[int, Any]],
+        columns: Columns,
+        seconds: Mapping[int, Sequence[float]],
+        count: int,
     ) -> None:
         self.part_of, self.split, self.count, self.parts = part_of, split, count, part_of(columns)
         self.durations = columns.numbers("duration_seconds")
@@ -144,12 +162,20 @@ class _Shares:
 
     def of_piece(self, rank: int, columns: Columns, trace: Trace) -> npt.NDArray[np.float64]:
         """The seconds of each part of events that a piece on a rank of the ``trace`` stands for."""
-        if columns.isin("kind", {"wait"}).any():        # what is behind compute is in no part
-            alone = Trace(columns, trace.size, mesh_shape=trace.mesh_shape, hardware=trace.hardware, ranks=[rank],
-                          priced=trace.priced)
+        if columns.isin("kind", {"wait"}).any():  # what is behind compute is in no part
+            alone = Trace(
+                columns,
+                trace.size,
+                mesh_shape=trace.mesh_shape,
+                hardware=trace.hardware,
+                ranks=[rank],
+                priced=trace.priced,
+            )
             return np.array(self.split(alone)[rank])
         return self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
 
-    def _by_part(self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _by_part(
+        self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
         """The seconds of each part."""
-        return np.bincount(parts, seconds, self.count).astype(np.float64)   # of no events it is of integers
+        return np.bincount(parts, seconds, self.count).astype(np.float64)  # of no events it is of integers

@@ -40,7 +40,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def run_repeated(
-    device: TypedDevice, pipeline: Pipeline, axis: str | None, stages: Mapping[int, RepeatingStage],
+    device: TypedDevice,
+    pipeline: Pipeline,
+    axis: str | None,
+    stages: Mapping[int, RepeatingStage],
     actions: Sequence[Action],
 ) -> None:
     """Adds the events that `run_actions` with these arguments would add.
@@ -106,8 +109,10 @@ class _Kinds:
     def numbers(self, actions: Sequence[Action]) -> Ints:
         """A number for each action: equal for those of one kind on one stage, for parts of the batch that are alike."""
         parts: dict[Part, int] = {}
-        part_of = {number: np.array([parts.setdefault(part, len(parts)) for part in alike])
-                   for number, alike in self.alike.items()}
+        part_of = {
+            number: np.array([parts.setdefault(part, len(parts)) for part in alike])
+            for number, alike in self.alike.items()
+        }
         stages, kinds, microbatches = zip(*actions, strict=True)
         stage, microbatch, different = np.array(stages), np.array(microbatches), list(dict.fromkeys(kinds))
         part = np.zeros(len(actions), np.int64)
@@ -165,14 +170,18 @@ class _Kinds:
         needed = earlier(action.kind)
         for kind in needed:
             if kind not in run:
-                run_action(self.device.device, stage, action._replace(kind=kind), self._inputs[*result[::2], kind])
+                run_action(
+                    self.device.device, stage, action._replace(kind=kind), self._inputs[*result[::2], kind]
+                )
         events.cut(before)
         self._inputs[*result[::2], action.kind] = x
         y = run_action(self.device.device, stage, action, x)
         run |= {*needed, action.kind}
         if y is not None:
             self._results[result] = y
-        names = {event_name(action.stage, part, action.microbatch): part for part in parts_of(stage, action.kind)}
+        names = {
+            event_name(action.stage, part, action.microbatch): part for part in parts_of(stage, action.kind)
+        }
         start, own = len(self.events.rows), events.since(before)
         events.cut(before)
         self.events.rows += own.rows
@@ -184,7 +193,13 @@ class _Kinds:
 
 
 def _add(
-    device: TypedDevice, actions: Sequence[Action], moves: Ints, kinds: _Kinds, looks: Ints, *, listed: bool,
+    device: TypedDevice,
+    actions: Sequence[Action],
+    moves: Ints,
+    kinds: _Kinds,
+    looks: Ints,
+    *,
+    listed: bool,
 ) -> None:
     """Adds the events of all actions.  ``moves`` and ``looks`` have a row for each field of `Passed` and `_Look`."""
     stages, names, microbatches = zip(*actions, strict=True)
@@ -202,7 +217,7 @@ def _add(
     sends = (sent >= 0) & (~computes if listed else (target != NOBODY) & (target != here))
 
     # Where the events of each action begin: its wait, the posted receive, its own events, the send.
-    inner = takes.astype(np.int64) + posts      # the place of an action's own events among all of it
+    inner = takes.astype(np.int64) + posts  # the place of an action's own events among all of it
     length = inner + (end - start) + sends
     at = np.cumsum(length) - length
     total, ends = int(length.sum()), int(np.count_nonzero(sends))
@@ -215,7 +230,9 @@ def _add(
     own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
     look[own] = (np.arange(total + ends) + (start - at - inner)[owner])[own]
 
-    work[np.sort(np.concatenate([at_post, at_send]))] = device.events.works + 1 + np.arange(len(at_post) + len(at_send))
+    work[np.sort(np.concatenate([at_post, at_send]))] = (
+        device.events.works + 1 + np.arange(len(at_post) + len(at_send))
+    )
     device.events.works += len(at_post) + len(at_send)
     look[at_post], tag[at_post] = received[posted][posts], taken[posted][posts]
     look[at_send], tag[at_send] = sent[sends], given[sends]
@@ -242,11 +259,20 @@ def _add(
         sequence[collective.event] = collective.number
         events.collectives.append(collective._replace(event=first + collective.event))
     events.pieces += [
-        each._replace(places=first + np.flatnonzero(look == each.places[0])) for each in kinds.events.pieces]
-    events.add_bulk(Bulk(rows.with_columns(
-        name=_names(columns, look, owner, number, microbatch, kinds.part_of),
-        microbatch=np.where(columns.present("microbatch")[look], microbatch[owner], ABSENT),
-        tag=tag, work=work, sequence=sequence), kinds.events.peer_axis(device.mesh)[look]))
+        each._replace(places=first + np.flatnonzero(look == each.places[0])) for each in kinds.events.pieces
+    ]
+    events.add_bulk(
+        Bulk(
+            rows.with_columns(
+                name=_names(columns, look, owner, number, microbatch, kinds.part_of),
+                microbatch=np.where(columns.present("microbatch")[look], microbatch[owner], ABSENT),
+                tag=tag,
+                work=work,
+                sequence=sequence,
+            ),
+            kinds.events.peer_axis(device.mesh)[look],
+        )
+    )
 
 
 def _places_of(wanted: Ints, tags: Ints, places: Ints) -> Ints:
@@ -280,7 +306,10 @@ def _names(
     index = column.index[look]
     at = np.flatnonzero(np.isin(look, list(part_of)))
     names = [
-        event_name(stage, part_of[place], k) for place, stage, k in
-        zip(look[at].tolist(), number[owner[at]].tolist(), microbatch[owner[at]].tolist(), strict=True)]
+        event_name(stage, part_of[place], k)
+        for place, stage, k in zip(
+            look[at].tolist(), number[owner[at]].tolist(), microbatch[owner[at]].tolist(), strict=True
+        )
+    ]
     index[at] = len(column.values) + np.arange(len(at))
     return Table((*column.values, *names), index)

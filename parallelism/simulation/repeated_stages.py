@@ -61,8 +61,11 @@ class RepeatingStage(ProgramStage):
     """
 
     def __init__(
-        self, *arguments: Any, known: dict[Any, RepeatedEvents],
-        price: Callable[[DeviceEvents], float | None] | None = None, **options: Any,
+        self,
+        *arguments: Any,
+        known: dict[Any, RepeatedEvents],
+        price: Callable[[DeviceEvents], float | None] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.price, self.known = price, known
@@ -93,7 +96,7 @@ class RepeatingStage(ProgramStage):
     def act(self, kind: str, microbatch: int, message: Any = None) -> Any:
         """As `ProgramStage.act`; what was run before is repeated."""
         if self.closes(kind, microbatch):
-            return super().act(kind, microbatch, message)       # it is run once, and leaves collectives under way
+            return super().act(kind, microbatch, message)  # it is run once, and leaves collectives under way
         part = self.programs.alike(self.parts[microbatch])
         # What is under way delays the collectives of later actions: these are no pieces.
         busy = bool(self.typed_device.under_way)
@@ -110,8 +113,11 @@ class RepeatingStage(ProgramStage):
                     return result
                 kept = dict(self._kept[microbatch]) if microbatch in self._kept else None
                 known = self.known[key] = RepeatedEvents(
-                    None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result,
-                    events)
+                    None if kept is None else self._named(kept, own=False),
+                    super().held(microbatch) - before,
+                    result,
+                    events,
+                )
                 self.events.cut(start)
             seconds = None if busy or self.price is None else self.price(known.events)
             own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))
@@ -164,4 +170,6 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
     change = {name: size for name, size in change.items() if size}
-    return Piece(action.kept, action.kept_more, action.result, action.events, seconds, flops, nbytes, peak, change)
+    return Piece(
+        action.kept, action.kept_more, action.result, action.events, seconds, flops, nbytes, peak, change
+    )

@@ -49,9 +49,16 @@ from parallelism.transforms import Step
 
 @rarely_collected()
 def simulate(
-    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
-    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
-    fold: bool | None = False, op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
+    operation: Simulable,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    mesh: Mesh | None = None,
+    batch: int | None = None,
+    numbers: Mapping[str, int] | None = None,
+    fold: bool | None = False,
+    op_by_op: bool = False,
+    priced_dtype: str | None = None,
+    link_sharing: bool = True,
 ) -> Trace:
     """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
@@ -88,9 +95,14 @@ def simulate(
 
 @rarely_collected()
 def step_parts(
-    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
-    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
-    priced_dtype: str | None = None, link_sharing: bool = True,
+    operation: Simulable,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    mesh: Mesh | None = None,
+    batch: int | None = None,
+    numbers: Mapping[str, int] | None = None,
+    priced_dtype: str | None = None,
+    link_sharing: bool = True,
 ) -> StepParts:
     """The breakdown of the time of a step: as exact as a simulation op by op, but without an event for each op.
 
@@ -109,14 +121,25 @@ def step_parts(
     """
     made_by = _Simulation(operation, mesh, batch, numbers, fold=True)
     each, pieces, trace = made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
-    return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
-                    each.lengths, each.lanes.sizes.tolist(), pieces.priced, pieces.same_price)
+    return parts_of(
+        trace,
+        [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
+        each.lengths,
+        each.lanes.sizes.tolist(),
+        pieces.priced,
+        pieces.same_price,
+    )
 
 
 def equal_devices(
-    operation: Simulable, hardware: Hardware | str | PathLike[str], *,
-    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
-    priced_dtype: str | None = None, link_sharing: bool = True,
+    operation: Simulable,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    mesh: Mesh | None = None,
+    batch: int | None = None,
+    numbers: Mapping[str, int] | None = None,
+    priced_dtype: str | None = None,
+    link_sharing: bool = True,
 ) -> Lanes:
     """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments.
 
@@ -127,7 +150,9 @@ def equal_devices(
     """
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
     simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
-    return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
+    return folded(
+        simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links
+    )
 
 
 @dataclass(frozen=True)
@@ -155,8 +180,9 @@ class _Simulation:
 
     def placed_on(self, pricing: Pricing) -> SimulatedOperation:
         """The operation in a form that makes events, for the software of the hardware."""
-        software: dict[str, Any] = {} if (on := pricing.hardware) is None else {
-            "fused": on.fused, "overlapping": on.overlapping}
+        software: dict[str, Any] = (
+            {} if (on := pricing.hardware) is None else {"fused": on.fused, "overlapping": on.overlapping}
+        )
         simulated = simulated_operation(self.operation, self.mesh, self.batch, self.numbers, **software)
         pricing.for_devices(simulated.mesh.size)
         return simulated
@@ -182,10 +208,22 @@ class _Simulation:
         ranks = range(mesh.size) if each is None else each.lanes.first.tolist()
         has_pieces = each is not None and any(part.pieces for part in each.templates.classes)
         priced = Priced(
-            "modelled", pricing.priced_dtype, pricing.link_sharing, folded=len(ranks) < mesh.size, pieces=has_pieces,
-            software=self._software(pricing))
-        return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks, priced=priced,
-                     simulation=self)
+            "modelled",
+            pricing.priced_dtype,
+            pricing.link_sharing,
+            folded=len(ranks) < mesh.size,
+            pieces=has_pieces,
+            software=self._software(pricing),
+        )
+        return Trace(
+            events,
+            mesh.size,
+            mesh_shape=mesh.shape,
+            hardware=pricing.name,
+            ranks=ranks,
+            priced=priced,
+            simulation=self,
+        )
 
     def _software(self, pricing: Pricing) -> tuple[bool | str, bool] | None:
         """The software that the ops depend on; None if the operation was placed before it was simulated."""
@@ -227,10 +265,20 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     ways: tuple[Way | None, ...] = (None,)
     if pricing.shares_links:
         ways, way[at] = folded_ways(
-            templates, pricing, each.lanes, own, roles.keys[at], messages=bool(events.isin("kind", {"send"}).any()))
+            templates,
+            pricing,
+            each.lanes,
+            own,
+            roles.keys[at],
+            messages=bool(events.isin("kind", {"send"}).any()),
+        )
     return replay_columns(
-        events, each.lengths, pricing, roles=roles,
-        prices=Prices(prices.seconds, Table(tuple(names), name), ways, way))
+        events,
+        each.lengths,
+        pricing,
+        roles=roles,
+        prices=Prices(prices.seconds, Table(tuple(names), name), ways, way),
+    )
 
 
 class _Pieces:
@@ -250,9 +298,8 @@ class _Pieces:
     def __call__(self, ranks: Ints, events: DeviceEvents) -> float | None:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
-        if (
-            any(row[0] in MESSAGES for row in events.rows)
-            or (hardware is not None and (hardware.stragglers or hardware.faults))
+        if any(row[0] in MESSAGES for row in events.rows) or (
+            hardware is not None and (hardware.stragglers or hardware.faults)
         ):
             return None
         groups = []
@@ -265,14 +312,20 @@ class _Pieces:
         if key not in self._seconds:
             columns = self.priced(int(ranks[0]), events)
             seconds = columns.numbers("duration_seconds")
-            lasts = (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
+            lasts = (
+                (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
+            )
             self._seconds[key] = events, float(lasts)
         return self._seconds[key][1]
 
     def same_price(self, rank: int, events: DeviceEvents) -> tuple[tuple[GroupKey, int], ...]:
         """A key: these events take equal seconds on all ranks with the same key."""
-        return tuple([(axes, self._number(axes, rank))
-                      for axes in sorted({each.axes for each in events.collectives}, key=str)])
+        return tuple(
+            [
+                (axes, self._number(axes, rank))
+                for axes in sorted({each.axes for each in events.collectives}, key=str)
+            ]
+        )
 
     @memoized
     def _number(self, axes: GroupKey, rank: int) -> int:
@@ -293,11 +346,17 @@ class _Pieces:
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
         if not events.asynchronous:
             return columns.with_columns(duration_seconds=seconds)
-        lanes = Lanes(np.zeros(self.mesh.size, np.int64), np.array([rank]))     # all members call at the same time
+        lanes = Lanes(
+            np.zeros(self.mesh.size, np.int64), np.array([rank])
+        )  # all members call at the same time
         nothing = np.zeros(len(columns), np.int64)
         return replay_columns(
-            columns, [len(columns)], self.pricing, roles=_folded_roles(columns, templates.axes_of[looks], lanes),
-            prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing))
+            columns,
+            [len(columns)],
+            self.pricing,
+            roles=_folded_roles(columns, templates.axes_of[looks], lanes),
+            prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing),
+        )
 
     def _alike_for_all(self, axes: GroupKey, ranks: Ints) -> int | None:
         """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if
@@ -307,7 +366,9 @@ class _Pieces:
             groups = members(self.mesh, axes)
             own = np.isin(groups, ranks).any(axis=1)
             alike = self._numbers(axes)[own]
-            self._alike[key] = int(alike[0]) if groups[own].size == len(ranks) and (alike == alike[0]).all() else None
+            self._alike[key] = (
+                int(alike[0]) if groups[own].size == len(ranks) and (alike == alike[0]).all() else None
+            )
         return self._alike[key]
 
     def are_of_equals(self, lanes: Lanes) -> bool:
@@ -345,16 +406,21 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
-    groups = [ranks and tuple(lanes.first[distinct(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values]
+    groups = [
+        ranks and tuple(lanes.first[distinct(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values
+    ]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(groups))}
     between = events.present("peer") & (peer != HOST)
     representative = peer.copy()
     representative[between] = lanes.first[lanes.lane_of[peer[between]]]
     sequence = events.numbers("sequence")
-    roles = roles_of(events.with_columns(
-        sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
-        group=Table(tuple(numbers), np.array([numbers[each] for each in groups], np.int32)[group.index]),
-        peer=representative if between.any() else None))
+    roles = roles_of(
+        events.with_columns(
+            sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
+            group=Table(tuple(numbers), np.array([numbers[each] for each in groups], np.int32)[group.index]),
+            peer=representative if between.any() else None,
+        )
+    )
     sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
     alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
@@ -374,7 +440,9 @@ def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, rank
     together = not pricing.shares_links or own_ports(hardware)
     slots = templates.axes_of[looks]
     numbers = templates.group_of[slots, ranks]
-    for i, (look, slot, number) in enumerate(zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)):
+    for i, (look, slot, number) in enumerate(
+        zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)
+    ):
         alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
         key = (templates.moved(look, number) if together else look), slot, alike
         if key not in known:
@@ -393,4 +461,7 @@ def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bo
     sends = events.take(np.flatnonzero(events.isin("kind", {"send"})))
     ends = set(zip(sends.values("rank"), sends.values("peer"), strict=True))
     return any(
-        channel[0] in levels for source, target in ends for channel in pricing.costs.path(source, target).channels)
+        channel[0] in levels
+        for source, target in ends
+        for channel in pricing.costs.path(source, target).channels
+    )

@@ -101,20 +101,52 @@ class TypedDevice:
     # -- compute and memory --------------------------------------------------------------------------------------------
 
     def compute(
-        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
-        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
+        self,
+        name: str,
+        *,
+        flops: float = 0,
+        nbytes: float = 0,
+        seconds: float | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        phase: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """Records a compute event with its declared cost."""
         if dtype is not None and not isinstance(dtype, str):
             dtype = as_dtype(dtype).name
         flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
-        self._append((
-            "compute", name, nbytes, flops, dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
-            microbatch, phase, None, other_bytes, shape))
+        self._append(
+            (
+                "compute",
+                name,
+                nbytes,
+                flops,
+                dtype,
+                seconds,
+                None,
+                None,
+                0,
+                0,
+                0,
+                None,
+                None,
+                None,
+                stage,
+                microbatch,
+                phase,
+                None,
+                other_bytes,
+                shape,
+            )
+        )
         return _BLOCK
 
-    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+    def hold(
+        self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
         """Records that ``nbytes`` more are held, or fewer if the number is negative."""
         self.events.add_memory(category, nbytes, stage, microbatch)
 
@@ -147,14 +179,16 @@ class TypedDevice:
     def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
         if op.kind == "recv":
             self.events.add_message(
-                "recv", op["source"], op["tag"], int(op.outputs[0].type.nbytes), None, None, None)
+                "recv", op["source"], op["tag"], int(op.outputs[0].type.nbytes), None, None, None
+            )
         elif op.kind == "send":
             self.send(inputs[0], op["destination"], tag=op["tag"])
         elif op.kind == "relayout" and communicates(op):
             call = StepCall(step_of(op, self.mesh), inputs[0].dtype)
             axes, group_axes = self._axes_of(call.step.axes)
             self.events.add_collective(
-                axes, group_axes, self._step_call(call), call.name_of(self.rank), inputs[0].dtype_name)
+                axes, group_axes, self._step_call(call), call.name_of(self.rank), inputs[0].dtype_name
+            )
         elif op.kind == "group_collective":
             self._among_ranks(op, inputs[0])
         elif communicates(op):
@@ -163,7 +197,12 @@ class TypedDevice:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(
-        self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum", out: TypedArray | None = None,
+        self,
+        x: TypedArray,
+        axes: Axes = None,
+        *,
+        op: ReduceOp = "sum",
+        out: TypedArray | None = None,
         async_op: bool = False,
     ) -> Any:
         """Records the collective; the result is of the type of ``x``."""
@@ -180,7 +219,13 @@ class TypedDevice:
         return self._collective("reduce_scatter", x, axes, dim, async_op=async_op)
 
     def all_to_all(
-        self, x: TypedArray, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0, async_op: bool = False
+        self,
+        x: TypedArray,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        async_op: bool = False,
     ) -> Any:
         """Records the collective."""
         return self._collective("all_to_all", x, axes, split_dim, async_op=async_op)
@@ -191,7 +236,14 @@ class TypedDevice:
         return self._collective("permute", x, axes, pairs=named, async_op=async_op, result=x)
 
     def _collective(
-        self, kind: str, x: TypedArray, axes: Axes, dim: int = 0, pairs: Pairs | None = None, *, async_op: bool = False,
+        self,
+        kind: str,
+        x: TypedArray,
+        axes: Axes,
+        dim: int = 0,
+        pairs: Pairs | None = None,
+        *,
+        async_op: bool = False,
         result: TypedArray | None = None,
     ) -> Any:
         """Records a collective, and gives its ``result``, or the work that gives it."""
@@ -202,7 +254,13 @@ class TypedDevice:
         return self._recorded(names, group_axes, call, x, async_op=async_op, result=result)
 
     def _recorded(
-        self, names: MeshAxes | None, group_axes: GroupKey, call: MemberCall, x: TypedArray, *, async_op: bool,
+        self,
+        names: MeshAxes | None,
+        group_axes: GroupKey,
+        call: MemberCall,
+        x: TypedArray,
+        *,
+        async_op: bool,
         result: TypedArray | None,
     ) -> Any:
         """The ``result`` of a collective that is recorded, or the work that gives it."""
@@ -211,7 +269,9 @@ class TypedDevice:
             return result
         self.events.works += 1
         self.events.add_collective(names, group_axes, call, call.kind, x.dtype_name, self.events.works)
-        work = self.under_way[self.events.works] = TypedWork(self.events, call.kind, self.events.works, result)
+        work = self.under_way[self.events.works] = TypedWork(
+            self.events, call.kind, self.events.works, result
+        )
         return work
 
     def _among_ranks(self, op: Op, x: TypedArray) -> None:
@@ -221,7 +281,8 @@ class TypedDevice:
         for group in op["groups"]:
             if self.rank in group and len(group) > 1:
                 self.events.add_collective(
-                    None, group, MemberCall(kind, x.dtype, shape, dim, sizes=sizes), kind, x.dtype_name)
+                    None, group, MemberCall(kind, x.dtype, shape, dim, sizes=sizes), kind, x.dtype_name
+                )
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:
         """The numbers of devices by which a dim is split over a group, axis by axis."""
@@ -255,7 +316,12 @@ class TypedDevice:
         return TypedWork(self.events, "send", self.events.works)
 
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = None,
         axes: str | None = None,
     ) -> TypedWork:
         """`recv` that is waited for later; with ``shape`` and ``dtype`` the result is of this type."""
@@ -264,7 +330,9 @@ class TypedDevice:
         x = None if shape is None or dtype is None else TypedArray(shape, dtype)
         return TypedWork(self.events, "recv", number, self._receive(src, tag, axes, number, x))
 
-    def sendrecv(self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
+    def sendrecv(
+        self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None
+    ) -> TypedArray:
         """Records the exchange of two arrays of one type: an asynchronous send, a recv, and the wait for the send."""
         sent = self.isend(x, dst, tag=tag, axes=axes)
         self.events.add_message("recv", src, tag, x.nbytes, None, axes, None)

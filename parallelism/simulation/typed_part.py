@@ -19,7 +19,11 @@ class TypedPart(TypedDevice):
     """A device of ``ranks`` on a ``mesh`` of its own; arguments as those of `DevicePart`."""
 
     def __init__(
-        self, whole: TypedDevice, mesh: Mesh, ranks: Sequence[int], together: tuple[str, Sequence[int]] | None = None
+        self,
+        whole: TypedDevice,
+        mesh: Mesh,
+        ranks: Sequence[int],
+        together: tuple[str, Sequence[int]] | None = None,
     ) -> None:
         self.of = Ranks(mesh, ranks, whole.rank, together)
         super().__init__(mesh, self.of.place, whole.incoming)
@@ -42,13 +46,15 @@ class TypedPart(TypedDevice):
         """Records a broadcast inside the mesh."""
         if self.size > 1:
             call = MemberCall("broadcast", x.dtype, x.shape)
-            self.events.add_collective(None, self.of.ranks, call, call.kind, None if self.rank else x.dtype_name)
+            self.events.add_collective(
+                None, self.of.ranks, call, call.kind, None if self.rank else x.dtype_name
+            )
 
     def _axes_of(self, axes: Axes) -> tuple[None, GroupKey]:
         return None, self.of.along(axes)
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:
-        return len(self.group(axes)),
+        return (len(self.group(axes)),)
 
     def _step_call(self, call: StepCall) -> Call:
         return call.of_rank(self.rank)

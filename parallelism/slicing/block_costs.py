@@ -28,9 +28,17 @@ from parallelism.transforms import Fused, Overlap, Pipeline, Step, Strategy
 
 def in_blocks(step: Function, strategy: Strategy, begin: Sequence[str], mesh: Mesh, batch: str) -> Step:
     """The step cut before every block, with all stages at one position, on a mesh."""
-    cut = Strategy(strategy, Pipeline(
-        microbatches=1, schedule="interleaved_1f1b" if begin else "1f1b", chunks=len(begin) + 1, begin=tuple(begin),
-        batch=batch, meshes=(mesh,)))(step)
+    cut = Strategy(
+        strategy,
+        Pipeline(
+            microbatches=1,
+            schedule="interleaved_1f1b" if begin else "1f1b",
+            chunks=len(begin) + 1,
+            begin=tuple(begin),
+            batch=batch,
+            meshes=(mesh,),
+        ),
+    )(step)
     assert isinstance(cut, Step)
     return cut
 
@@ -55,8 +63,17 @@ class BlockCosts:
 
     @classmethod
     def of(
-        cls, step: Function, strategy: Strategy, begin: Sequence[str], mesh: Mesh, hardware: Hardware, *, batch: str,
-        rows: int, microbatches: int, priced_dtype: str | None = None,
+        cls,
+        step: Function,
+        strategy: Strategy,
+        begin: Sequence[str],
+        mesh: Mesh,
+        hardware: Hardware,
+        *,
+        batch: str,
+        rows: int,
+        microbatches: int,
+        priced_dtype: str | None = None,
     ) -> BlockCosts:
         """The costs of blocks that ``begin`` at the start and at these regions, for microbatches of so many rows.
 
@@ -65,15 +82,31 @@ class BlockCosts:
         cut = in_blocks(step, strategy, begin, mesh, batch)
         whole = Mesh(pp=1, **mesh.shape)
         program = _OnOneMesh(cut, whole, fused=hardware.fused, overlapping=hardware.overlapping)
-        trace = simulate(program, hardware, mesh=whole, batch=rows, link_sharing=False, fold=True, op_by_op=True,
-                         priced_dtype=priced_dtype)
+        trace = simulate(
+            program,
+            hardware,
+            mesh=whole,
+            batch=rows,
+            link_sharing=False,
+            fold=True,
+            op_by_op=True,
+            priced_dtype=priced_dtype,
+        )
         blocks = len(begin) + 1
         actions = np.max([list(_actions(trace, rank, blocks)) for rank in trace.ranks], axis=0)
         forward, backward = actions[:blocks], actions[blocks:]
         static = np.array([_held(program, whole, number, rows, microbatches) for number in range(blocks)])
         update, state = np.array([*_updates(cut, program.stages, mesh, hardware, priced_dtype)]).T
-        return cls(mesh, forward[:, 0], backward[:, 0], update, static + state, forward[:, 2], forward[:, 1],
-                   backward[:, 1])
+        return cls(
+            mesh,
+            forward[:, 0],
+            backward[:, 0],
+            update,
+            static + state,
+            forward[:, 2],
+            forward[:, 1],
+            backward[:, 1],
+        )
 
     @property
     def seconds(self) -> Floats:
@@ -109,31 +142,45 @@ class _OnOneMesh(PipelinedProgram):
     device for the pipeline: the groups of the devices lie along its axes.
     """
 
-    def __init__(self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> None:
+    def __init__(
+        self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False
+    ) -> None:
         pipeline = step.pipeline.on(mesh)
         stages, sums = step.stages(pipeline.stages), step.sum_dtypes
         shape = {axis: n for axis, n in mesh.shape.items() if axis != pipeline.axis}
         inside = Mesh(**shape) if shape else None
         if inside is not None and inside.size > 1:
             stages = laid_out_stages(stages, inside, sums, [inside] * len(stages))
-        self.set_up(stages, pipeline, inside, (), sums, Overlap.of(step.function),
-                    fused or Fused.of(step.function) is not None, overlapping)
+        self.set_up(
+            stages,
+            pipeline,
+            inside,
+            (),
+            sums,
+            Overlap.of(step.function),
+            fused or Fused.of(step.function) is not None,
+            overlapping,
+        )
 
 
 def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, float, float]]:
     """The forwards of all blocks on a rank, then the backwards: seconds, most bytes held, and bytes left behind."""
     events = [event for event in trace if event.rank == rank]
     names = [f"{block}F0" for block in range(blocks)] + [f"{block}B0" for block in range(blocks)]
-    labels = {event.name: place for place, event in enumerate(events)
-              if event.kind == "compute" and event.name in names}
+    labels = {
+        event.name: place
+        for place, event in enumerate(events)
+        if event.kind == "compute" and event.name in names
+    }
     order = sorted(labels.values())
     last = 1 + max(place for place, event in enumerate(events) if event.stage is not None)
     for name in names:
         start = labels[name]
         end = next((place for place in order if place > start), last)
-        seconds = (events[end].start_seconds if end < len(events) else trace.makespan_seconds)
-        held: Floats = np.cumsum([0.0] + [
-            event.nbytes for event in events[start:end] if event.kind == "memory"])
+        seconds = events[end].start_seconds if end < len(events) else trace.makespan_seconds
+        held: Floats = np.cumsum(
+            [0.0] + [event.nbytes for event in events[start:end] if event.kind == "memory"]
+        )
         yield seconds - events[start].start_seconds, float(held.max()), float(held[-1])
 
 
@@ -160,11 +207,17 @@ def _updates(
         form = Form([update])
         if form not in known:
             trace = simulate(
-                update, hardware, mesh=mesh, fold=True, link_sharing=False, priced_dtype=priced_dtype)
+                update, hardware, mesh=mesh, fold=True, link_sharing=False, priced_dtype=priced_dtype
+            )
             local = localize(update, mesh).program(0)
-            known[form] = _Update(trace.makespan_seconds, sum(
-                int(own.type.nbytes) for value, own in zip(update.inputs, local.inputs, strict=True)
-                if value.name in state))
+            known[form] = _Update(
+                trace.makespan_seconds,
+                sum(
+                    int(own.type.nbytes)
+                    for value, own in zip(update.inputs, local.inputs, strict=True)
+                    if value.name in state
+                ),
+            )
         yield known[form]
 
 

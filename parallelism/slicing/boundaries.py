@@ -36,8 +36,10 @@ class Boundaries:
         The two lie on the meshes ``ends``, which begin at these ranks, ``starts``.  ``whole`` has the least
         common multiples of the extents of all meshes of the pipeline.
         """
-        return max(self._seconds(block, whole, (ends[0], ends[1]), (starts[0], starts[1]), back=False),
-                   self._seconds(block, whole, (ends[1], ends[0]), (starts[1], starts[0]), back=True))
+        return max(
+            self._seconds(block, whole, (ends[0], ends[1]), (starts[0], starts[1]), back=False),
+            self._seconds(block, whole, (ends[1], ends[0]), (starts[1], starts[0]), back=True),
+        )
 
     @memoized
     def _seconds(
@@ -49,17 +51,24 @@ class Boundaries:
         types = {value.name: value.type for value in functions.forward.inputs}
         batch = self.stages.batch
         numbers = {batch: self.rows, f"{batch}_whole": self.rows, f"{batch}_first": 0}
-        crossing = Crossing(tuple(types[name].specialize(numbers) for name in names),
-                            tuple(layouts[name] for name in names), *ends)
+        crossing = Crossing(
+            tuple(types[name].specialize(numbers) for name in names),
+            tuple(layouts[name] for name in names),
+            *ends,
+        )
         longest = 0.0
         for sender in range(ends[0].size):
             for receiver, pieces in crossing.sent(sender).items():
                 nbytes = sum(int(piece.type.nbytes) for piece in pieces)
-                longest = max(longest, self.costs.message_seconds(nbytes, starts[0] + sender, starts[1] + receiver))
+                longest = max(
+                    longest, self.costs.message_seconds(nbytes, starts[0] + sender, starts[1] + receiver)
+                )
         return longest
 
     @memoized
     def _layouts(self, whole: Mesh) -> dict[str, TensorSharding]:
         """The layouts of all values, by name."""
-        return {value.name: gradient_layout(value.layout or TensorSharding.replicated(value.type.ndim))
-                for value in propagate(self.stages.function, whole).values}
+        return {
+            value.name: gradient_layout(value.layout or TensorSharding.replicated(value.type.ndim))
+            for value in propagate(self.stages.function, whole).values
+        }

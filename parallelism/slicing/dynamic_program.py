@@ -30,7 +30,11 @@ MOST_STAGES = 16
 
 
 def best_slicing(
-    slices: Slices, *, devices: int, microbatches: int, memory_bytes: float | None = None,
+    slices: Slices,
+    *,
+    devices: int,
+    microbatches: int,
+    memory_bytes: float | None = None,
     most_stages: int = MOST_STAGES,
 ) -> Slicing:
     """The slicing in at most ``most_stages`` stages on exactly ``devices`` devices that takes the least time.
@@ -42,13 +46,24 @@ def best_slicing(
 
     `NoSlicingFits` if there is none, with the tightest need; ``ValueError`` for numbers that are no counts.
     """
-    return best_slicings(slices, devices=devices, microbatches=microbatches, memory_bytes=memory_bytes,
-                         most_stages=most_stages, count=1)[0]
+    return best_slicings(
+        slices,
+        devices=devices,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        most_stages=most_stages,
+        count=1,
+    )[0]
 
 
 def best_slicings(
-    slices: Slices, *, devices: int, microbatches: int, memory_bytes: float | None = None,
-    most_stages: int = MOST_STAGES, count: int = 50,
+    slices: Slices,
+    *,
+    devices: int,
+    microbatches: int,
+    memory_bytes: float | None = None,
+    most_stages: int = MOST_STAGES,
+    count: int = 50,
 ) -> tuple[Slicing, ...]:
     """At most ``count`` different slicings, the best first: `best_slicing`, and good ones that differ from it.
 
@@ -59,7 +74,9 @@ def best_slicings(
     [(1, 8.0), (2, 12.0)]
     """
     check_at_least(1, devices=devices, microbatches=microbatches, most_stages=most_stages, count=count)
-    search = _Search(slices, devices, microbatches, memory_bytes, min(most_stages, slices.blocks, devices), count)
+    search = _Search(
+        slices, devices, microbatches, memory_bytes, min(most_stages, slices.blocks, devices), count
+    )
     search.run()
     if not search.found:
         raise _none_fits(search)
@@ -80,7 +97,13 @@ class _Search:
     """The bounds on the slowest stage, tried in the order of what they may give."""
 
     def __init__(
-        self, slices: Slices, devices: int, microbatches: int, memory_bytes: float | None, stages: int, count: int
+        self,
+        slices: Slices,
+        devices: int,
+        microbatches: int,
+        memory_bytes: float | None,
+        stages: int,
+        count: int,
     ) -> None:
         self.slices, self.devices, self.microbatches, self.stages = slices, devices, microbatches, stages
         self.memory_bytes, self.count = memory_bytes, count
@@ -142,16 +165,23 @@ class _Search:
         for stages in np.flatnonzero(np.isfinite(sums)) + 1:
             if sums[stages - 1] + (self.microbatches - 1) * lowest < limit:
                 chosen = self.chosen(cost, table, int(stages), np.add)
-                self.found.setdefault(chosen, Slicing(chosen, tuple(
-                    float(self.seconds[first, end + 1, submesh]) for first, end, submesh in chosen),
-                    self.microbatches))
+                self.found.setdefault(
+                    chosen,
+                    Slicing(
+                        chosen,
+                        tuple(float(self.seconds[first, end + 1, submesh]) for first, end, submesh in chosen),
+                        self.microbatches,
+                    ),
+                )
         return sums
 
     def _by_size(self, cost: Floats) -> Floats:
         """The least costs of the submeshes of each size."""
         return np.stack([cost[..., own].min(axis=-1) for own in self.of_size], axis=-1)
 
-    def chosen(self, cost: Floats, table: Floats, stages: int, combine: Callable[..., Any]) -> tuple[Slice, ...]:
+    def chosen(
+        self, cost: Floats, table: Floats, stages: int, combine: Callable[..., Any]
+    ) -> tuple[Slice, ...]:
         """The slices that a table has the least costs of, for so many stages."""
         found, first, left = list[Slice](), 0, self.devices
         needed = np.array(self.slices.devices)
@@ -185,10 +215,10 @@ def least_table(cost: Floats, sizes: tuple[int, ...], devices: int, combine: Cal
     table = np.full((stages + 1, blocks + 1, devices + 1), np.inf)
     table[0, blocks, 0] = 0.0
     for first, (number, size) in product(range(blocks - 1, -1, -1), enumerate(sizes)):
-        own = cost[:, first, first + 1:, number]
+        own = cost[:, first, first + 1 :, number]
         ends = np.flatnonzero(np.isfinite(own).any(axis=0))
         if len(ends):
-            after = table[:-1, ends + first + 1, :devices + 1 - size]
+            after = table[:-1, ends + first + 1, : devices + 1 - size]
             least = combine(own[:, ends, None], after).min(axis=1)
             np.minimum(table[1:, first, size:], least, out=table[1:, first, size:])
     return table
@@ -197,18 +227,26 @@ def least_table(cost: Floats, sizes: tuple[int, ...], devices: int, combine: Cal
 def _none_fits(search: _Search) -> NoSlicingFits:
     """Why there is no slicing."""
     slices = search.slices
-    what = f"{plural(slices.blocks, 'block')} in at most {plural(search.stages, 'stage')} on exactly " \
-           f"{plural(search.devices, 'device')}"
+    what = (
+        f"{plural(slices.blocks, 'block')} in at most {plural(search.stages, 'stage')} on exactly "
+        f"{plural(search.devices, 'device')}"
+    )
     least, chosen = search.least_memory() if search.sizes else (np.inf, ())
     if not chosen:
         sizes = ", ".join(map(str, sorted(set(slices.devices)))) or "none"
-        return NoSlicingFits(f"no slicing has {what}: the submeshes have {sizes} devices, and no stages on such "
-                             "submeshes, where their blocks can lie, use all devices")
-    left, each = max(((len(chosen) - place, each) for place, each in enumerate(chosen)),
-                     key=lambda pair: slices.bytes_of(pair[1], min(pair[0], search.microbatches)))
+        return NoSlicingFits(
+            f"no slicing has {what}: the submeshes have {sizes} devices, and no stages on such "
+            "submeshes, where their blocks can lie, use all devices"
+        )
+    left, each = max(
+        ((len(chosen) - place, each) for place, each in enumerate(chosen)),
+        key=lambda pair: slices.bytes_of(pair[1], min(pair[0], search.microbatches)),
+    )
     assert search.memory_bytes is not None
     return NoSlicingFits(
         f"no slicing has {what} with {decimal_bytes(search.memory_bytes)} a device: the one that needs least, in "
         f"{plural(len(chosen), 'stage')}, needs {decimal_bytes(least)} for blocks {each.first} to {each.last} on "
         f"{plural(slices.devices[each.submesh], 'device')}, which keep "
-        f"what {min(left, search.microbatches)} of the microbatches need", least)
+        f"what {min(left, search.microbatches)} of the microbatches need",
+        least,
+    )

@@ -41,11 +41,22 @@ MOST_BLOCKS = 32
 
 @rarely_collected()
 def find_slicing(
-    model: TransformerSpec | Function | str, *, hardware: Hardware | str | PathLike[str], batch: int,
-    microbatches: int, devices: int | None = None, memory: float | str | None = None,
-    optimizer: SGD | Adam | None = None, strategy: Strategy | str = "dp tp", begin: Sequence[str] | None = None,
-    most_blocks: int = MOST_BLOCKS, most_stages: int = MOST_STAGES, candidates: int = 50, simulations: int = 4,
-    priced_dtype: str | None = None, progress: Progress | None = None,
+    model: TransformerSpec | Function | str,
+    *,
+    hardware: Hardware | str | PathLike[str],
+    batch: int,
+    microbatches: int,
+    devices: int | None = None,
+    memory: float | str | None = None,
+    optimizer: SGD | Adam | None = None,
+    strategy: Strategy | str = "dp tp",
+    begin: Sequence[str] | None = None,
+    most_blocks: int = MOST_BLOCKS,
+    most_stages: int = MOST_STAGES,
+    candidates: int = 50,
+    simulations: int = 4,
+    priced_dtype: str | None = None,
+    progress: Progress | None = None,
 ) -> SlicedPlans:
     """The pipelines of ``model`` whose stages lie on meshes of different sizes, the best first.
 
@@ -82,13 +93,19 @@ def find_slicing(
         inside = Strategy(trained.precision, inside)
     begin = trained.begin(min(trained.blocks, most_blocks)) if begin is None else begin
     task = SlicingTask(
-        trained.step, inside, tuple(begin), BATCH, batch, microbatches, machine, count, priced_dtype)
+        trained.step, inside, tuple(begin), BATCH, batch, microbatches, machine, count, priced_dtype
+    )
     limit = memory_of(memory, machine)
     report = progress or logged
     task, costs, refused = _priced(task, report)
     slicings = best_slicings(
-        _slices(costs), devices=count, microbatches=microbatches, memory_bytes=limit, most_stages=most_stages,
-        count=candidates)
+        _slices(costs),
+        devices=count,
+        microbatches=microbatches,
+        memory_bytes=limit,
+        most_stages=most_stages,
+        count=candidates,
+    )
     clock = _Timed(task, costs)
     timed = sorted((clock.plan(each) for each in slicings), key=lambda each: each.timeline_seconds)
     _log.info("%d slicings timed of %d blocks on %d meshes", len(timed), len(task.begin) + 1, len(costs))
@@ -111,8 +128,11 @@ def _simulated(
         fit += [plan] * (plan.peak_bytes <= limit)
     if simulations and not fit:
         simulated = plural(len(needed), "simulated one")
-        raise NoSlicingFits(f"no slicing fits {decimal_bytes(limit)} a device: of {simulated} the one that needs "
-                            f"least needs {decimal_bytes(min(needed))}", min(needed))
+        raise NoSlicingFits(
+            f"no slicing fits {decimal_bytes(limit)} a device: of {simulated} the one that needs "
+            f"least needs {decimal_bytes(min(needed))}",
+            min(needed),
+        )
     return *sorted(fit, key=lambda each: each.seconds), *left
 
 
@@ -120,15 +140,22 @@ def _axes_of(strategy: Strategy) -> tuple[str, ...]:
     """The axes that a strategy splits over; ``ValueError`` for more than two, for none, and for a pipeline."""
     if strategy.pipeline is not None:
         raise ValueError(f"strategy must say what happens inside a stage, without a pipeline; got {strategy}")
-    axes = tuple(dict.fromkeys(
-        axis for each in strategy.transforms if isinstance(axis := getattr(each, "axis", None), str)))
+    axes = tuple(
+        dict.fromkeys(
+            axis for each in strategy.transforms if isinstance(axis := getattr(each, "axis", None), str)
+        )
+    )
     if not 1 <= len(axes) <= 2:
-        raise ValueError(f"strategy must split over one axis or two, such as dp tp; got {str(strategy)!r}, over "
-                         f"{' and '.join(axes) or 'none'}")
+        raise ValueError(
+            f"strategy must split over one axis or two, such as dp tp; got {str(strategy)!r}, over "
+            f"{' and '.join(axes) or 'none'}"
+        )
     return tuple(sorted(axes, key=lambda axis: axis == "tp"))
 
 
-def _priced(task: SlicingTask, report: Progress = logged) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
+def _priced(
+    task: SlicingTask, report: Progress = logged
+) -> tuple[SlicingTask, list[BlockCosts], dict[Mesh, str]]:
     """The costs of all blocks on each mesh that a stage may have; the meshes that cannot be, with the reasons.
 
     If none can be, one axis of two is left out of the task: the strategy finds nothing to split over it.
@@ -144,9 +171,19 @@ def _priced(task: SlicingTask, report: Progress = logged) -> tuple[SlicingTask, 
             refused[mesh] = f"{task.rows} rows of a microbatch are no multiple of {split}={mesh.shape[split]}"
             continue
         try:
-            costs.append(BlockCosts.of(
-                task.step, task.strategy, task.begin, mesh, task.hardware, batch=task.symbol, rows=task.rows,
-                microbatches=task.microbatches, priced_dtype=task.priced_dtype))
+            costs.append(
+                BlockCosts.of(
+                    task.step,
+                    task.strategy,
+                    task.begin,
+                    mesh,
+                    task.hardware,
+                    batch=task.symbol,
+                    rows=task.rows,
+                    microbatches=task.microbatches,
+                    priced_dtype=task.priced_dtype,
+                )
+            )
         except ValueError as error:
             refused[mesh] = str(error)
     if costs:
@@ -164,7 +201,8 @@ def _priced(task: SlicingTask, report: Progress = logged) -> tuple[SlicingTask, 
 def _slices(costs: Sequence[BlockCosts]) -> Slices:
     """The costs of all slices of blocks."""
     seconds = Slices.of_blocks(
-        np.stack([each.seconds for each in costs], axis=1), [each.mesh.size for each in costs])
+        np.stack([each.seconds for each in costs], axis=1), [each.mesh.size for each in costs]
+    )
     held, kept = zip(*(each.memory() for each in costs), strict=True)
     return replace(seconds, held_bytes=np.stack(held, axis=2), microbatch_bytes=np.stack(kept, axis=2))
 
@@ -182,20 +220,28 @@ class _Timed:
         own = [self.costs[each.submesh] for each in slicing.slices]
         meshes = tuple(each.mesh for each in own)
         schedule = Scheduled(len(own), self.task.microbatches, "1f1b").schedule
-        timeline = schedule.timeline({
-            "F": self._of(slicing, [each.forward_seconds for each in own]),
-            "B": self._of(slicing, [each.backward_seconds for each in own]),
-            "message": self._messages(slicing, meshes)})
+        timeline = schedule.timeline(
+            {
+                "F": self._of(slicing, [each.forward_seconds for each in own]),
+                "B": self._of(slicing, [each.backward_seconds for each in own]),
+                "message": self._messages(slicing, meshes),
+            }
+        )
         updates = self._of(slicing, [each.update_seconds for each in own])
         seconds = max(row[-1].end + update for row, update in zip(timeline.spans, updates, strict=True))
         return SlicedPlan(self.task, slicing, meshes, seconds)
 
     def _of(self, slicing: Slicing, costs: Sequence[Floats]) -> list[float]:
         """The sums of the blocks of each stage."""
-        return [float(own[each.first:each.last + 1].sum()) for each, own in zip(slicing.slices, costs, strict=True)]
+        return [
+            float(own[each.first : each.last + 1].sum())
+            for each, own in zip(slicing.slices, costs, strict=True)
+        ]
 
     def _messages(self, slicing: Slicing, meshes: Sequence[Mesh]) -> list[float]:
         """The seconds of what passes between each stage and the next."""
         starts, whole = starts_of([mesh.size for mesh in meshes]), whole_of(meshes)
-        return [self.boundaries.seconds(each.first, whole, meshes[stage:stage + 2], starts[stage:stage + 2])
-                for stage, each in enumerate(slicing.slices[1:])]
+        return [
+            self.boundaries.seconds(each.first, whole, meshes[stage : stage + 2], starts[stage : stage + 2])
+            for stage, each in enumerate(slicing.slices[1:])
+        ]

@@ -68,8 +68,12 @@ class SlicedPlan:
     def strategy(self) -> Strategy:
         """The transforms that make the distributed step of the step on one device."""
         begin = tuple(self.task.begin[each.first - 1] for each in self.slicing.slices[1:])
-        return Strategy(self.task.strategy, Pipeline(
-            microbatches=self.task.microbatches, begin=begin, batch=self.task.symbol, meshes=self.meshes))
+        return Strategy(
+            self.task.strategy,
+            Pipeline(
+                microbatches=self.task.microbatches, begin=begin, batch=self.task.symbol, meshes=self.meshes
+            ),
+        )
 
     @cached_property
     def step(self) -> Step:
@@ -90,7 +94,11 @@ class SlicedPlan:
 
     def simulate(self, **options: Any) -> Trace:
         """The trace of a step; ``options`` are those of `parallelism.simulation.simulate`."""
-        given: dict[str, Any] = {"mesh": self.mesh, "batch": self.task.batch, "priced_dtype": self.task.priced_dtype}
+        given: dict[str, Any] = {
+            "mesh": self.mesh,
+            "batch": self.task.batch,
+            "priced_dtype": self.task.priced_dtype,
+        }
         return simulate(self.step, self.hardware, **given | options)
 
     def simulated(self) -> SlicedPlan:
@@ -142,10 +150,15 @@ class SlicedPlans(Sequence[SlicedPlan]):
             rows.append([seconds(each.seconds), seconds(each.slicing.seconds), memory])
         stages = ["stages", *(" | ".join(map(_stage, each.slicing.slices, each.meshes)) for each in shown)]
         more = [f"and {len(self) - len(shown)} more"] * (len(self) > len(shown))
-        return "\n".join([
-            f"@{task.step.name} on {plural(task.devices, 'device')} of {task.hardware.name}, "
-            f"{plural(task.batch, 'row')} in {task.microbatches} microbatches", "",
-            *map("   ".join, zip(in_columns(rows, 0, "   "), stages, strict=True)), *more])
+        return "\n".join(
+            [
+                f"@{task.step.name} on {plural(task.devices, 'device')} of {task.hardware.name}, "
+                f"{plural(task.batch, 'row')} in {task.microbatches} microbatches",
+                "",
+                *map("   ".join, zip(in_columns(rows, 0, "   "), stages, strict=True)),
+                *more,
+            ]
+        )
 
 
 def _stage(each: Any, mesh: Mesh) -> str:

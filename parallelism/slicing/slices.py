@@ -79,9 +79,15 @@ class Slices:
                 given = np.zeros(np.shape(self.seconds))
             array = np.array(given, np.float64)
             blocks = len(array) if array.ndim else 0
-            if not blocks or array.shape != (blocks, blocks + 1, len(devices)) or array.shape != np.shape(self.seconds):
-                raise ValueError(f"{name} must have the shape (blocks, blocks + 1, submeshes), with {len(devices)} "
-                                 f"submeshes and the same blocks everywhere; got {array.shape}")
+            if (
+                not blocks
+                or array.shape != (blocks, blocks + 1, len(devices))
+                or array.shape != np.shape(self.seconds)
+            ):
+                raise ValueError(
+                    f"{name} must have the shape (blocks, blocks + 1, submeshes), with {len(devices)} "
+                    f"submeshes and the same blocks everywhere; got {array.shape}"
+                )
             if not (array[_are_slices(blocks)] >= 0).all():
                 raise ValueError(f"{name} must be 0 or more; got {array[_are_slices(blocks)].min()}")
             array.flags.writeable = False
@@ -89,7 +95,10 @@ class Slices:
 
     @classmethod
     def of_blocks(
-        cls, seconds: npt.ArrayLike, devices: Sequence[int], held_bytes: npt.ArrayLike | None = None,
+        cls,
+        seconds: npt.ArrayLike,
+        devices: Sequence[int],
+        held_bytes: npt.ArrayLike | None = None,
         microbatch_bytes: npt.ArrayLike | None = None,
     ) -> Slices:
         """The slices of blocks whose costs add up.  The arrays have the shape ``(blocks, submeshes)``.
@@ -98,8 +107,12 @@ class Slices:
         >>> Slices.of_blocks([[1.0, 0.5], [3.0, 1.5]], (1, 2)).seconds[0, 2].tolist()
         [4.0, 2.0]
         """
-        return cls(_added(seconds), tuple(devices), None if held_bytes is None else _added(held_bytes),
-                   None if microbatch_bytes is None else _added(microbatch_bytes))
+        return cls(
+            _added(seconds),
+            tuple(devices),
+            None if held_bytes is None else _added(held_bytes),
+            None if microbatch_bytes is None else _added(microbatch_bytes),
+        )
 
     @property
     def blocks(self) -> int:
@@ -151,5 +164,5 @@ def _added(costs: npt.ArrayLike) -> Floats:
     blocks, submeshes = each.shape
     sums = np.zeros((blocks, blocks + 1, submeshes))
     for first in range(blocks):
-        sums[first, first + 1:] = np.cumsum(each[first:], axis=0)
+        sums[first, first + 1 :] = np.cumsum(each[first:], axis=0)
     return sums

@@ -44,10 +44,13 @@ def meshes_of(size: int, axes: Sequence[str], node: int) -> tuple[Mesh, ...]:
     ["{'dp': 4, 'tp': 1}", "{'dp': 2, 'tp': 2}", "{'dp': 1, 'tp': 4}"]
     """
     if len(axes) == 1:
-        return Mesh(**{axes[0]: size}),
+        return (Mesh(**{axes[0]: size}),)
     outer, inner = axes
-    return tuple(Mesh(**{outer: size // each, inner: each})
-                 for each in submesh_sizes(node, min(size, node)) if size % each == 0)
+    return tuple(
+        Mesh(**{outer: size // each, inner: each})
+        for each in submesh_sizes(node, min(size, node))
+        if size % each == 0
+    )
 
 
 def starts_of(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -67,8 +70,11 @@ def placed(hardware: Hardware, sizes: Sequence[int]) -> Hardware:
 
     It stays as it is if nothing moves.
     """
-    ranks = [*chain.from_iterable(range(start, start + size)
-                                  for start, size in zip(starts_of(sizes), sizes, strict=True))]
+    ranks = [
+        *chain.from_iterable(
+            range(start, start + size) for start, size in zip(starts_of(sizes), sizes, strict=True)
+        )
+    ]
     if ranks == [*range(len(ranks))]:
         return hardware
     return hardware.placed([hardware.place(rank) for rank in ranks])

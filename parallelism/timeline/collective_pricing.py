@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 _CALL = "name", "group", "algorithm", "payload_bytes", "root", "pairs"
 """The fields of a `CollectiveCall`."""
 
+
 class CollectivePrice(NamedTuple):
     """A collective's price."""
 
@@ -49,11 +50,13 @@ def collective_prices(
     and for each event the index of its way.  Without ``sharing`` no ways are computed.
     """
     _, first, operation, members = np.unique(
-        events.key("group", "sequence"), return_index=True, return_inverse=True, return_counts=True)
+        events.key("group", "sequence"), return_index=True, return_inverse=True, return_counts=True
+    )
     least = np.full(len(first), np.inf)
     np.minimum.at(least, operation, scale)
     prices, price_of = _by_themselves(
-        costs, events.only("rank", "kind", *_CALL).take(first), least, members, sharing)
+        costs, events.only("rank", "kind", *_CALL).take(first), least, members, sharing
+    )
     of_event = price_of[operation]
     if events.present("parent").any():
         prices, of_event = _with_reshardings(events, prices, price_of, operation)
@@ -62,8 +65,11 @@ def collective_prices(
         names.setdefault(found.algorithm, len(names))
     name_of = np.array([names[found.algorithm] for found in prices], np.int32)
     return (
-        np.array([found.seconds for found in prices])[of_event], Table(tuple(names), name_of[of_event]),
-        tuple(way_of(costs.hardware, found) for found in prices), of_event)
+        np.array([found.seconds for found in prices])[of_event],
+        Table(tuple(names), name_of[of_event]),
+        tuple(way_of(costs.hardware, found) for found in prices),
+        of_event,
+    )
 
 
 def _by_themselves(
@@ -74,7 +80,9 @@ def _by_themselves(
     ``operations`` has one event of each operation, ``least`` its scale, and ``members`` its number of events.
     """
     whole = members == group_sizes(operations)
-    key = combined(operations.key(*_CALL), np.unique(least, return_inverse=True)[1].astype(np.int64), whole.astype(int))
+    key = combined(
+        operations.key(*_CALL), np.unique(least, return_inverse=True)[1].astype(np.int64), whole.astype(int)
+    )
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     prices, price_of = [FREE], []
     different = operations.take(first).events()
@@ -86,7 +94,8 @@ def _by_themselves(
         if call is None:
             raise ValueError(
                 f"a collective {event.name!r} of group {list(event.group)} has no payload_bytes, and cannot be priced: "
-                f"its trace was saved before events had them; run or simulate it again")
+                f"its trace was saved before events had them; run or simulate it again"
+            )
         price_of.append(len(prices))
         prices.append(collective_price(costs, call, 1.0 if isinf(factor) else factor, sharing))
     return prices, np.array(price_of, np.int64)[place]
@@ -100,13 +109,17 @@ def collective_price(
         return FREE
     named, root = None if call.algorithm in ("direct", MPI) else call.algorithm, call.root or 0
     cost = costs.collective(
-        call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs)
+        call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs
+    )
     crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else NO_LOADS
     return CollectivePrice(cost.seconds, cost.algorithm, crossing)
 
 
 def _with_reshardings(
-    events: Columns, prices: list[CollectivePrice], price_of: npt.NDArray[np.int64], operation: npt.NDArray[np.int64]
+    events: Columns,
+    prices: list[CollectivePrice],
+    price_of: npt.NDArray[np.int64],
+    operation: npt.NDArray[np.int64],
 ) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
     """The prices with those of operations that consist of collectives, and the index of the price of each event.
 
@@ -154,6 +167,11 @@ def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
     if not used:
         return None
     most = max(float(parts.max()) for *_, parts in used)
-    return Way(tuple(
-        ((*key, number), part) for key, numbers, parts in used
-        for number, part in zip(numbers.tolist(), np.maximum(parts / most, LEAST).tolist(), strict=True)), most)
+    return Way(
+        tuple(
+            ((*key, number), part)
+            for key, numbers, parts in used
+            for number, part in zip(numbers.tolist(), np.maximum(parts / most, LEAST).tolist(), strict=True)
+        ),
+        most,
+    )

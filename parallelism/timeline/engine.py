@@ -87,35 +87,46 @@ class Replay:
     """
 
     def __init__(
-        self, events: LaneEvents, *, ordered: bool = False, sharing: Sharing | None = None, share: float = 0.0,
+        self,
+        events: LaneEvents,
+        *,
+        ordered: bool = False,
+        sharing: Sharing | None = None,
+        share: float = 0.0,
     ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
         self.costs, self.overheads = events.costs, events.overheads
         self.starts, self.durations = events.starts, events.durations
-        self.ends = list(accumulate(lengths))               # by lane: the place after its last event
-        self.next = list(map(sub, self.ends, lengths))      # by lane: the event to go on with
+        self.ends = list(accumulate(lengths))  # by lane: the place after its last event
+        self.next = list(map(sub, self.ends, lengths))  # by lane: the event to go on with
         self.clock: list[Any] = [0] * len(lengths)
         self.ready = list(range(len(lengths) - 1, -1, -1))
-        self.blocked = [_NONE] * len(lengths)               # by lane: the event of its own that has to be over
-        self.issued: dict[tuple[int, int], int] = {}        # lane, work -> the event that started it
-        self.over: dict[int, Any] = {}                      # event of an asynchronous operation -> its end
-        self.sent: dict[int, Any] = {}                      # message -> its arrival; inf: not known yet
-        self.awaited: dict[int, list[tuple[int, int]]] = {}     # message -> the recvs that wait for it: lane, event
-        self.members: dict[int, list[tuple[int, int]]] = {}     # collective -> members that reached it: lane, event
-        self.complete: list[tuple[int, list[tuple[int, int]]]] = []     # those that all members reached just now
+        self.blocked = [_NONE] * len(lengths)  # by lane: the event of its own that has to be over
+        self.issued: dict[tuple[int, int], int] = {}  # lane, work -> the event that started it
+        self.over: dict[int, Any] = {}  # event of an asynchronous operation -> its end
+        self.sent: dict[int, Any] = {}  # message -> its arrival; inf: not known yet
+        self.awaited: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # message -> the recvs that wait for it: lane, event
+        self.members: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # collective -> members that reached it: lane, event
+        self.complete: list[tuple[int, list[tuple[int, int]]]] = []  # those that all members reached just now
         self.ordered = ordered
         self.share = share
-        self.now = 0.0 if ordered else inf                  # no lane reaches what is shared before this time
+        self.now = 0.0 if ordered else inf  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
-        self.stream: list[Any] = [0] * len(lengths)         # by lane: when its communication stream is free
+        self.stream: list[Any] = [0] * len(lengths)  # by lane: when its communication stream is free
         self.links: SharedLinks | None = None
         if sharing is not None:
             self.sharing = sharing
             self.message_ways: dict[tuple[int, int], tuple[Way | None, float]] = {}
-            self.queues: list[deque[int]] = [deque() for _ in lengths]      # by lane: collectives all members reached
-            self.joined: dict[int, list[tuple[int, int]]] = {}              # such a collective -> its members
-            self.behind: dict[int, int] = {}                                # ... -> in how many queues it is not first
+            self.queues: list[deque[int]] = [
+                deque() for _ in lengths
+            ]  # by lane: collectives all members reached
+            self.joined: dict[int, list[tuple[int, int]]] = {}  # such a collective -> its members
+            self.behind: dict[int, int] = {}  # ... -> in how many queues it is not first
             self.links = SharedLinks(sharing.capacity, self.foretell)
 
     def run(self) -> list[int]:
@@ -152,7 +163,13 @@ class Replay:
 
     def advance(self, lane: int) -> None:
         """Runs the lane up to the next event that blocks it."""
-        starts, durations, roles, costs, works = self.starts, self.durations, self.roles, self.costs, self.works
+        starts, durations, roles, costs, works = (
+            self.starts,
+            self.durations,
+            self.roles,
+            self.costs,
+            self.works,
+        )
         clock, now, links = self.clock[lane], self.now, self.links
         for i in range(self.next[lane], self.ends[lane]):
             role = roles[i]
@@ -311,13 +328,15 @@ class Replay:
 
 
 def _in_program_order(
-    complete: list[tuple[int, list[tuple[int, int]]]]
+    complete: list[tuple[int, list[tuple[int, int]]]],
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The collectives, each after those that come before it in a lane of its members.
 
     Where lanes disagree, in the order in which they were complete.
     """
-    of_lane: dict[int, list[tuple[int, int]]] = {}      # lane -> event, and place of its collective in ``complete``
+    of_lane: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # lane -> event, and place of its collective in ``complete``
     for place, (_, members) in enumerate(complete):
         for lane, event in members:
             of_lane.setdefault(lane, []).append((event, place))

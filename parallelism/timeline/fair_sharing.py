@@ -69,15 +69,15 @@ class _Flow:
     number: int
     channels: tuple[int, ...]
     parts: tuple[float, ...] | None
-    wanted: float               # the rate that it asks for; rates are parts of a link's bandwidth
-    left: float                 # seconds at the whole bandwidth that remain at ``since``
-    end: float                  # when it leaves its links, if no rate changes
+    wanted: float  # the rate that it asks for; rates are parts of a link's bandwidth
+    left: float  # seconds at the whole bandwidth that remain at ``since``
+    end: float  # when it leaves its links, if no rate changes
     since: float
     rate: float = 0.0
-    fixed: float = 0.0          # the rate that is being computed
-    share: float = 1.0          # part of the time until rates are computed again in which it is there
+    fixed: float = 0.0  # the rate that is being computed
+    share: float = 1.0  # part of the time until rates are computed again in which it is there
     held_up: bool = False
-    version: int = 0            # of its foretold end, or `_GONE`
+    version: int = 0  # of its foretold end, or `_GONE`
     crowd: _Crowd | None = None
 
     def goes_on(self, rate: float, now: float) -> None:
@@ -96,7 +96,7 @@ class _Flow:
 class _Crowd:
     flows: list[_Flow]
     version: int
-    patience: int               # begins and ends until rates are computed again
+    patience: int  # begins and ends until rates are computed again
     until: float = 0.0
     waits: bool = False
 
@@ -113,7 +113,9 @@ class SharedLinks:
     before time goes on.
     """
 
-    def __init__(self, capacity: Callable[[Channel], float], foretell: Callable[[float, int, int], object]) -> None:
+    def __init__(
+        self, capacity: Callable[[Channel], float], foretell: Callable[[float, int, int], object]
+    ) -> None:
         self._capacity, self._foretell = capacity, foretell
         self._numbers: dict[Channel, int] = {}
         # By channel: its users and its bandwidth; while rates are computed, what is left and how many want of that.
@@ -122,14 +124,14 @@ class SharedLinks:
         self._room: list[float] = []
         self._weight: list[float] = []
         self._seen: list[int] = []
-        self._ways: dict[int, tuple[_Uses, Way]] = {}      # by id, which is faster than a hash; kept alive here
+        self._ways: dict[int, tuple[_Uses, Way]] = {}  # by id, which is faster than a hash; kept alive here
         self._flows: dict[int, _Flow] = {}
         self._arrivals: dict[int, tuple[float, float]] = {}
         self._crowds: dict[int, _Crowd] = {}
         self._serial = 0
-        self._changed: dict[int, _Flow] = {}        # at least one of each connected set whose rates may change
+        self._changed: dict[int, _Flow] = {}  # at least one of each connected set whose rates may change
         self._time = -1.0
-        self._fresh: dict[int, _Flow] = {}          # began at that time, each with its links to itself so far
+        self._fresh: dict[int, _Flow] = {}  # began at that time, each with its links to itself so far
         self._impatient: list[_Crowd] = []
         self.unsettled = False
         """Whether any rates may have changed."""
@@ -138,7 +140,9 @@ class SharedLinks:
         """A transfer enters its links; by itself it takes ``seconds``, the last ``lag`` of them behind the links."""
         known = self._ways.get(id(way))
         if known is None:
-            channels, parts = zip(*((self._numbered(channel), part) for channel, part in way.channels), strict=True)
+            channels, parts = zip(
+                *((self._numbered(channel), part) for channel, part in way.channels), strict=True
+            )
             known = self._ways[id(way)] = (channels, None if min(parts) == 1.0 else parts), way
         uses = known[0]
         flow = _Flow(number, *uses, way.rate, (seconds - lag) * way.rate, now + (seconds - lag), now)
@@ -174,7 +178,7 @@ class SharedLinks:
 
     def end(self, number: int, version: int, now: float) -> float | None:
         """The arrival of a transfer that leaves its links now; None if the foretold end is out of date."""
-        if number < 0:      # a crowd has waited
+        if number < 0:  # a crowd has waited
             self._loses_patience(self._crowds.pop(version), now)
             return None
         flow = self._flows.get(number)
@@ -241,7 +245,9 @@ class SharedLinks:
 
     def _joins(self, flow: _Flow, now: float) -> None:
         """A transfer that begins in a crowd gets an equal part of its links until rates are computed again."""
-        flow.rate = min(flow.wanted, *(self._whole[channel] / len(self._users[channel]) for channel in flow.channels))
+        flow.rate = min(
+            flow.wanted, *(self._whole[channel] / len(self._users[channel]) for channel in flow.channels)
+        )
         if flow.rate < flow.wanted * _FULL:
             flow.held_up, flow.end = True, now + flow.left / flow.rate
         self._foretell(flow.end, flow.number, flow.version)
@@ -312,7 +318,7 @@ class SharedLinks:
         seen, all_users = self._seen, self._users
         flow.version = serial
         flows, channels = [flow], []
-        for each in flows:      # grows
+        for each in flows:  # grows
             for channel in each.channels:
                 if seen[channel] == serial:
                     continue
@@ -333,14 +339,14 @@ class SharedLinks:
         while left:
             level, full = heappop(limits)
             if full < 0:
-                reached = flows[-1 - full:][:1]
+                reached = flows[-1 - full :][:1]
             else:
                 if weight[full] < LEAST / 2:
-                    continue    # no transfer there grows any more
+                    continue  # no transfer there grows any more
                 grown = room[full] / weight[full]
                 if grown > level:
                     if limits and grown > limits[0][0]:
-                        heappush(limits, (grown, full))     # other transfers left room
+                        heappush(limits, (grown, full))  # other transfers left room
                         continue
                     level = grown
                 reached = all_users[full].values()
@@ -376,7 +382,9 @@ class SharedLinks:
         heapify(limits)
         return limits
 
-    def _fill_parts(self, channels: Iterable[int], parts: Iterable[float], level: float, share: float) -> None:
+    def _fill_parts(
+        self, channels: Iterable[int], parts: Iterable[float], level: float, share: float
+    ) -> None:
         """Takes the room of a transfer whose rate goes over its channels in parts."""
         for channel, part in zip(channels, parts, strict=True):
             self._room[channel] -= level * share * part

@@ -45,13 +45,17 @@ def sequences(events: Columns) -> Places:
     peer with one tag, and its recvs.  `ABSENT` for other events, and for messages inside a collective.
     """
     at = np.flatnonzero(
-        events.isin("kind", {"collective"}) | (events.isin("kind", {"send", "recv"}) & ~events.present("parent")))
+        events.isin("kind", {"collective"})
+        | (events.isin("kind", {"send", "recv"}) & ~events.present("parent"))
+    )
     fields = "rank", "kind", "group", "peer", "tag"
     key = events.only(*fields).take(at).key(*fields)
     order = np.argsort(key, kind="stable")
     key = key[order]
     count = np.arange(len(at))
-    begins = np.maximum.accumulate(np.where(np.concatenate([[True], key[1:] != key[:-1]])[:len(at)], count, 0))
+    begins = np.maximum.accumulate(
+        np.where(np.concatenate([[True], key[1:] != key[:-1]])[: len(at)], count, 0)
+    )
     numbers = np.full(len(events), ABSENT)
     numbers[at[order]] = count - begins
     return numbers
@@ -60,14 +64,20 @@ def sequences(events: Columns) -> Places:
 def messages_of(events: Columns) -> Messages:
     """The messages between devices, with a key by which each send finds its recv."""
     places = np.flatnonzero(
-        events.isin("kind", {"send", "recv"}) & ~events.present("parent")
-        & events.present("peer") & ~events.isin("peer", {HOST}))
+        events.isin("kind", {"send", "recv"})
+        & ~events.present("parent")
+        & events.present("peer")
+        & ~events.isin("peer", {HOST})
+    )
     messages = events.only("kind", "rank", "peer", "tag", "sequence").take(places)
     sends = messages.isin("kind", {"send"})
     rank, peer = messages.numbers("rank"), messages.numbers("peer")
     keys = combined(
-        codes(np.where(sends, rank, peer)), codes(np.where(sends, peer, rank)), messages.key("tag"),
-        messages.key("sequence"))
+        codes(np.where(sends, rank, peer)),
+        codes(np.where(sends, peer, rank)),
+        messages.key("tag"),
+        messages.key("sequence"),
+    )
     return Messages(places, keys, sends)
 
 

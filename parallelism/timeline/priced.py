@@ -36,5 +36,6 @@ def warn_of_undeclared(undeclared_seconds: float, compute_seconds: float, device
         warnings.warn(
             f"{undeclared_seconds:.3g} of {compute_seconds:.3g} s of compute have no price in this modelled trace; "
             "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",
-            UndeclaredComputeWarning, stacklevel=5,
+            UndeclaredComputeWarning,
+            stacklevel=5,
         )

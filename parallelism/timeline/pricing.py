@@ -105,14 +105,18 @@ class Pricing:
         if self.priced_dtype is not None:
             if self.hardware is None:
                 raise ValueError(
-                    f"priced_dtype is for described hardware; hardware='host' has None, not {self.priced_dtype!r}")
+                    f"priced_dtype is for described hardware; hardware='host' has None, not {self.priced_dtype!r}"
+                )
             object.__setattr__(self, "priced_dtype", str(self.priced_dtype))
-            self.hardware.peak(self.priced_dtype)   # refuses
+            self.hardware.peak(self.priced_dtype)  # refuses
 
     @classmethod
     def of(
-        cls, hardware: Hardware | str | PathLike[str] = HOST_NAME, compute: str = "measured",
-        priced_dtype: str | None = None, link_sharing: bool = True,
+        cls,
+        hardware: Hardware | str | PathLike[str] = HOST_NAME,
+        compute: str = "measured",
+        priced_dtype: str | None = None,
+        link_sharing: bool = True,
     ) -> Pricing:
         """``hardware`` is ``"host"``, or what `Hardware.of` takes."""
         on_host = isinstance(hardware, str) and hardware == HOST_NAME
@@ -123,7 +127,8 @@ class Pricing:
         if self.hardware is not None and size > self.hardware.ranks:
             raise ValueError(
                 f"{self.hardware.name} has places for {self.hardware.ranks} devices, not for {size}; a preset's name "
-                f"may say how many it has outermost, as 'dgx-h100:4', and Hardware.resized() does")
+                f"may say how many it has outermost, as 'dgx-h100:4', and Hardware.resized() does"
+            )
         return self
 
     @property
@@ -168,7 +173,8 @@ class Pricing:
         seconds = np.where(computes, events.numbers("cpu_seconds"), 0.0)
         unpriced = computes & ~self.declared(events)
         gone = (nameless_compute(events) & (unpriced | events.isin("seconds", (0.0,)))) | (
-            computes & (events.numbers("part") > 0))
+            computes & (events.numbers("part") > 0)
+        )
         left_out, undeclared = float(seconds[unpriced & gone].sum()), float(seconds[unpriced & ~gone].sum())
         return Seen(_without(events, gone), left_out, undeclared, float(seconds.sum()))
 
@@ -191,7 +197,8 @@ class Pricing:
                     scale = np.where(collectives.present("dtype"), scale, np.inf)
                 name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
                 alone, algorithms, ways, way[at] = collective_prices(
-                    self.costs, collectives, scale, sharing=self.link_sharing)
+                    self.costs, collectives, scale, sharing=self.link_sharing
+                )
                 seconds[at] = np.where(found.roles[at] == COLLECTIVE, alone, 0.0)
                 name[at] = algorithms.index
                 return Prices(seconds, Table(algorithms.values, name), ways, way)
@@ -225,7 +232,9 @@ class Pricing:
             keys, first = np.unique(roles.keys[sends], return_index=True)
             if len(keys):
                 slots = np.minimum(np.searchsorted(keys, roles.keys[at]), len(keys) - 1)
-                nbytes = np.where(keys[slots] == roles.keys[at], self.message_bytes(events)[sends][first][slots], 0)
+                nbytes = np.where(
+                    keys[slots] == roles.keys[at], self.message_bytes(events)[sends][first][slots], 0
+                )
                 seconds[at] += nbytes * self.hardware.message_overhead_seconds_per_byte
         return seconds
 
@@ -258,7 +267,11 @@ class Pricing:
 
     def _slowed(self, events: Columns, seconds: Floats) -> Floats:
         """The seconds of compute, longer on stragglers."""
-        return seconds if self.hardware is None else seconds * events.mapped("rank", self.hardware.slowdown, np.float64)
+        return (
+            seconds
+            if self.hardware is None
+            else seconds * events.mapped("rank", self.hardware.slowdown, np.float64)
+        )
 
     def _messages(self, events: Columns) -> Floats:
         nbytes = self.message_bytes(events)
@@ -266,8 +279,10 @@ class Pricing:
         _, first, place = np.unique(key, return_index=True, return_inverse=True)
         different = events.take(first)
         prices = [
-            self.costs.message_seconds(size, source, target) for size, source, target in
-            zip(nbytes[first].tolist(), different.values("rank"), different.values("peer"), strict=True)
+            self.costs.message_seconds(size, source, target)
+            for size, source, target in zip(
+                nbytes[first].tolist(), different.values("rank"), different.values("peer"), strict=True
+            )
         ]
         return np.array(prices, np.float64)[place]
 
@@ -292,5 +307,6 @@ def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
         return np.asarray(numbers - before)
 
     renumbered = events.with_columns(
-        serial=moved(serials), parent=np.where(parents == ABSENT, ABSENT, moved(np.maximum(parents, 0))))
+        serial=moved(serials), parent=np.where(parents == ABSENT, ABSENT, moved(np.maximum(parents, 0)))
+    )
     return renumbered.take(~left_out)

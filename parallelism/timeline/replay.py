@@ -59,7 +59,11 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
 
 
 def replay_columns(
-    events: Columns, lengths: Sequence[int], pricing: Pricing | None = None, *, roles: Roles | None = None,
+    events: Columns,
+    lengths: Sequence[int],
+    pricing: Pricing | None = None,
+    *,
+    roles: Roles | None = None,
     prices: Prices | None = None,
 ) -> Columns:
     """`replay` of columns: the events of rank after rank, ``lengths[rank]`` of each.
@@ -71,7 +75,11 @@ def replay_columns(
     roles = roles_of(events) if roles is None else roles
     if prices is None and pricing is not None:
         prices = pricing.prices(events, roles)
-    costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0) if prices is None else prices.seconds
+    costs = (
+        np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0)
+        if prices is None
+        else prices.seconds
+    )
     ordered = pricing is not None and pricing.hardware is not None
     whole = None if ordered else whole_nanoseconds(costs)
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
@@ -85,11 +93,23 @@ def replay_columns(
     if pricing is not None and prices is not None and pricing.shares_links:
         ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
         sharing = Sharing(
-            pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events)[steps].data, ranks, peers,
-            prices.ways, None if prices.way is None else prices.way[steps].data)
-    lanes = Steps(np.diff(until, prepend=0), roles.roles[steps], roles.keys[steps], roles.sizes[steps],
-                  events.only("work").take(steps).numbers("work"), values[steps],
-                  pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]))
+            pricing.costs.hardware.part,
+            pricing.way,
+            pricing.message_bytes(events)[steps].data,
+            ranks,
+            peers,
+            prices.ways,
+            None if prices.way is None else prices.way[steps].data,
+        )
+    lanes = Steps(
+        np.diff(until, prepend=0),
+        roles.roles[steps],
+        roles.keys[steps],
+        roles.sizes[steps],
+        events.only("work").take(steps).numbers("work"),
+        values[steps],
+        pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]),
+    )
     share = pricing.collective_share if ordered and pricing else 0
     own = _times(lanes, ordered=ordered, sharing=sharing, share=share)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
@@ -97,14 +117,17 @@ def replay_columns(
         following = np.searchsorted(steps, outside)
         lane = np.searchsorted(ends, outside, "right")
         starts[outside] = np.where(
-            following < until[lane], np.append(own.starts, 0)[following], own.clocks[lane])
+            following < until[lane], np.append(own.starts, 0)[following], own.clocks[lane]
+        )
     starts[steps], durations[steps] = own.starts, own.durations
     starts, durations = starts / unit, durations / unit
     if events.present("parent").any():
         starts = with_children_placed(events, ends.tolist(), starts)
     return events.with_columns(
-        start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None,
-        priced_algorithm=None if prices is None else prices.algorithms)
+        start_seconds=starts if starts.any() else None,
+        duration_seconds=durations if durations.any() else None,
+        priced_algorithm=None if prices is None else prices.algorithms,
+    )
 
 
 def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float) -> Times:
@@ -118,9 +141,21 @@ def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float
         return known.times
     starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
     engine = Replay(
-        LaneEvents(steps.lengths.tolist(), steps.roles.data, steps.keys.data, steps.sizes.data, as_values(steps.works),
-                   steps.costs.data, steps.overheads.data, starts.data, durations.data),
-        ordered=ordered, sharing=sharing, share=share)
+        LaneEvents(
+            steps.lengths.tolist(),
+            steps.roles.data,
+            steps.keys.data,
+            steps.sizes.data,
+            as_values(steps.works),
+            steps.costs.data,
+            steps.overheads.data,
+            starts.data,
+            durations.data,
+        ),
+        ordered=ordered,
+        sharing=sharing,
+        share=share,
+    )
     if known is not None:
         starts[:], durations[:], _ = resumed(engine, steps, known)
     while blocked := engine.run():

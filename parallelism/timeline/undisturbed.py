@@ -107,11 +107,20 @@ def undisturbed(
     until = np.searchsorted(run, ends)
     place = np.searchsorted(run, np.maximum(asks, 0))[run]
     found = _Run(
-        _Program(until.tolist(), does[run].tolist(), slots[run].tolist(), place.tolist(),
-                 np.where(does == _PASS, own, flights)[run].tolist(), before[run].tolist(),
-                 overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
-                 np.bincount(slot_of_meet, minlength=len(groups)).tolist()),
-        len(messages), ordered=ordered, share=share)
+        _Program(
+            until.tolist(),
+            does[run].tolist(),
+            slots[run].tolist(),
+            place.tolist(),
+            np.where(does == _PASS, own, flights)[run].tolist(),
+            before[run].tolist(),
+            overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
+            np.bincount(slot_of_meet, minlength=len(groups)).tolist(),
+        ),
+        len(messages),
+        ordered=ordered,
+        share=share,
+    )
     if not found.is_complete():
         return None
 
@@ -124,8 +133,14 @@ def undisturbed(
     disturbed = float("inf")
     if sharing is not None:
         disturbed = crossing.first_disturbed(
-            sharing, starts[sends], costs[sends] + overheads[sends], overheads[sends], meets[first_of_group], begun,
-            costs)
+            sharing,
+            starts[sends],
+            costs[sends] + overheads[sends],
+            overheads[sends],
+            meets[first_of_group],
+            begun,
+            costs,
+        )
         if disturbed < float("inf") and found.queued:
             return None
     next_starts = np.append(starts[1:], costs.dtype.type(0))
@@ -208,9 +223,13 @@ class _Run:
         self.has_order = True
         """Whether the collectives of each lane came in an order that is known without the engine."""
         self._ready = list(range(len(program.until) - 1, -1, -1))
-        self._met = defaultdict[int, dict[int, None]](dict)     # collective -> the lanes that reached it, in order
-        self._stream: list[Any] = [0] * len(program.until)      # by lane: when its communication stream is free,
-        self._joined: list[Any] = [-1] * len(program.until)     # and when all members had reached its last collective
+        self._met = defaultdict[int, dict[int, None]](
+            dict
+        )  # collective -> the lanes that reached it, in order
+        self._stream: list[Any] = [0] * len(program.until)  # by lane: when its communication stream is free,
+        self._joined: list[Any] = [-1] * len(
+            program.until
+        )  # and when all members had reached its last collective
         self._for_message: dict[int, list[int]] = {}
         self._for_collective = defaultdict[int, list[int]](list)
 
@@ -308,13 +327,21 @@ class _Crossing(NamedTuple):
         if sharing is None or not len(sends):
             return cls(np.zeros(len(sends), np.bool_), np.zeros(len(sends), np.int64), ())
         ranks, peers = (np.asarray(each)[sends] for each in (sharing.ranks, sharing.peers))
-        _, first, way = np.unique(combined(codes(ranks), codes(peers)), return_index=True, return_inverse=True)
+        _, first, way = np.unique(
+            combined(codes(ranks), codes(peers)), return_index=True, return_inverse=True
+        )
         ways = [sharing.message_way(ranks[i], peers[i]) for i in first.tolist()]
         used = np.array([each is not None for each, _ in ways])[way]
         return cls(used & (np.asarray(sharing.message_bytes)[sends] != 0), way, ways)
 
     def first_disturbed(
-        self, sharing: Sharing, starts: Numbers, seconds: Numbers, overheads: Numbers, meets: Places, begun: Numbers,
+        self,
+        sharing: Sharing,
+        starts: Numbers,
+        seconds: Numbers,
+        overheads: Numbers,
+        meets: Places,
+        begun: Numbers,
         costs: Numbers,
     ) -> float:
         """The first moment at which a message or collective does not have what it asks for on its links; or infinity.
@@ -323,12 +350,24 @@ class _Crossing(NamedTuple):
         begins at ``begun`` and takes the ``costs`` of the step.
         """
         lags = np.array([lag for _, lag in self.ways] or [0.0])[self.way] + overheads
-        transfers: list[tuple[Numbers, Numbers, Places, Sequence[Way | None]]] = [(
-            starts[self.shared], (seconds - lags)[self.shared], self.way[self.shared], [way for way, _ in self.ways])]
+        transfers: list[tuple[Numbers, Numbers, Places, Sequence[Way | None]]] = [
+            (
+                starts[self.shared],
+                (seconds - lags)[self.shared],
+                self.way[self.shared],
+                [way for way, _ in self.ways],
+            )
+        ]
         if sharing.collective_way is not None and len(meets):
             used = np.flatnonzero(costs[meets])
-            transfers.append((begun[used], costs[meets][used], np.asarray(sharing.collective_way)[meets][used],
-                              sharing.collective_ways))
+            transfers.append(
+                (
+                    begun[used],
+                    costs[meets][used],
+                    np.asarray(sharing.collective_way)[meets][used],
+                    sharing.collective_ways,
+                )
+            )
         channels: list[Places] = []
         begins: list[Numbers] = []
         ends: list[Numbers] = []
@@ -345,7 +384,7 @@ class _Crossing(NamedTuple):
                 channels.append(np.repeat(taken, len(at)))
                 begins.append(np.tile(begin[at], len(taken)))
                 ends.append(np.tile((begin + lasts)[at], len(taken)))
-        if sum(map(len, channels)) <= len(number):      # each link has one transfer at most
+        if sum(map(len, channels)) <= len(number):  # each link has one transfer at most
             return float("inf")
         channel, begin, end = np.concatenate(channels), np.concatenate(begins), np.concatenate(ends)
         order = np.lexsort((-end, begin, channel))

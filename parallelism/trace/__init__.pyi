@@ -16,5 +16,10 @@ from .by_operation import (
 )
 from .collectives import CollectiveRow as CollectiveRow
 from .critical_path import PathStep as PathStep
-from .trace import HOST as HOST, Event as Event, Trace as Trace, UndeclaredComputeWarning as UndeclaredComputeWarning
+from .trace import (
+    HOST as HOST,
+    Event as Event,
+    Trace as Trace,
+    UndeclaredComputeWarning as UndeclaredComputeWarning,
+)
 from .transfers import HOLDING as HOLDING, Moving as Moving

@@ -88,7 +88,9 @@ _SPLIT_SUMS = frozenset({"reduce_scatter", "all_gather"})
 def part_of(columns: Columns) -> npt.NDArray[np.int8]:
     """The index in `PARTS` of each event: by phase and name for compute, communication for everything else."""
     part = columns.mapped("phase", lambda phase: PHASES.get(phase, _OTHER), np.int8)
-    part[columns.mapped("name", lambda name: str(name).lower().startswith("recompute"), np.bool_)] = PHASES["R"]
+    part[columns.mapped("name", lambda name: str(name).lower().startswith("recompute"), np.bool_)] = PHASES[
+        "R"
+    ]
     part[~columns.isin("kind", {"compute"})] = _COMMUNICATION
     return part
 
@@ -97,7 +99,7 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
     """The index in `STEP_PARTS` of each event of a training step."""
 
     def op(name: object) -> int:
-        kinds = str(name).split("+")         # of a chain that runs as one
+        kinds = str(name).split("+")  # of a chain that runs as one
         attends = not _ATTENTION.isdisjoint(kinds)
         return _STEP["products" if name in _PRODUCTS else "attention" if attends else "elementwise"]
 
@@ -139,7 +141,7 @@ def extremes(by_rank: Mapping[int, Split], held: Mapping[int, int]) -> dict[str,
 def step_split(trace: Trace, moved: Moving | None = None) -> dict[int, StepSplit]:
     """The finer split of each rank's time in a training step, in seconds; ``moved`` as of `split`."""
     seconds = _seconds(trace, step_part_of(trace.columns), len(STEP_PARTS) - 1, moved)
-    seconds[:, -2] += seconds[:, -1]        # a device that is idle waits
+    seconds[:, -2] += seconds[:, -1]  # a device that is idle waits
     return {rank: StepSplit(*row) for rank, row in zip(trace.ranks, seconds[:, :-1].tolist(), strict=True)}
 
 
@@ -157,7 +159,7 @@ def _seconds(
     counted = ~columns.present("parent") & columns.isin("kind", HOLDING) & (end > start)
     ranks = np.searchsorted(np.array(trace.ranks), columns.numbers("rank"))
 
-    active = counted & ~columns.isin("kind", {"wait"})      # a wait only waits: its operation has the transfer
+    active = counted & ~columns.isin("kind", {"wait"})  # a wait only waits: its operation has the transfer
     at_once = columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
     since = rounded(np.where(at_once, start, np.maximum(start, moved.since)), end)
     first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
@@ -166,15 +168,23 @@ def _seconds(
     seen = np.flatnonzero(last > first)
     seconds = _first_that_fits(
         np.concatenate([ranks[active], seen]),
-        np.concatenate([np.minimum(since, end)[active], first[seen]]), np.concatenate([end[active], last[seen]]),
-        np.concatenate([parts[active], np.full(len(seen), count)]), len(trace.ranks), count + 1)
+        np.concatenate([np.minimum(since, end)[active], first[seen]]),
+        np.concatenate([end[active], last[seen]]),
+        np.concatenate([parts[active], np.full(len(seen), count)]),
+        len(trace.ranks),
+        count + 1,
+    )
     rest = makespan - seconds.sum(axis=1)
     return np.column_stack([seconds, np.where(rest > _ROUNDING * makespan, rest, 0)])
 
 
 def _first_that_fits(
-    ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64],
-    parts: npt.NDArray[np.int8], count: int, kinds: int,
+    ranks: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.float64],
+    ends: npt.NDArray[np.float64],
+    parts: npt.NDArray[np.int8],
+    count: int,
+    kinds: int,
 ) -> npt.NDArray[np.float64]:
     """Seconds by rank and part, shape (count, kinds), in which that rank has an interval of that part open, and no
     interval of an earlier part.  An interval has a rank, a start, an end and a part."""
@@ -182,7 +192,9 @@ def _first_that_fits(
     order = np.lexsort((time, rank))
     rank, time = rank[order], time[order]
     lengths = np.diff(time, append=time[-1:])
-    lengths[np.diff(rank, append=rank[-1:] + 1) != 0] = 0      # from a rank's last moment to the next rank's first
+    lengths[np.diff(rank, append=rank[-1:] + 1) != 0] = (
+        0  # from a rank's last moment to the next rank's first
+    )
     seconds = np.zeros((count, kinds))
     free = np.ones(len(time), np.bool_)
     for part in range(kinds):

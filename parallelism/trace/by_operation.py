@@ -56,10 +56,13 @@ def totals_by_operation(columns: Columns) -> dict[int, ByOperation]:
     """For each rank that has events, the totals of its operations, in the order of their first events."""
     columns = columns.only("rank", "parent", *Operation._fields, *_SUMMED)
     counts = ~columns.isin("kind", {"compute", "memory"})
-    counts |= columns.isin("kind", {"compute"}) & np.any([columns.numbers(name) != 0 for name in _SUMMED], axis=0)
+    counts |= columns.isin("kind", {"compute"}) & np.any(
+        [columns.numbers(name) != 0 for name in _SUMMED], axis=0
+    )
     columns = columns.take(counts & ~columns.present("parent"))
     _, first, place = np.unique(
-        columns.key("rank", *Operation._fields), return_index=True, return_inverse=True)
+        columns.key("rank", *Operation._fields), return_index=True, return_inverse=True
+    )
     summed = [sums_of(columns.numbers(name), place, len(first)) for name in _SUMMED]
     times = np.bincount(place, minlength=len(first)).tolist()
     rows = columns.take(first)

@@ -21,10 +21,21 @@ VERSION = "0.0.4"
 """The version of Chakra's schema."""
 GROUPS = "comm_groups.json"
 _FIELDS = {
-    "num_ops": "int64_val", "tensor_size": "uint64_val", "comm_size": "int64_val", "comm_type": "int64_val",
-    "comm_src": "int32_val", "comm_dst": "int32_val", "comm_tag": "int32_val", "pg_name": "string_val",
-    "root": "int32_val", "bytes_sent": "int64_val", "bytes_received": "int64_val", "start_seconds": "double_val",
-    "duration_seconds": "double_val", "is_cpu_op": "bool_val"}
+    "num_ops": "int64_val",
+    "tensor_size": "uint64_val",
+    "comm_size": "int64_val",
+    "comm_type": "int64_val",
+    "comm_src": "int32_val",
+    "comm_dst": "int32_val",
+    "comm_tag": "int32_val",
+    "pg_name": "string_val",
+    "root": "int32_val",
+    "bytes_sent": "int64_val",
+    "bytes_received": "int64_val",
+    "start_seconds": "double_val",
+    "duration_seconds": "double_val",
+    "is_cpu_op": "bool_val",
+}
 """The field of `AttributeProto` in which ASTRA-sim looks for each attribute."""
 
 
@@ -55,15 +66,28 @@ def chakra(trace: Trace, folder: str | PathLike[str]) -> tuple[Path, ...]:
 
 
 def _message(messages: dict[str, Any], node: Node) -> Any:
-    start, end = (round(seconds * 1e6) for seconds in (
-        node.start_seconds, node.start_seconds + node.duration_seconds))
+    start, end = (
+        round(seconds * 1e6) for seconds in (node.start_seconds, node.start_seconds + node.duration_seconds)
+    )
     made = messages["Node"](
-        id=node.id, name=node.name, type=node.type, ctrl_deps=node.control, data_deps=node.data,
-        start_time_micros=start, duration_micros=end - start)
-    attributes = {**node.attributes, "is_cpu_op": False, "start_seconds": node.start_seconds,
-                  "duration_seconds": node.duration_seconds}
+        id=node.id,
+        name=node.name,
+        type=node.type,
+        ctrl_deps=node.control,
+        data_deps=node.data,
+        start_time_micros=start,
+        duration_micros=end - start,
+    )
+    attributes = {
+        **node.attributes,
+        "is_cpu_op": False,
+        "start_seconds": node.start_seconds,
+        "duration_seconds": node.duration_seconds,
+    }
     if "comm_type" in attributes:
-        attributes["comm_type"] = messages["CollectiveCommType"].values_by_name[attributes["comm_type"]].number
+        attributes["comm_type"] = (
+            messages["CollectiveCommType"].values_by_name[attributes["comm_type"]].number
+        )
     for name, value in attributes.items():
         made.attr.add(name=name, **{_FIELDS[name]: value})
     return made
@@ -91,18 +115,22 @@ def _messages() -> dict[str, Any]:
     except ImportError as error:
         raise ImportError('Chakra traces are written by protobuf: pip install "vcluster[chakra]"') from error
     file = _schema(descriptor_pb2)
-    pool = descriptor_pool.DescriptorPool()     # of its own: Chakra's package registers the same names
+    pool = descriptor_pool.DescriptorPool()  # of its own: Chakra's package registers the same names
     pool.AddSerializedFile(file.SerializeToString())
-    classes = {each.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{each.name}"))
-               for each in file.message_type}
-    return classes | {each.name: pool.FindEnumTypeByName(f"{file.package}.{each.name}") for each in file.enum_type}
+    classes = {
+        each.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{each.name}"))
+        for each in file.message_type
+    }
+    return classes | {
+        each.name: pool.FindEnumTypeByName(f"{file.package}.{each.name}") for each in file.enum_type
+    }
 
 
 def _schema(library: Any) -> Any:
     """The schema, a statement on each line, as protobuf describes one."""
     file = library.FileDescriptorProto(name=SCHEMA.name)
     field = library.FieldDescriptorProto
-    of_type: dict[str, dict[str, Any]] = {}     # how a field says that it has a type of the schema
+    of_type: dict[str, dict[str, Any]] = {}  # how a field says that it has a type of the schema
     inside: list[Any] = []
     for line in re.sub(r"//.*", "", SCHEMA.read_text("ascii")).splitlines():
         match line.replace(";", " ").split():
@@ -113,8 +141,10 @@ def _schema(library: Any) -> Any:
             case ["message" | "enum" as what, name, "{"]:
                 whole = what == "message"
                 inside.append((file.message_type if whole else file.enum_type).add(name=name))
-                of_type[name] = {"type": field.TYPE_MESSAGE if whole else field.TYPE_ENUM,
-                                 "type_name": f".{file.package}.{name}"}
+                of_type[name] = {
+                    "type": field.TYPE_MESSAGE if whole else field.TYPE_ENUM,
+                    "type_name": f".{file.package}.{name}",
+                }
             case ["oneof", name, "{"]:
                 inside.append(inside[-1])
                 inside[-1].oneof_decl.add(name=name)
@@ -124,7 +154,10 @@ def _schema(library: Any) -> Any:
                 inside[-1].value.add(name=name, number=int(number))
             case [*label, type, name, "=", number]:
                 inside[-1].field.add(
-                    name=name, number=int(number), label=field.LABEL_REPEATED if label else field.LABEL_OPTIONAL,
+                    name=name,
+                    number=int(number),
+                    label=field.LABEL_REPEATED if label else field.LABEL_OPTIONAL,
                     oneof_index=0 if len(inside) > 1 else None,
-                    **of_type.get(type) or {"type": getattr(field, f"TYPE_{type.upper()}")})
+                    **of_type.get(type) or {"type": getattr(field, f"TYPE_{type.upper()}")},
+                )
     return file

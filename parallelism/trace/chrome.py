@@ -56,7 +56,9 @@ def holistic(trace: Trace, directory: str | PathLike[str]) -> tuple[Path, ...]:
     return tuple(paths.values())
 
 
-def _write(path: str | PathLike[str], trace: Trace, records: Iterable[Record], rank: int | None = None) -> None:
+def _write(
+    path: str | PathLike[str], trace: Trace, records: Iterable[Record], rank: int | None = None
+) -> None:
     rank = next(iter(trace.ranks), 0) if rank is None else rank
     about = {"backend": "vcluster", "rank": rank, "world_size": trace.size}
     with written_whole(path) as file:
@@ -74,10 +76,16 @@ def _records(trace: Trace) -> Iterator[Record]:
     for rank in trace.ranks:
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-        yield from ({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
-                    for track, name in enumerate(TRACKS))
-    arrows = {place: number for places in sends_of_recvs(trace.columns) for number, place in enumerate(places.tolist())}
-    ends = list[Record]()       # of arrows to recvs that took time: their slices are begun before
+        yield from (
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+            for track, name in enumerate(TRACKS)
+        )
+    arrows = {
+        place: number
+        for places in sends_of_recvs(trace.columns)
+        for number, place in enumerate(places.tolist())
+    }
+    ends = list[Record]()  # of arrows to recvs that took time: their slices are begun before
     others, arrivals = list[Record](), list[Record]()
     for place, event in enumerate(trace):
         if event.parent is not None or event.kind == "memory":
@@ -88,11 +96,18 @@ def _records(trace: Trace) -> Iterator[Record]:
             continue
         start, end = event.start_seconds * 1e6, _end(event)
         arrow = {
-            "name": "message", "cat": "message", "id": arrows[place], "pid": event.rank, "tid": _track(event)}
+            "name": "message",
+            "cat": "message",
+            "id": arrows[place],
+            "pid": event.rank,
+            "tid": _track(event),
+        }
         if event.work is not None:  # no slice of a track: the arrow gets a point to hold on to
             others += slices
-            slices = [_base(event) | {"ph": "X", "ts": start if event.kind == "send" else end, "dur": 0,
-                                       "args": _args(event)}]
+            slices = [
+                _base(event)
+                | {"ph": "X", "ts": start if event.kind == "send" else end, "dur": 0, "args": _args(event)}
+            ]
         if event.kind == "send":
             yield from slices
             yield arrow | {"ph": "s", "ts": start}
@@ -139,7 +154,13 @@ def _counters(trace: Trace) -> Iterator[Record]:
     for event in trace.filter(kind="memory"):
         now = held[event.rank]
         now[event.name] = now.get(event.name, 0) + event.nbytes
-        yield {"ph": "C", "name": "memory", "pid": event.rank, "ts": event.start_seconds * 1e6, "args": dict(now)}
+        yield {
+            "ph": "C",
+            "name": "memory",
+            "pid": event.rank,
+            "ts": event.start_seconds * 1e6,
+            "args": dict(now),
+        }
 
 
 def _kernels(trace: Trace) -> Iterator[Record]:
@@ -148,7 +169,16 @@ def _kernels(trace: Trace) -> Iterator[Record]:
         if event.parent is not None or event.kind in ("memory", "wait") or not event.duration_seconds > 0:
             continue
         stream = 1 if event.kind == "compute" else 2 if event.work is None else 3
-        kernel = {"compute": "", "h2d": "Memcpy HtoD ", "d2h": "Memcpy DtoH "}.get(event.kind, "ncclDevKernel_")
-        yield {"ph": "X", "cat": "kernel", "name": kernel + event.name, "pid": event.rank, "tid": stream,
-               "ts": _LATE + event.start_seconds * 1e6, "dur": event.duration_seconds * 1e6,
-               "args": _args(event) | {"stream": stream, "device": event.rank}}
+        kernel = {"compute": "", "h2d": "Memcpy HtoD ", "d2h": "Memcpy DtoH "}.get(
+            event.kind, "ncclDevKernel_"
+        )
+        yield {
+            "ph": "X",
+            "cat": "kernel",
+            "name": kernel + event.name,
+            "pid": event.rank,
+            "tid": stream,
+            "ts": _LATE + event.start_seconds * 1e6,
+            "dur": event.duration_seconds * 1e6,
+            "args": _args(event) | {"stream": stream, "device": event.rank},
+        }

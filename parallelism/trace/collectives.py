@@ -44,16 +44,26 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
     moved = moving(trace) if moved is None else moved
     events, since = columns.take(at), moved.since[at]
     _, firsts, place = np.unique(
-        events.key("name", "algorithm", "priced_algorithm", "axes"), return_index=True, return_inverse=True)
+        events.key("name", "algorithm", "priced_algorithm", "axes"), return_index=True, return_inverse=True
+    )
     rows = []
     for i in np.argsort(firsts):
         alike = events.take(place == i)
         first = next(alike.take(slice(1)).events())
         seconds, bus_bytes = _times(alike, since[place == i], first.name)
         received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
-        rows.append(CollectiveRow(
-            first.name, first.priced_algorithm or first.algorithm or "direct", first.axes, operations(alike), received,
-            sent, seconds, bus_bytes / seconds if bus_bytes and seconds > 0 else None))
+        rows.append(
+            CollectiveRow(
+                first.name,
+                first.priced_algorithm or first.algorithm or "direct",
+                first.axes,
+                operations(alike),
+                received,
+                sent,
+                seconds,
+                bus_bytes / seconds if bus_bytes and seconds > 0 else None,
+            )
+        )
     return tuple(rows)
 
 
@@ -70,6 +80,11 @@ def _times(events: Columns, since: np.ndarray, name: str) -> tuple[float, float 
     sizes[place] = group_sizes(events)
     kind = kind_of_event(name)
     payloads = dict(zip(place.tolist(), events.values("payload_bytes"), strict=True))
-    if kind is None or kind.bus_factor is None or None in payloads.values() or not np.array_equal(sizes, came):
+    if (
+        kind is None
+        or kind.bus_factor is None
+        or None in payloads.values()
+        or not np.array_equal(sizes, came)
+    ):
         return seconds, None
     return seconds, sum(kind.bus_factor(size) * payloads[each] for each, size in enumerate(sizes.tolist()))

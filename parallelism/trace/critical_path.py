@@ -53,7 +53,7 @@ def critical_path(trace: Trace, moved: Moving | None = None) -> tuple[PathStep, 
         here, left = (rank[i], begin[i]) if awaited[i] < 0 else (awaited[i], min(since[i], time))
         if left < time:
             steps.append(PathStep(place[i], left, time))
-        i = bisect_left(begin, left, bounds[here], bounds[here + 1]) - 1      # the last that started before
+        i = bisect_left(begin, left, bounds[here], bounds[here + 1]) - 1  # the last that started before
         if i < bounds[here] or i in seen:
             return tuple(reversed(steps))
         time = min(left, end[i])

@@ -25,9 +25,17 @@ from parallelism.timeline import sends_of_recvs
 from parallelism.trace.trace import Trace
 
 TYPES = {
-    "all_reduce": "ALL_REDUCE", "reduce": "REDUCE", "all_gather": "ALL_GATHER", "all_scatter": "ALL_GATHER",
-    "gather": "GATHER", "scatter": "SCATTER", "broadcast": "BROADCAST", "all_to_all": "ALL_TO_ALL",
-    "reduce_scatter": "REDUCE_SCATTER", "barrier": "BARRIER"}
+    "all_reduce": "ALL_REDUCE",
+    "reduce": "REDUCE",
+    "all_gather": "ALL_GATHER",
+    "all_scatter": "ALL_GATHER",
+    "gather": "GATHER",
+    "scatter": "SCATTER",
+    "broadcast": "BROADCAST",
+    "all_to_all": "ALL_TO_ALL",
+    "reduce_scatter": "REDUCE_SCATTER",
+    "barrier": "BARRIER",
+}
 """The collectives of Chakra, by our kinds."""
 _GIVES_A_PART = ("all_gather", "all_scatter", "gather")
 _MEMORY = {"h2d": "MEM_LOAD_NODE", "d2h": "MEM_STORE_NODE", "recv": "MEM_LOAD_NODE", "send": "MEM_STORE_NODE"}
@@ -58,8 +66,10 @@ class ExecutionNodes:
 
     def __init__(self, trace: Trace) -> None:
         if len(trace.ranks) != trace.size:
-            raise ValueError(f"a Chakra trace needs all {trace.size} ranks; this trace covers {len(trace.ranks)} of "
-                             "them: do not filter it, and simulate with fold=False")
+            raise ValueError(
+                f"a Chakra trace needs all {trace.size} ranks; this trace covers {len(trace.ranks)} of "
+                "them: do not filter it, and simulate with fold=False"
+            )
         self.trace = trace
         self.groups: dict[Ranks, int] = {}
         """The groups of the collectives, numbered from 1 in the order in which ranks reach them."""
@@ -93,13 +103,23 @@ class ExecutionNodes:
                 awaited = works.get(-1 if event.work is None else event.work, ())
                 frontier = tuple(sorted({*frontier, *awaited}))
                 continue
-            control = tuple(node for node in stream if node not in frontier) if event.kind == "collective" else ()
+            control = (
+                tuple(node for node in stream if node not in frontier) if event.kind == "collective" else ()
+            )
             made = []
             for name, type, attributes in self._parts(event, place):
                 count += 1
                 made.append(count)
-                yield Node(count, name, type, frontier, control, event.start_seconds, event.duration_seconds,
-                           attributes)
+                yield Node(
+                    count,
+                    name,
+                    type,
+                    frontier,
+                    control,
+                    event.start_seconds,
+                    event.duration_seconds,
+                    attributes,
+                )
             ids = tuple(made)
             stream = ids if event.kind == "collective" and ids else stream
             if event.work is not None:
@@ -121,10 +141,18 @@ class ExecutionNodes:
         elif event.group is not None and len(event.group) > 1:
             if (type := _type_of(event)) is not None:
                 group = self.groups.setdefault(event.group, len(self.groups) + 1)
-                yield event.name, "COMM_COLL_NODE", {
-                    "comm_type": type, "comm_size": _given_bytes(event), "pg_name": str(group),
-                    "bytes_sent": event.bytes_sent, "bytes_received": event.bytes_received,
-                    **({} if event.root is None else {"root": event.group[event.root]})}
+                yield (
+                    event.name,
+                    "COMM_COLL_NODE",
+                    {
+                        "comm_type": type,
+                        "comm_size": _given_bytes(event),
+                        "pg_name": str(group),
+                        "bytes_sent": event.bytes_sent,
+                        "bytes_received": event.bytes_received,
+                        **({} if event.root is None else {"root": event.group[event.root]}),
+                    },
+                )
                 return
             for (source, target), (tag, nbytes) in self._moved[event.group, event.sequence].items():
                 if event.rank in (source, target):
@@ -146,6 +174,11 @@ def _given_bytes(event: Event) -> int:
     return round(event.payload_bytes / (len(event.group) if kind.name in _GIVES_A_PART else 1))
 
 
-def _message(name: str, source: int, target: int, rank: int, tag: int, nbytes: int) -> tuple[str, str, dict[str, Any]]:
-    return name, "COMM_SEND_NODE" if rank == source else "COMM_RECV_NODE", {
-        "comm_size": nbytes, "comm_src": source, "comm_dst": target, "comm_tag": tag}
+def _message(
+    name: str, source: int, target: int, rank: int, tag: int, nbytes: int
+) -> tuple[str, str, dict[str, Any]]:
+    return (
+        name,
+        "COMM_SEND_NODE" if rank == source else "COMM_RECV_NODE",
+        {"comm_size": nbytes, "comm_src": source, "comm_dst": target, "comm_tag": tag},
+    )

@@ -47,22 +47,33 @@ LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 _ALWAYS_TOLD = Priced._fields.index("folded")
 """The number of parts of `Priced` that stand in every file."""
-_LOWEST = {"peer": -1, "tag": -LARGEST_INTEGER, "nbytes": -inf, "start_seconds": -inf, "wall_start_seconds": -inf}
+_LOWEST = {
+    "peer": -1,
+    "tag": -LARGEST_INTEGER,
+    "nbytes": -inf,
+    "start_seconds": -inf,
+    "wall_start_seconds": -inf,
+}
 _RANK_FIELDS = frozenset(("rank", "peer", "group"))
 
 
 def save(path: str | PathLike[str], trace: Trace) -> None:
     """Writes ``trace``; ``ValueError`` that names event and field for a value that could not be loaded again."""
     header = {
-        "format": FORMAT, "version": VERSION, "size": trace.size,
+        "format": FORMAT,
+        "version": VERSION,
+        "size": trace.size,
         "ranks": None if len(trace.ranks) == trace.size else trace.ranks,
-        "mesh_shape": trace.mesh_shape, "hardware": trace.hardware, "host_traffic": trace.host_traffic,
+        "mesh_shape": trace.mesh_shape,
+        "hardware": trace.hardware,
+        "host_traffic": trace.host_traffic,
         "priced": _priced(trace.priced),
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
     columns = {
         field.name: _rule(path, field.name, str(field.type), trace.size).checked(trace.columns[field.name])
-        for field in fields(Event) if not _is_default(field.name, trace.columns[field.name])
+        for field in fields(Event)
+        if not _is_default(field.name, trace.columns[field.name])
     }
     with written_whole(path) as file:
         file.write(head + '"columns":{\n')
@@ -85,11 +96,15 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
         document = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a {FORMAT}, got what is no JSON: {error}") from None
-    _expect(type(document) is dict and document.get("format") == FORMAT,
-            f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"')
+    _expect(
+        type(document) is dict and document.get("format") == FORMAT,
+        f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"',
+    )
     version, columns = document.get("version"), document.get("columns")
-    _expect(type(version) is int and version == VERSION,
-            f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(version)}")
+    _expect(
+        type(version) is int and version == VERSION,
+        f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(version)}",
+    )
     header = _header(path, document)
     _expect(type(columns) is dict, f"{path}: expected an object of columns, got {_show(columns)}")
     unknown = columns.keys() - {field.name for field in fields(Event)}
@@ -112,10 +127,14 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
 
 def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, Any]:
     header = {"priced": [], **document}
-    header = {key: header.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic", "priced")}
+    header = {
+        key: header.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic", "priced")
+    }
     size: Any = header["size"]
-    _expect(_integers(0, LARGEST_SIZE)([size]),
-            f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
+    _expect(
+        _integers(0, LARGEST_SIZE)([size]),
+        f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}",
+    )
     ranks, axes = _lists(_integers(0, size - 1)), _lists(_pairs(_texts, _integers(1, size)))
     for key, expected, is_right in (
         ("ranks", f"a list of ranks below {size}, or null", _optional(ranks)),
@@ -152,7 +171,7 @@ class _Rule:
     def checked(self, column: Column) -> Column:
         """The column of a trace, if it may be written; a table without the values that do not occur."""
         if self.bounds is not None:
-            if isinstance(column, Table):   # what is there instead of numbers
+            if isinstance(column, Table):  # what is there instead of numbers
                 self._verify([_plain(value) for value in as_values(column)])
             elif not self._fits(column):
                 self._verify(as_values(column))
@@ -177,10 +196,14 @@ class _Rule:
             numbers = column_of(self.field, column)
             if isinstance(numbers, Table) or not (numbers is None or self._fits(numbers)):
                 self._verify(column)
-            if isinstance(numbers, Table):      # integers that are no floats, where floats are meant
+            if isinstance(numbers, Table):  # integers that are no floats, where floats are meant
                 numbers = column_of(self.field, [float(value) for value in column])
             return Columns(len(column), {})[self.field] if numbers is None else numbers
-        if type(column) is not dict or column.keys() != {"values", "index"} or {*map(type, column.values())} != {list}:
+        if (
+            type(column) is not dict
+            or column.keys() != {"values", "index"}
+            or {*map(type, column.values())} != {list}
+        ):
             raise self.error(0, "a table of two lists, values and index", column)
         values, count = column["values"], len(column["values"])
         is_index = _integers(0, count - 1)
@@ -195,7 +218,7 @@ class _Rule:
         assert self.bounds is not None
         if self.optional:
             numbers = numbers[numbers != ABSENT]
-        lowest, highest = self.bounds       # not a number is neither
+        lowest, highest = self.bounds  # not a number is neither
         return not len(numbers) or bool(numbers.min() >= lowest and numbers.max() <= highest)
 
     def _verify(self, column: Sequence[Any]) -> None:
@@ -211,7 +234,9 @@ class _Rule:
 
     def error(self, event: int | None, expected: str, got: Any) -> ValueError:
         where = "no event" if event is None else f"event {event}"
-        return ValueError(f"{self.path}: {where}, field {self.field!r}: expected {expected}, got {_show(got)}")
+        return ValueError(
+            f"{self.path}: {where}, field {self.field!r}: expected {expected}, got {_show(got)}"
+        )
 
 
 def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> _Rule:
@@ -228,14 +253,20 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         "tuple[int, ...]": (f"a list of integers{span}", _lists(integers), None),
         "tuple[str, ...]": ("a list of texts", _lists(_texts), None),
         "tuple[tuple[str, int], ...]": (
-            "a list of dtypes with their bytes", _lists(_pairs(_texts, _integers(0, LARGEST_INTEGER))), None),
+            "a list of dtypes with their bytes",
+            _lists(_pairs(_texts, _integers(0, LARGEST_INTEGER))),
+            None,
+        ),
         "tuple[tuple[int, int], ...]": ("a list of ranks with their bytes", _lists(sources), None),
     }[annotation.removesuffix(" | None")]
     if field == "pairs":
         expected = "a list of pairs of positions"
         check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
     if field == "kind":
-        expected, check = f"one of {', '.join(KINDS)}", lambda column: _texts(column) and set(column) <= set(KINDS)
+        expected, check = (
+            f"one of {', '.join(KINDS)}",
+            lambda column: _texts(column) and set(column) <= set(KINDS),
+        )
     optional = annotation.endswith(" | None")
     if optional:
         expected, check = f"{expected} or null", _optional(check)
@@ -256,29 +287,43 @@ def _text(name: str, column: Column) -> str:
     if isinstance(column, Table) and name not in NUMBERS:
         index = _text("index", column.index)
         return f'{{"values":{json.dumps(_plain(column.values), separators=(",", ":"))},"index":{index}}}'
-    if (not isinstance(column, Table) and column.dtype.kind == "i" and len(column)
-            and column.min() >= 0 and column.max() <= 9):
+    if (
+        not isinstance(column, Table)
+        and column.dtype.kind == "i"
+        and len(column)
+        and column.min() >= 0
+        and column.max() <= 9
+    ):
         text = np.full(2 * len(column) + 1, ord(","), np.uint8)
         text[1::2] = column + ord("0")
         text[0], text[-1] = b"[]"
         return text.tobytes().decode("ascii")
     if name.endswith("_seconds") and not isinstance(column, Table):
         nanoseconds = whole_nanoseconds(column)
-        if nanoseconds is not None:     # the same numbers, written five times as fast
+        if nanoseconds is not None:  # the same numbers, written five times as fast
             return str(nanoseconds.tolist()).replace(", ", "e-9,").replace("]", "e-9]")
     values = as_values(column)
-    return str(_plain(values) if isinstance(column, Table) else values).replace(" ", "").replace("None", "null")
+    return (
+        str(_plain(values) if isinstance(column, Table) else values).replace(" ", "").replace("None", "null")
+    )
 
 
 def _integers(lowest: float, highest: int) -> _Check:
-    return lambda column: not column or (
-        {*map(type, column)} == {int} and lowest <= min(column) and max(column) <= highest)
+    return lambda column: (
+        not column or ({*map(type, column)} == {int} and lowest <= min(column) and max(column) <= highest)
+    )
 
 
 def _numbers(lowest: float) -> _Check:
-    return lambda column: not column or (        # bounds first: isfinite raises for integers beyond the floats
-        {*map(type, column)} <= {int, float} and max(lowest, -LARGEST_FLOAT) <= min(column)
-        and max(column) <= LARGEST_FLOAT and all(map(isfinite, column)))
+    return lambda column: (
+        not column
+        or (  # bounds first: isfinite raises for integers beyond the floats
+            {*map(type, column)} <= {int, float}
+            and max(lowest, -LARGEST_FLOAT) <= min(column)
+            and max(column) <= LARGEST_FLOAT
+            and all(map(isfinite, column))
+        )
+    )
 
 
 def _is_priced(column: Sequence[Any]) -> bool:
@@ -311,7 +356,8 @@ def _lists(check: _Check) -> _Check:
 
 def _pairs(first: _Check, second: _Check) -> _Check:
     return lambda column: all(
-        type(pair) is list and len(pair) == 2 and first(pair[:1]) and second(pair[1:]) for pair in column)
+        type(pair) is list and len(pair) == 2 and first(pair[:1]) and second(pair[1:]) for pair in column
+    )
 
 
 def _optional(check: _Check) -> _Check:

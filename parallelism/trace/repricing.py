@@ -40,8 +40,12 @@ def repriced_events(trace: Trace, pricing: Pricing) -> tuple[Columns, Priced]:
     if before.compute != "modelled":
         warn_of_undeclared(undeclared, before.left_out_seconds + seen.compute_seconds, trace.size)
     return seen.events, before._replace(
-        compute=pricing.compute, priced_dtype=pricing.priced_dtype, link_sharing=pricing.link_sharing,
-        undeclared_seconds=undeclared, left_out_seconds=left_out)
+        compute=pricing.compute,
+        priced_dtype=pricing.priced_dtype,
+        link_sharing=pricing.link_sharing,
+        undeclared_seconds=undeclared,
+        left_out_seconds=left_out,
+    )
 
 
 def _check_work_is_known(trace: Trace, pricing: Pricing) -> None:
@@ -52,29 +56,36 @@ def _check_work_is_known(trace: Trace, pricing: Pricing) -> None:
         held = "one device for all that are equal to it" if priced.folded else "one event for several ops"
         raise ValueError(
             f"a folded trace that was loaded, filtered or copied cannot be priced on {where}: it has {held}, and not "
-            f"the program. {_INSTEAD}")
+            f"the program. {_INSTEAD}"
+        )
     on = pricing.hardware
     software = (False, False) if on is None else (on.fused, on.overlapping)
     if priced.software not in (None, software):
         raise ValueError(
             f"a simulated trace that was loaded, filtered or copied cannot be priced on {where}: its ops are those on "
             f"{trace.hardware or 'the host'}, and software on {where} {_difference(priced.software, software)}. "
-            f"{_INSTEAD}")
+            f"{_INSTEAD}"
+        )
     if missing := _partners_outside(trace):
         raise ValueError(
             f"a trace of some ranks cannot be priced on {where}: it has what ranks {_first(trace.ranks)} do together "
             f"with rank {min(missing)}, and not what rank {min(missing)} does. Write trace.on(hardware) before "
-            "trace.filter(rank=...)")
+            "trace.filter(rank=...)"
+        )
 
 
-_INSTEAD = ("Write simulate(program, hardware, mesh=...) for that hardware, or trace.on(hardware) before "
-            "trace.save() or trace.filter()")
+_INSTEAD = (
+    "Write simulate(program, hardware, mesh=...) for that hardware, or trace.on(hardware) before "
+    "trace.save() or trace.filter()"
+)
 
 
 def _difference(mine: tuple[bool | str, bool], there: tuple[bool | str, bool]) -> str:
     """What the software of the other hardware does differently."""
     if mine[0] != there[0]:
-        return "fuses other chains of elementwise ops" if there[0] else "does not fuse chains of elementwise ops"
+        return (
+            "fuses other chains of elementwise ops" if there[0] else "does not fuse chains of elementwise ops"
+        )
     return f"{'runs' if there[1] else 'does not run'} collectives of a backward beside products"
 
 

@@ -49,8 +49,11 @@ def as_html(trace: Trace) -> str:
     outside = extremes(by_rank, trace.peaks())
     head, *lines = _headline(trace)
     return figure(
-        *map(note, lines), timelines([("", trace)], [moved]),
-        *(_html_table(_without_zeros(each), outside) for each in _tables(trace, moved, by_rank)), title=head)
+        *map(note, lines),
+        timelines([("", trace)], [moved]),
+        *(_html_table(_without_zeros(each), outside) for each in _tables(trace, moved, by_rank)),
+        title=head,
+    )
 
 
 def _without_zeros(one: _Table) -> _Table:
@@ -58,20 +61,23 @@ def _without_zeros(one: _Table) -> _Table:
     kept = []
     for place, column in enumerate(zip(*one.rows, strict=True)):
         kept.append(place < max(one.left, 1) or not _ZEROS.issuperset(column))
-    return one._replace(columns=[*compress(one.columns, kept)], rows=[[*compress(row, kept)] for row in one.rows])
+    return one._replace(
+        columns=[*compress(one.columns, kept)], rows=[[*compress(row, kept)] for row in one.rows]
+    )
 
 
 def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
     """A table for a notebook.  That of many ranks is folded, and the ranks of ``outside`` stay outside."""
-    if len(one.columns) == 1:       # ranks without any figure
+    if len(one.columns) == 1:  # ranks without any figure
         return ""
     if one.ranks > MOST_RANKS:
         first = len(one.rows) - one.ranks
         by_rank = {row[0]: row for row in one.rows[first:]}
         shown = [[f"{word}: {rank}", *by_rank[str(rank)][1:]] for word, rank in outside.items()]
         folded = _rows(one, one.rows[first:], _MOST_FOLDED)
-        return (table([*one.rows[:first], *shown], one.columns, left=one.left)
-                + folded_away(plural(one.ranks, "rank"), folded))
+        return table([*one.rows[:first], *shown], one.columns, left=one.left) + folded_away(
+            plural(one.ranks, "rank"), folded
+        )
     return _rows(one, one.rows, _MOST_SHOWN)
 
 
@@ -81,16 +87,26 @@ def _rows(one: _Table, rows: Sequence[Sequence[str]], most: int) -> str:
 
 
 def _headline(trace: Trace) -> list[str]:
-    mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
+    mesh = (
+        ""
+        if trace.mesh_shape is None
+        else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
+    )
     devices = trace.devices_in_words + mesh
     starts = trace.columns.numbers("wall_start_seconds")
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     return [
-        fit(f"{devices}, {plural(len(trace), 'event')}; "
-            f"traffic {'with the host' if trace.host_traffic else 'between devices'}", WIDTH),
-        fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
-            f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
+        fit(
+            f"{devices}, {plural(len(trace), 'event')}; "
+            f"traffic {'with the host' if trace.host_traffic else 'between devices'}",
+            WIDTH,
+        ),
+        fit(
+            f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
+            f"(all but compute), {trace.span_bubble_fraction:.1%} by span",
+            WIDTH,
+        ),
         fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
     ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
 
@@ -101,19 +117,34 @@ def _tables(trace: Trace, moved: Moving, by_rank: Mapping[int, Split]) -> list[_
     columns = ["rank", "received", "sent", "messages", "flops", "peak memory"]
     ranks = []
     for rank, totals in sorted(trace.totals.items()):
-        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
-                      count(totals.flops), nbytes(held.get(rank, 0))])
-    if not held:        # no memory was recorded
+        ranks.append(
+            [
+                str(rank),
+                nbytes(totals.bytes_received),
+                nbytes(totals.bytes_sent),
+                count(totals.messages),
+                count(totals.flops),
+                nbytes(held.get(rank, 0)),
+            ]
+        )
+    if not held:  # no memory was recorded
         columns, ranks = columns[:-1], [row[:-1] for row in ranks]
     tables.append(_Table(columns, ranks, 0, len(ranks)))
 
     rows = collectives(trace, moved)
-    for longest in (18, 10):        # of a word, so that a line has room for it
+    for longest in (18, 10):  # of a word, so that a line has room for it
         groups = []
         for row in rows:
             words = row.name, row.algorithm, "-" if row.axes is None else ", ".join(row.axes)
-            groups.append([*(fit(word, longest) for word in words), count(row.operations), nbytes(row.bytes_received),
-                           seconds(row.seconds), rate(row.bus_bytes_per_second)])
+            groups.append(
+                [
+                    *(fit(word, longest) for word in words),
+                    count(row.operations),
+                    nbytes(row.bytes_received),
+                    seconds(row.seconds),
+                    rate(row.bus_bytes_per_second),
+                ]
+            )
         last = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
         if not groups or max(map(len, _lines(last))) <= WIDTH:
             break

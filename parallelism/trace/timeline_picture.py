@@ -22,8 +22,14 @@ from parallelism.trace.transfers import HOLDING, Moving, moving, rounded
 
 _MOST_ROWS, _MOST_BARS = 16, 6000
 _ROW, _COMPUTE, _MOVES, _WAITS = 34, 17, 8, 2
-_FILLS = {"forward": "forward", "backward": "backward", "recompute": "recompute", "other": "other",
-          "communication": "communication", "wait": "wait"}
+_FILLS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recompute",
+    "other": "other",
+    "communication": "communication",
+    "wait": "wait",
+}
 _WAIT = len(PARTS)
 """The number of waiting, after those of the parts of a trace."""
 
@@ -36,7 +42,7 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
         return Markup("")
     parts, present = [], set[int]()
     for (title, trace), since in zip(traces, moved, strict=True):
-        places = kept(len(trace.ranks), _MOST_ROWS)         # None where some are left out
+        places = kept(len(trace.ranks), _MOST_ROWS)  # None where some are left out
         shown = [trace.ranks[place] for place in places if place is not None]
         bars = _bars(trace, since, shown, span, _MOST_BARS // max(1, len(shown) * len(traces)))
         present |= {part for row in bars.values() for _, _, part, _ in row}
@@ -52,14 +58,19 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
             + f'<div style="display:flex;gap:8px"><div style="flex:none">{labels}</div>'
             f'<svg style="flex:1;min-width:0" width="100%" height="{height + 22}" role="img" font-size="12" '
             f'fill="var(--quiet)" aria-label="timeline of {plural(len(shown), "device")}">{"".join(lines)}'
-            f'{"".join(_axis(span, height))}</svg></div>')
+            f"{''.join(_axis(span, height))}</svg></div>"
+        )
         if len(shown) < len(trace.ranks):
             parts.append(note(f"{len(shown)} of {len(trace.ranks)} devices are drawn"))
     return Markup("".join(parts) + _legend(present))
 
 
 def _bars(
-    trace: Trace, moved: Moving, ranks: Sequence[int], span: float, most: int,
+    trace: Trace,
+    moved: Moving,
+    ranks: Sequence[int],
+    span: float,
+    most: int,
 ) -> dict[int, list[tuple[float, float, int, str]]]:
     """By rank: start, end, number of the part and tooltip of what is drawn.  About ``most`` for each part of a rank."""
     columns = trace.columns
@@ -70,24 +81,30 @@ def _bars(
     drawn = ~columns.present("parent") & columns.isin("kind", HOLDING) & (end > start) & np.isin(rank, ranks)
     blocking = columns.isin("kind", {"collective", "recv", "wait"})
     since = np.where(blocking, np.clip(rounded(moved.since, end), start, end), start)
-    since = np.where(columns.isin("kind", {"wait"}), end, since)       # its operation has the transfer
+    since = np.where(columns.isin("kind", {"wait"}), end, since)  # its operation has the transfer
     names = columns.values("name")
     bars: dict[int, list[tuple[float, float, int, str]]] = {rank: [] for rank in ranks}
     least = span / max(50, most)
     for first, last, parts in ((start, since, np.full(len(part), _WAIT)), (since, end, part)):
         here = drawn & (last > first)
         for at in np.flatnonzero(here & (last - first >= least)).tolist():
-            told = f"{names[at]}, {seconds(float(last[at] - first[at]))}" + " waiting" * int(parts[at] == _WAIT)
-            bars[int(rank[at])].append((float(first[at]) - begin, float(last[at]) - begin, int(parts[at]), told))
+            told = f"{names[at]}, {seconds(float(last[at] - first[at]))}" + " waiting" * int(
+                parts[at] == _WAIT
+            )
+            bars[int(rank[at])].append(
+                (float(first[at]) - begin, float(last[at]) - begin, int(parts[at]), told)
+            )
         short = np.flatnonzero(here & (last - first < least))
         places = ((first[short] - begin) / least).astype(np.int64)
         keys, inverse, counts = np.unique(
-            np.stack([rank[short], parts[short], places]), axis=1, return_inverse=True, return_counts=True)
+            np.stack([rank[short], parts[short], places]), axis=1, return_inverse=True, return_counts=True
+        )
         lows, highs = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
         np.minimum.at(lows, inverse.ravel(), first[short] - begin)
         np.maximum.at(highs, inverse.ravel(), last[short] - begin)
-        for (of, which, _), low, high, count in zip(keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(),
-                                                    strict=True):
+        for (of, which, _), low, high, count in zip(
+            keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(), strict=True
+        ):
             bars[of].append((low, high, which, plural(count, "short event")))
     return bars
 
@@ -97,10 +114,13 @@ def _row(bars: Sequence[tuple[float, float, int, str]], y: int, span: float) -> 
     for low, high, part, tip in bars:
         name = _name(part)
         top, height = {"communication": (y + _COMPUTE + 1, _MOVES), "wait": (y + _COMPUTE + 4, _WAITS)}.get(
-            name, (y, _COMPUTE))
-        yield (f'<rect x="{100 * low / span:.3f}%" y="{top}" width="{max(100 * (high - low) / span, .05):.3f}%" '
-               f'height="{height}" fill="var(--{_FILLS[name]})" stroke="var(--quiet)" stroke-width=".4">'
-               f"<title>{escape(fit(tip, 90))}</title></rect>")
+            name, (y, _COMPUTE)
+        )
+        yield (
+            f'<rect x="{100 * low / span:.3f}%" y="{top}" width="{max(100 * (high - low) / span, 0.05):.3f}%" '
+            f'height="{height}" fill="var(--{_FILLS[name]})" stroke="var(--quiet)" stroke-width=".4">'
+            f"<title>{escape(fit(tip, 90))}</title></rect>"
+        )
 
 
 def _axis(span: float, y: int) -> Iterator[str]:
@@ -118,9 +138,13 @@ def _name(part: int) -> str:
 def _legend(parts: set[int]) -> str:
     names = map(_name, sorted(parts))
     words = {"communication": "data moves", "wait": "waits", "other": "other compute"}
-    swatch = '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid ' \
-             'var(--line);margin-right:6px;vertical-align:middle"></span>{}'
+    swatch = (
+        '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid '
+        'var(--line);margin-right:6px;vertical-align:middle"></span>{}'
+    )
     heights = {"communication": 8, "wait": 3}
-    entries = "".join(f"<span>{swatch.format(heights.get(name, 12), _FILLS[name], words.get(name, name))}</span>"
-                      for name in names)
+    entries = "".join(
+        f"<span>{swatch.format(heights.get(name, 12), _FILLS[name], words.get(name, name))}</span>"
+        for name in names
+    )
     return f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;margin:2px 0 6px">{entries}</div>'

@@ -36,7 +36,9 @@ def outermost(columns: Columns, kinds: Collection[str]) -> npt.NDArray[np.bool_]
 
 def counted(columns: Columns, host_traffic: bool) -> Columns:
     """The events whose bytes are in the totals: those between devices, or those with the host."""
-    columns = columns.only("kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources")
+    columns = columns.only(
+        "kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources"
+    )
     host = columns.isin("kind", HOST_KINDS) | columns.isin("peer", {HOST})
     return columns.take(outermost(columns, _TRAFFIC_KINDS) & (host == host_traffic))
 
@@ -47,14 +49,18 @@ def totals_by_rank(columns: Columns, ranks: tuple[int, ...], host_traffic: bool)
     columns = columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
 
     def by_rank(events: Columns, field: str) -> list[Any]:
-        return sums(events.numbers(field), np.searchsorted(np.array(ranks), events.numbers("rank")), len(ranks))
+        return sums(
+            events.numbers(field), np.searchsorted(np.array(ranks), events.numbers("rank")), len(ranks)
+        )
 
     blocking = ~columns.present("work") | columns.isin("kind", {"wait"})
     rows = zip(
         by_rank(columns.take(outermost(columns, {"compute"})), "duration_seconds"),
         by_rank(columns.take(outermost(columns, _WAITING_KINDS) & blocking), "duration_seconds"),
         *(by_rank(traffic, field) for field in ("bytes_sent", "bytes_received", "messages")),
-        by_rank(columns.take(~columns.present("parent")), "flops"), strict=True)
+        by_rank(columns.take(~columns.present("parent")), "flops"),
+        strict=True,
+    )
     return {rank: RankTotals(*row) for rank, row in zip(ranks, rows, strict=True)}
 
 
@@ -76,11 +82,15 @@ def communication_matrix(columns: Columns, size: int) -> npt.NDArray[np.int64]:
     matrix = np.zeros((size, size), np.int64)
     traffic = counted(columns, host_traffic=False)
     received = traffic.take(traffic.isin("kind", {"recv"}) & traffic.present("peer"))
-    np.add.at(matrix, (received.numbers("peer"), received.numbers("rank")), received.numbers("bytes_received"))
+    np.add.at(
+        matrix, (received.numbers("peer"), received.numbers("rank")), received.numbers("bytes_received")
+    )
     sources = traffic.take(~traffic.isin("sources", {()}))
     _, first, times = np.unique(sources.key("rank", "sources"), return_index=True, return_counts=True)
     different = sources.take(first)
-    for rank, pairs, count in zip(different.values("rank"), different.values("sources"), times.tolist(), strict=True):
+    for rank, pairs, count in zip(
+        different.values("rank"), different.values("sources"), times.tolist(), strict=True
+    ):
         for source, nbytes in pairs:
             matrix[source, rank] += count * nbytes
     return matrix

@@ -31,13 +31,25 @@ if TYPE_CHECKING:
     from parallelism.trace.repricing import Simulation
 
 _ELSEWHERE = {
-    "exportchrometrace": "trace.to_chrome(path)", "tochrometrace": "trace.to_chrome(path)",
-    "toperfetto": "trace.to_chrome(path)", "tojson": "trace.save(path)", "dump": "trace.save(path)",
-    "keyaverages": "trace.summary()", "table": "trace.summary()", "totalbytes": "trace.bytes_received()",
-    "nbytes": "trace.bytes_received()", "bytes": "trace.bytes_received()", "makespan": "trace.makespan_seconds",
-    "duration": "trace.makespan_seconds", "seconds": "trace.makespan_seconds", "bubble": "trace.bubble_fraction",
-    "peakmemory": "trace.peak_bytes(rank)", "maxmemoryallocated": "trace.peak_bytes(rank)",
-    "commmatrix": "trace.communication_matrix()", "numranks": "trace.size", "worldsize": "trace.size",
+    "exportchrometrace": "trace.to_chrome(path)",
+    "tochrometrace": "trace.to_chrome(path)",
+    "toperfetto": "trace.to_chrome(path)",
+    "tojson": "trace.save(path)",
+    "dump": "trace.save(path)",
+    "keyaverages": "trace.summary()",
+    "table": "trace.summary()",
+    "totalbytes": "trace.bytes_received()",
+    "nbytes": "trace.bytes_received()",
+    "bytes": "trace.bytes_received()",
+    "makespan": "trace.makespan_seconds",
+    "duration": "trace.makespan_seconds",
+    "seconds": "trace.makespan_seconds",
+    "bubble": "trace.bubble_fraction",
+    "peakmemory": "trace.peak_bytes(rank)",
+    "maxmemoryallocated": "trace.peak_bytes(rank)",
+    "commmatrix": "trace.communication_matrix()",
+    "numranks": "trace.size",
+    "worldsize": "trace.size",
 }
 """Names elsewhere, without case and underscores, and what to write here."""
 
@@ -79,9 +91,15 @@ class Trace(Sequence[Event]):
     """The events by columns; everything else here is computed from them."""
 
     def __init__(
-        self, events: Iterable[Event] | Columns, size: int | None = None, *,
-        mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
-        ranks: Iterable[int] | None = None, host_traffic: bool = False, priced: Iterable[Any] = (),
+        self,
+        events: Iterable[Event] | Columns,
+        size: int | None = None,
+        *,
+        mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None,
+        hardware: str | None = None,
+        ranks: Iterable[int] | None = None,
+        host_traffic: bool = False,
+        priced: Iterable[Any] = (),
         simulation: Simulation | None = None,
     ) -> None:
         values = self.__dict__
@@ -92,14 +110,26 @@ class Trace(Sequence[Event]):
         size = max(occurring, default=-1) + 1 if size is None else size
         covered = tuple(sorted(occurring.union(range(size) if ranks is None else ranks)))
         if covered and (covered[0] < 0 or covered[-1] >= size):
-            raise ValueError(f"the ranks of {size} devices are 0 to {size - 1}, "
-                             f"got an event of rank {covered[0] if covered[0] < 0 else covered[-1]}")
+            raise ValueError(
+                f"the ranks of {size} devices are 0 to {size - 1}, "
+                f"got an event of rank {covered[0] if covered[0] < 0 else covered[-1]}"
+            )
         shape = None if mesh_shape is None else tuple(dict(mesh_shape).items())
         if shape is not None and prod(extent for _, extent in shape) != size:
-            raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
-                             f"the trace has {size}")
-        values.update(columns=events, size=size, mesh_shape=shape, hardware=hardware, ranks=covered,
-                      host_traffic=host_traffic, priced=Priced(*priced), simulation=simulation)
+            raise ValueError(
+                f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
+                f"the trace has {size}"
+            )
+        values.update(
+            columns=events,
+            size=size,
+            mesh_shape=shape,
+            hardware=hardware,
+            ranks=covered,
+            host_traffic=host_traffic,
+            priced=Priced(*priced),
+            simulation=simulation,
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Trace is immutable; {name!r} cannot be set")
@@ -112,7 +142,9 @@ class Trace(Sequence[Event]):
     def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
         """A trace of the same run with these of its events."""
         ranks = self.ranks if ranks is None else ranks
-        return Trace(columns, **self._header() | {"ranks": ranks, "host_traffic": self.host_traffic or host_traffic})
+        return Trace(
+            columns, **self._header() | {"ranks": ranks, "host_traffic": self.host_traffic or host_traffic}
+        )
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -134,8 +166,14 @@ class Trace(Sequence[Event]):
 
     def _header(self) -> dict[str, Any]:
         """All that makes a trace but its events: the arguments of `Trace`."""
-        return {"size": self.size, "mesh_shape": self.mesh_shape, "hardware": self.hardware, "ranks": self.ranks,
-                "host_traffic": self.host_traffic, "priced": self.priced}
+        return {
+            "size": self.size,
+            "mesh_shape": self.mesh_shape,
+            "hardware": self.hardware,
+            "ranks": self.ranks,
+            "host_traffic": self.host_traffic,
+            "priced": self.priced,
+        }
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
@@ -154,13 +192,17 @@ class Trace(Sequence[Event]):
         devices, shown = plural(self.size, "device"), len(self.ranks)
         if shown == self.size:
             return devices
-        return f"{plural(shown, 'representative')} of {devices}" if self.priced.folded else f"{shown} of {devices}"
+        return (
+            f"{plural(shown, 'representative')} of {devices}"
+            if self.priced.folded
+            else f"{shown} of {devices}"
+        )
 
     def __repr__(self) -> str:
         where = self.devices_in_words
         return f"<Trace of {len(self)} events on {where}, {self.makespan_seconds:.6g} s of virtual time>"
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -170,34 +212,51 @@ class Trace(Sequence[Event]):
 
     @explains_keywords("trace.filter")
     def filter(
-        self, *, kind: str | Collection[str] | None = None, name: str | Collection[str] | None = None,
-        rank: int | Collection[int] | None = None, axes: str | tuple[str, ...] | None = None,
-        stage: int | Collection[int] | None = None, microbatch: int | Collection[int] | None = None,
-        phase: str | Collection[str] | None = None, peer: int | Collection[int] | None = None,
+        self,
+        *,
+        kind: str | Collection[str] | None = None,
+        name: str | Collection[str] | None = None,
+        rank: int | Collection[int] | None = None,
+        axes: str | tuple[str, ...] | None = None,
+        stage: int | Collection[int] | None = None,
+        microbatch: int | Collection[int] | None = None,
+        phase: str | Collection[str] | None = None,
+        peer: int | Collection[int] | None = None,
     ) -> Trace:
         """The events that fit everything given; a collection stands for any of its values.
 
         ``axes`` is one axis, or the exact tuple of axes.  Asking for ``h2d``, ``d2h`` or ``peer=HOST`` and nothing
         else of that sort makes the totals those of the traffic with the host.  ``ValueError`` for an unknown kind.
         """
-        given: dict[str, Any] = {"kind": kind, "name": name, "rank": rank, "stage": stage, "microbatch": microbatch,
-                                 "phase": phase, "peer": peer}
+        given: dict[str, Any] = {
+            "kind": kind,
+            "name": name,
+            "rank": rank,
+            "stage": stage,
+            "microbatch": microbatch,
+            "phase": phase,
+            "peer": peer,
+        }
         wanted: dict[str, set[Any]] = {}
         for field, value in given.items():
             if value is not None:
                 wanted[field] = {value} if isinstance(value, (str, int)) else set(value)
         kinds = wanted.get("kind", set())
         if unknown := kinds - set(KINDS):
-            raise ValueError(f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}")
+            raise ValueError(
+                f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}"
+            )
         if axes is not None:
             wanted["axes"] = {(axes,) if isinstance(axes, str) else tuple(axes)}
         columns = self.columns
         for of, values in wanted.items():
             columns = columns.take(columns.isin(of, values))
         host = (bool(kinds) and kinds <= HOST_KINDS) or wanted.get("peer") == {HOST}
-        return self._of(columns, [rank for rank in self.ranks if rank in wanted.get("rank", self.ranks)], host)
+        return self._of(
+            columns, [rank for rank in self.ranks if rank in wanted.get("rank", self.ranks)], host
+        )
 
-    def count(self, name: str, rank: int | None = None) -> int:     # of a name, where a Sequence counts a value
+    def count(self, name: str, rank: int | None = None) -> int:  # of a name, where a Sequence counts a value
         """How many operations of that name took place.
 
         A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
@@ -261,7 +320,9 @@ class Trace(Sequence[Event]):
         sum is `bytes_received`.  ``ValueError`` for a trace of host traffic, which no device sends.
         """
         if self.host_traffic:
-            raise ValueError("a communication matrix is between devices; this trace was filtered for host traffic")
+            raise ValueError(
+                "a communication matrix is between devices; this trace was filtered for host traffic"
+            )
         return communication_matrix(self.columns, self.size)
 
     # Time
@@ -278,7 +339,11 @@ class Trace(Sequence[Event]):
     def bubble_fraction(self) -> float:
         """The part of the devices' time in which they do not compute: 1 - busy / (ranks x makespan)."""
         available = len(self.ranks) * self.makespan_seconds
-        return 1 - sum(totals.compute_seconds for totals in self.totals.values()) / available if available else 0.0
+        return (
+            1 - sum(totals.compute_seconds for totals in self.totals.values()) / available
+            if available
+            else 0.0
+        )
 
     @property
     def span_bubble_fraction(self) -> float:
@@ -293,8 +358,13 @@ class Trace(Sequence[Event]):
         first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
         np.minimum.at(first, ranks, starts)
         np.maximum.at(last, ranks, starts + computes.numbers("duration_seconds"))
-        span, minus_busy = max(((float(last[rank] - first[rank]), -self.totals[rank].compute_seconds)
-                                for rank in computes.distinct("rank")), default=(0.0, 0.0))
+        span, minus_busy = max(
+            (
+                (float(last[rank] - first[rank]), -self.totals[rank].compute_seconds)
+                for rank in computes.distinct("rank")
+            ),
+            default=(0.0, 0.0),
+        )
         return (span + minus_busy) / span if span else 0.0
 
     @property
@@ -318,7 +388,11 @@ class Trace(Sequence[Event]):
         return self.priced.undeclared_seconds
 
     def on(
-        self, hardware: Hardware | str | PathLike[str], *, compute: str | None = None, priced_dtype: str | None = None,
+        self,
+        hardware: Hardware | str | PathLike[str],
+        *,
+        compute: str | None = None,
+        priced_dtype: str | None = None,
         link_sharing: bool | None = None,
     ) -> Trace:
         """The same record priced elsewhere: what a run there would give.
@@ -335,14 +409,20 @@ class Trace(Sequence[Event]):
         from parallelism.timeline import Pricing
 
         if compute == "measured" != self.compute:
-            raise ValueError("compute='measured' wants CPU times, and a modelled trace has left out some of them")
+            raise ValueError(
+                "compute='measured' wants CPU times, and a modelled trace has left out some of them"
+            )
         to_host = isinstance(hardware, str) and hardware == "host"
         if to_host:
             hardware = Hardware.of_host(self.size) or hardware
-        return self.priced_by(Pricing.of(
-            hardware, self.compute if compute is None else compute,
-            priced_dtype or (None if to_host else self.priced_dtype),
-            self.link_sharing if link_sharing is None else link_sharing))
+        return self.priced_by(
+            Pricing.of(
+                hardware,
+                self.compute if compute is None else compute,
+                priced_dtype or (None if to_host else self.priced_dtype),
+                self.link_sharing if link_sharing is None else link_sharing,
+            )
+        )
 
     def priced_by(self, pricing: Pricing) -> Trace:
         """`on`, with the prices of a `parallelism.timeline.pricing.Pricing`."""

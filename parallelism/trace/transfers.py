@@ -45,7 +45,7 @@ def moving(trace: Trace) -> Moving:
     _, place = np.unique(key, return_inverse=True)
     order = np.lexsort((start[at], place))
     last_of = np.zeros(place.max(initial=-1) + 1, np.int64)
-    last_of[place[order]] = at[order]       # the last assignment stays: of the latest start
+    last_of[place[order]] = at[order]  # the last assignment stays: of the latest start
     awaited[at] = last_of[place]
 
     recvs, sends = sends_of_recvs(columns)

@@ -1,9 +1,9 @@
 """`MegatronFlags`: a training run in the flags of Megatron-LM.
 
-    flags = MegatronFlags(num_layers=40, hidden_size=5120, num_attention_heads=40, seq_length=2048, vocab_size=51200,
-                          tensor_model_parallel_size=4, pipeline_model_parallel_size=2, bf16=True)
-    run = flags.run(devices=64)
-    simulate(run.step, "dgx-a100", mesh=run.mesh, batch=run.batch, fold=True)
+flags = MegatronFlags(num_layers=40, hidden_size=5120, num_attention_heads=40, seq_length=2048, vocab_size=51200,
+                      tensor_model_parallel_size=4, pipeline_model_parallel_size=2, bf16=True)
+run = flags.run(devices=64)
+simulate(run.step, "dgx-a100", mesh=run.mesh, batch=run.batch, fold=True)
 """
 
 from __future__ import annotations
@@ -139,17 +139,27 @@ class MegatronFlags:
         if len(several := [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]) > 1:
             raise ValueError(f"{' and '.join(several)} exclude each other")
         if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
-            raise ValueError("--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
-                             "of them")
+            raise ValueError(
+                "--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
+                "of them"
+            )
 
     def given(self, about: str | None = None) -> dict[str, Any]:
         """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""
-        values = [(option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)]
-        return {option.field: value for option, value in values if value or (option.rate and value is not None)}
+        values = [
+            (option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)
+        ]
+        return {
+            option.field: value for option, value in values if value or (option.rate and value is not None)
+        }
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
-        idle = [field for field in self.given("strategy") if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1]
+        idle = [
+            field
+            for field in self.given("strategy")
+            if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1
+        ]
         return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
 
     def words(self) -> tuple[str, ...]:
@@ -178,14 +188,20 @@ class MegatronFlags:
         if self.num_query_groups is not None and not self.group_query_attention:
             raise ValueError("--num-query-groups has a meaning with --group-query-attention only")
         figures: dict[str, Any] = {
-            "layers": self.num_layers, "width": self.hidden_size, "heads": self.num_attention_heads,
-            "sequence": self.seq_length, "vocabulary": self.vocab_size, "feed_forward": self.ffn_hidden_size,
-            "activation": self.swiglu and "swiglu", "norm": _NORMS.get(self.normalization or ""),
+            "layers": self.num_layers,
+            "width": self.hidden_size,
+            "heads": self.num_attention_heads,
+            "sequence": self.seq_length,
+            "vocabulary": self.vocab_size,
+            "feed_forward": self.ffn_hidden_size,
+            "activation": self.swiglu and "swiglu",
+            "norm": _NORMS.get(self.normalization or ""),
             "positions": _POSITIONS.get(self.position_embedding_type or ""),
             "tied": False if self.untie_embeddings_and_output_weights else None,
             "biases": False if self.disable_bias_linear else None,
             "key_value_heads": (self.num_query_groups or 1) if self.group_query_attention else None,
-            "attention_dropout": self.attention_dropout, "hidden_dropout": self.hidden_dropout,
+            "attention_dropout": self.attention_dropout,
+            "hidden_dropout": self.hidden_dropout,
             "fused_attention": True if self.use_flash_attn else None,
         }
         figures = {name: value for name, value in figures.items() if value is not None}
@@ -213,19 +229,26 @@ class MegatronFlags:
         ``ValueError`` for flags that do not fit together, or not these devices.
         """
         spec = self.spec(named)
-        tp, cp, pp = (getattr(self, f"{name}_parallel_size") or 1
-                      for name in ("tensor_model", "context", "pipeline_model"))
+        tp, cp, pp = (
+            getattr(self, f"{name}_parallel_size") or 1
+            for name in ("tensor_model", "context", "pipeline_model")
+        )
         if devices % (tp * cp * pp):
-            raise ValueError(f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
-                             f"{cp} x {pp} devices")
+            raise ValueError(
+                f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
+                f"{cp} x {pp} devices"
+            )
         dp = devices // (tp * cp * pp)
         micro = self.micro_batch_size or 1
         batch = self.global_batch_size or micro * dp
         if batch % (micro * dp):
-            raise ValueError("--global-batch-size must be a multiple of --micro-batch-size and the devices along dp, "
-                             f"{micro} x {dp} = {micro * dp}, got {batch}")
+            raise ValueError(
+                "--global-batch-size must be a multiple of --micro-batch-size and the devices along dp, "
+                f"{micro} x {dp} = {micro * dp}, got {batch}"
+            )
         for extent, what, axis, size in (
-            (spec.heads, "heads", "tensor-model", tp), (spec.groups, "heads of keys and values", "tensor-model", tp),
+            (spec.heads, "heads", "tensor-model", tp),
+            (spec.groups, "heads of keys and values", "tensor-model", tp),
             (spec.sequence, "tokens", "context", cp),
         ):
             if extent % size:
@@ -233,13 +256,22 @@ class MegatronFlags:
         microbatches = batch // (micro * dp)
         chunks, begins = self._cut(spec, pp)
         if chunks > 1 and microbatches % pp:
-            raise ValueError(f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
-                             f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}")
+            raise ValueError(
+                f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
+                f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}"
+            )
         pipeline = Pipeline("pp", microbatches, "interleaved_1f1b" if chunks > 1 else "1f1b", chunks, begins)
         sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
-        return TrainingRun(spec, batch, Strategy(*self._transforms(mesh, begins, spec.layers), pipeline), mesh,
-                           self.trained_by, clip=self.clip_grad or None, loss_scale=self.loss_scale or None)
+        return TrainingRun(
+            spec,
+            batch,
+            Strategy(*self._transforms(mesh, begins, spec.layers), pipeline),
+            mesh,
+            self.trained_by,
+            clip=self.clip_grad or None,
+            loss_scale=self.loss_scale or None,
+        )
 
     def _cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[str, ...]]:
         """The stages of each rank, and the regions at which all stages but the first begin."""
@@ -249,8 +281,10 @@ class MegatronFlags:
         chunks = 1
         if each is not None:
             if layers % (pp * each):
-                raise ValueError(f"--num-layers-per-virtual-pipeline-stage: {layers} layers cannot be dealt to {pp} "
-                                 f"stages in parts of {each}")
+                raise ValueError(
+                    f"--num-layers-per-virtual-pipeline-stage: {layers} layers cannot be dealt to {pp} "
+                    f"stages in parts of {each}"
+                )
             chunks = layers // (pp * each) if pp > 1 else 1
         return chunks, tuple(f"block.{layer}" for layer in first_layers(layers, pp * chunks)[1:])
 
@@ -274,20 +308,25 @@ class MegatronFlags:
     def _recompute(self, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
         granularity = self.recompute_granularity or ("selective" if self.recompute_activations else None)
         if granularity != "full" and (self.recompute_method or self.recompute_num_layers):
-            raise ValueError("--recompute-method and --recompute-num-layers have a meaning with "
-                             "--recompute-granularity full only")
+            raise ValueError(
+                "--recompute-method and --recompute-num-layers have a meaning with "
+                "--recompute-granularity full only"
+            )
         if granularity == "selective":
             yield Recompute(ATTENTION_CORE)
         elif granularity == "full" and self.recompute_method == "block":
             starts = [0, *(int(each.removeprefix("block.")) for each in begins), layers]
             most = self.recompute_num_layers or 1
-            again = [layer for start, end in pairwise(starts)
-                     for layer in range(start, min(start + most, end))]
+            again = [
+                layer for start, end in pairwise(starts) for layer in range(start, min(start + most, end))
+            ]
             yield Recompute("block.*" if len(again) == layers else [f"block.{layer}" for layer in again])
         elif granularity == "full":
             if (self.recompute_num_layers or 1) > 1:
-                raise ValueError("--recompute-num-layers with --recompute-method uniform must be 1 here: each layer "
-                                 f"runs again by itself; got {self.recompute_num_layers}")
+                raise ValueError(
+                    "--recompute-num-layers with --recompute-method uniform must be 1 here: each layer "
+                    f"runs again by itself; got {self.recompute_num_layers}"
+                )
             yield Recompute("block.*")
 
     # -- back ----------------------------------------------------------------------------------------------------------
@@ -304,18 +343,29 @@ class MegatronFlags:
         stages = shape["pp"] * pipeline.chunks
         most = None if again is None else _most_again(again, run.model.layers, stages)
         flags = cls(
-            tensor_model_parallel_size=shape.get("tp", 1), pipeline_model_parallel_size=shape["pp"],
+            tensor_model_parallel_size=shape.get("tp", 1),
+            pipeline_model_parallel_size=shape["pp"],
             context_parallel_size=shape.get("cp"),
             num_layers_per_virtual_pipeline_stage=run.model.layers // stages if pipeline.chunks > 1 else None,
-            sequence_parallel=SequenceParallel in kinds, use_distributed_optimizer=Zero in kinds,
+            sequence_parallel=SequenceParallel in kinds,
+            use_distributed_optimizer=Zero in kinds,
             overlap_grad_reduce=Overlap in kinds,
-            recompute_granularity=None if again is None else
-            "selective" if again == Recompute(ATTENTION_CORE) else "full",
-            recompute_method="block" if most else None, recompute_num_layers=most,
-            fp16=precision == MixedPrecision("float16"), bf16=precision == MixedPrecision("bfloat16"),
+            recompute_granularity=None
+            if again is None
+            else "selective"
+            if again == Recompute(ATTENTION_CORE)
+            else "full",
+            recompute_method="block" if most else None,
+            recompute_num_layers=most,
+            fp16=precision == MixedPrecision("float16"),
+            bf16=precision == MixedPrecision("bfloat16"),
             fp32=precision is None,
-            micro_batch_size=run.microbatch, global_batch_size=run.batch, clip_grad=run.clip,
-            loss_scale=run.loss_scale, **update_flags(run.optimizer))
+            micro_batch_size=run.microbatch,
+            global_batch_size=run.batch,
+            clip_grad=run.clip,
+            loss_scale=run.loss_scale,
+            **update_flags(run.optimizer),
+        )
         try:
             found = flags.run(run.mesh.size, run.model)
         except ValueError:
@@ -343,10 +393,11 @@ def _most_again(again: Recompute, layers: int, stages: int) -> int | None:
 
 
 _AXES = {
-    "num_layers_per_virtual_pipeline_stage": "pp", "sequence_parallel": "tp", "use_distributed_optimizer": "dp",
+    "num_layers_per_virtual_pipeline_stage": "pp",
+    "sequence_parallel": "tp",
+    "use_distributed_optimizer": "dp",
     "overlap_grad_reduce": "dp",
 }
 """Flags that need several devices along an axis."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
-

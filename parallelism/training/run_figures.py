@@ -48,7 +48,9 @@ class Figures:
         """
         found = self.step.step_split[self.step.slowest]._asdict()
         largest = max(found, key=found.__getitem__)
-        found[largest] = self.seconds - fsum(value for name, value in found.items() if name != largest)   # of rounding
+        found[largest] = self.seconds - fsum(
+            value for name, value in found.items() if name != largest
+        )  # of rounding
         return {name: value for name, value in found.items() if value}
 
     @property
@@ -121,10 +123,14 @@ class Figures:
 
     def _executed(self, *, again: bool) -> float:
         """Floating-point operations of the products on all devices."""
-        return float(sum(
-            self.step.devices[rank] * total.flops
-            for rank, operations in self.step.by_operation.items() for operation, total in operations.items()
-            if operation.name in _PRODUCTS and (again or operation.phase != "R")))
+        return float(
+            sum(
+                self.step.devices[rank] * total.flops
+                for rank, operations in self.step.by_operation.items()
+                for operation, total in operations.items()
+                if operation.name in _PRODUCTS and (again or operation.phase != "R")
+            )
+        )
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -152,10 +158,23 @@ class Figures:
     def json(self) -> dict[str, Any]:
         """All figures by name, as JSON has them."""
         return {
-            **{name: getattr(self, name) for name in (
-                "seconds", "tokens_per_second", "tflops_per_device", "mfu", "hfu", "parts", "bubble", "peak_bytes",
-                "memory")},
-            "mesh": dict(self.run.mesh.shape), "strategy": str(self.run.strategy), "hardware": self.hardware.name,
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "seconds",
+                    "tokens_per_second",
+                    "tflops_per_device",
+                    "mfu",
+                    "hfu",
+                    "parts",
+                    "bubble",
+                    "peak_bytes",
+                    "memory",
+                )
+            },
+            "mesh": dict(self.run.mesh.shape),
+            "strategy": str(self.run.strategy),
+            "hardware": self.hardware.name,
             "stack": getattr(self.hardware, "stack", None),
         }
 
@@ -170,7 +189,7 @@ def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **option
     the run.
     """
     found = sized_hardware(hardware, run.mesh.size)
-    found.peak(run.dtype)       # refuses before the work
+    found.peak(run.dtype)  # refuses before the work
     try:
         return Figures(run, found, step_parts(run.step, found, **run.placed, **options))
     except CannotFold:

@@ -35,8 +35,15 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     layers = pp * min(chunks, 2)
     groups = tp if spec.groups < spec.heads else 2 * tp
     small = replace(
-        spec, layers=layers, heads=2 * tp, key_value_heads=groups, width=8 * lcm(tp, dp), feed_forward=12 * tp * dp,
-        vocabulary=8 * tp * dp, sequence=4 * tp * cp)
+        spec,
+        layers=layers,
+        heads=2 * tp,
+        key_value_heads=groups,
+        width=8 * lcm(tp, dp),
+        feed_forward=12 * tp * dp,
+        vocabulary=8 * tp * dp,
+        sequence=4 * tp * cp,
+    )
     transforms = [each for each in run.strategy.transforms if not isinstance(each, Pipeline)]
     count = 1
     if pipeline:
@@ -44,9 +51,15 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
         count = min(pipeline.microbatches, 2 * pp)
         if SCHEDULES[pipeline.schedule].is_interleaved:
             count = ceil(count / pp) * pp
-        begin = tuple(f"block.{i * (layers // (pp * chunks))}" for i in range(1, pp * chunks)) if pipeline.begin else ()
+        begin = (
+            tuple(f"block.{i * (layers // (pp * chunks))}" for i in range(1, pp * chunks))
+            if pipeline.begin
+            else ()
+        )
         transforms.append(replace(pipeline, microbatches=count, chunks=chunks, begin=begin))
-    return TrainingRun(small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer, run.clip, run.loss_scale)
+    return TrainingRun(
+        small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer, run.clip, run.loss_scale
+    )
 
 
 def _folded(mesh: Mesh, devices: int) -> Mesh:

@@ -42,10 +42,12 @@ class TrainingRun:
     """What the loss is multiplied by before it is differentiated; None: it is not."""
 
     def __post_init__(self) -> None:
-        self.strategy.text_on(self.mesh)        # refuses axes that the mesh does not have
+        self.strategy.text_on(self.mesh)  # refuses axes that the mesh does not have
         if self.batch % (self.replicas * self.microbatches):
-            raise ValueError(f"a batch of {self.batch} rows cannot be dealt to {self.replicas} replicas of "
-                             f"{self.microbatches} microbatches of equal size")
+            raise ValueError(
+                f"a batch of {self.batch} rows cannot be dealt to {self.replicas} replicas of "
+                f"{self.microbatches} microbatches of equal size"
+            )
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -99,9 +101,11 @@ def precision_remark(dtype: str, hardware: Hardware) -> str:
     narrow = next((name for name in ("bfloat16", "float16") if name in rates), None)
     if dtype != "float32" or narrow is None or rates[narrow] < TOLD_FROM * rates.get(dtype, rates[narrow]):
         return ""
-    return (f"{hardware.name} has {rates[dtype] / 1e12:.3g} Tflop/s for float32 and {rates[narrow] / 1e12:.4g} for "
-            f"{narrow}, which mixed precision uses: dtype=\"{narrow}\" of a TransformerSpec, precision={narrow} in a "
-            f"strategy")
+    return (
+        f"{hardware.name} has {rates[dtype] / 1e12:.3g} Tflop/s for float32 and {rates[narrow] / 1e12:.4g} for "
+        f'{narrow}, which mixed precision uses: dtype="{narrow}" of a TransformerSpec, precision={narrow} in a '
+        f"strategy"
+    )
 
 
 @lru_cache(maxsize=4)

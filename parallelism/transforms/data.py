@@ -34,8 +34,10 @@ class DataParallel:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         if parts.rows is None:
-            raise ValueError(f"{self}: the inputs of @{function.name} have no rows to split: every dim is that of a "
-                             "parameter, too")
+            raise ValueError(
+                f"{self}: the inputs of @{function.name} have no rows to split: every dim is that of a "
+                "parameter, too"
+            )
         return split_class(self, parts, parts.rows).joined()
 
     def __str__(self) -> str:
@@ -63,8 +65,10 @@ class ContextParallel:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         if parts.sequence is None:
-            raise ValueError(f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
-                             "every dim is that of a weight, or no op has it")
+            raise ValueError(
+                f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
+                "every dim is that of a weight, or no op has it"
+            )
         return split_class(self, parts, parts.sequence).joined()
 
     def __str__(self) -> str:
@@ -84,8 +88,10 @@ def split_class(transform: Any, parts: Parts, chosen: Place) -> Parts:
             if parts.classes.of(value, dim) == chosen:
                 axes = dims_of(value)
                 if any(transform.axis in each for each in axes):
-                    raise ValueError(f"{transform}: %{value.name} of @{parts.name} is split over {transform.axis!r} "
-                                     f"already, {value.layout and value.layout.short()}")
+                    raise ValueError(
+                        f"{transform}: %{value.name} of @{parts.name} is split over {transform.axis!r} "
+                        f"already, {value.layout and value.layout.short()}"
+                    )
                 axes[dim] = (transform.axis, *axes[dim])
                 layouts[value.name] = layout(axes, value.layout)
                 break

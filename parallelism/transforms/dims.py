@@ -53,8 +53,12 @@ class DimClasses:
     def axes(self, values: Iterable[Value]) -> dict[Place, tuple[str, ...]]:
         """The axes that the layouts of these values give to classes."""
         return {
-            self.of(value, dim): split.axes for value in values if value.layout
-            for dim, split in enumerate(value.layout.dims) if split.axes}
+            self.of(value, dim): split.axes
+            for value in values
+            if value.layout
+            for dim, split in enumerate(value.layout.dims)
+            if split.axes
+        }
 
     def _top(self, place: Place) -> Place:
         path = []
@@ -100,9 +104,10 @@ def sequence_class(function: Function, parameters: Iterable[Value], classes: Dim
         made |= classes.all_of(op.outputs)
         for value, letters in zip(op.inputs, of.inputs, strict=True):
             if value in parameters and any(
-                    letter is None or letter == of.indexed or any(letter in each for each in of.reduced)
-                    for letter in letters):
-                taken |= classes.all_of([value])        # a weight or a table, not what is added to a sequence
+                letter is None or letter == of.indexed or any(letter in each for each in of.reduced)
+                for letter in letters
+            ):
+                taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}
     for value in data:

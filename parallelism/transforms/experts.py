@@ -43,9 +43,13 @@ class ExpertParallel:
                 dims[dim] = (self.axis,)
                 layouts[product.weight.name] = layout(dims)
         if not layouts:
-            raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
-                             "experts, or they are split already")
-        if parts.rows is not None and not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
+            raise ValueError(
+                f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
+                "experts, or they are split already"
+            )
+        if parts.rows is not None and not any(
+            self.axis in axes for value in parts.data for axes in dims_of(value)
+        ):
             parts = split_class(self, parts, parts.rows)
         return parts.laid(layouts).joined()
 

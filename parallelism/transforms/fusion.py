@@ -28,11 +28,13 @@ class Fused:
 
     def __call__(self, function: Function) -> Function:
         if not isinstance(function, Function):
-            raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
+            raise TypeError(
+                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
+            )
         if self.of(function) is not None:
             raise ValueError(f"{self}: @{function.name} is fused already; a transform is applied once")
         attributes = *function.attributes, (_FUSED, True)
-        if isinstance(function.source, Parts):      # not derived yet
+        if isinstance(function.source, Parts):  # not derived yet
             return replace(function.source, attributes=frozen_attributes(attributes)).joined()
         return replace(function, attributes=attributes)
 

@@ -59,8 +59,10 @@ class LocalLayers:
         self._check_first(parts)
         paths = [*dict.fromkeys(matching(parts.forward, self.regions, f"{self}").values())]
         if len(paths) < 2:
-            raise ValueError(f"{self}: only {paths[0]!r} of @{function.name} matches; the last region learns from the "
-                             "loss of the model, so there must be two")
+            raise ValueError(
+                f"{self}: only {paths[0]!r} of @{function.name} matches; the last region learns from the "
+                "loss of the model, so there must be two"
+            )
         loss = _Loss.of(parts, f"{self}")
         heads = [self._head(parts, path, loss) for path in paths[:-1]]
         forward = _with_heads(parts, heads, loss)
@@ -75,17 +77,23 @@ class LocalLayers:
         if any(op.kind == "local_loss" for op in parts.forward.ops):
             raise ValueError(f"{self}: @{parts.name} learns from local losses already")
         if not parts.parameters:
-            raise ValueError(f"{self}: @{parts.name} has no parameters: those of a loss are the parts of its first "
-                             "argument, p.w")
+            raise ValueError(
+                f"{self}: @{parts.name} has no parameters: those of a loss are the parts of its first "
+                "argument, p.w"
+            )
         made = {value for op in parts.forward.ops if op.kind == "reshard" for value in op.outputs}
         laid = [value for value in parts.forward.values if value.layout and value not in made]
         laid += [value for value in (*parts.gradients, *parts.state) if value.layout]
         if laid:
-            raise ValueError(f"{self}: %{laid[0].name} of @{parts.name} has a layout; {self} comes before what splits "
-                             "the program, or all in one Strategy")
+            raise ValueError(
+                f"{self}: %{laid[0].name} of @{parts.name} has a layout; {self} comes before what splits "
+                "the program, or all in one Strategy"
+            )
         if any(value.name.startswith(MAIN) for value in parts.state):
-            raise ValueError(f"{self}: @{parts.name} has main copies of its weights; {self} comes before "
-                             "MixedPrecision, or both in one Strategy")
+            raise ValueError(
+                f"{self}: @{parts.name} has main copies of its weights; {self} comes before "
+                "MixedPrecision, or both in one Strategy"
+            )
 
     def _head(self, parts: Parts, path: str, loss: _Loss) -> _Head:
         """The head of a region."""
@@ -94,25 +102,38 @@ class LocalLayers:
         read |= {*parts.forward.outputs}
         results = [value for op in ops for value in op.outputs if value in read and value in loss.learning]
         if len(results) != 1:
-            raise ValueError(f"{self}: region {path!r} of @{parts.name} must have one result that depends on "
-                             "parameters and is used outside for the prediction; it has "
-                             f"{', '.join(f'%{v.name}' for v in results) or 0}")
-        result, = results
+            raise ValueError(
+                f"{self}: region {path!r} of @{parts.name} must have one result that depends on "
+                "parameters and is used outside for the prediction; it has "
+                f"{', '.join(f'%{v.name}' for v in results) or 0}"
+            )
+        (result,) = results
         classes, left = parts.classes, [*range(result.type.ndim)]
         places: list[int | None] = []
         """For each dim of the prediction the dim of the result that is the same; None: the head makes it."""
         for dim in range(loss.prediction.type.ndim):
             of = classes.of(loss.prediction, dim)
-            same = next((other for other in left if classes.of(result, other) == of
-                         and result.type.shape[other] == loss.prediction.type.shape[dim]), None)
+            same = next(
+                (
+                    other
+                    for other in left
+                    if classes.of(result, other) == of
+                    and result.type.shape[other] == loss.prediction.type.shape[dim]
+                ),
+                None,
+            )
             places.append(same)
             left = [other for other in left if other != same]
         if not left:
-            raise ValueError(f"{self}: %{result.name}, the result of region {path!r} of @{parts.name}, has no dim that "
-                             f"a head could take up: all are dims of the prediction %{loss.prediction.name}")
+            raise ValueError(
+                f"{self}: %{result.name}, the result of region {path!r} of @{parts.name}, has no dim that "
+                f"a head could take up: all are dims of the prediction %{loss.prediction.name}"
+            )
         prefix = parts.parameters[0].name.partition(".")[0]
-        shape = [result.type.shape[left[-1]],
-                 *(loss.prediction.type.shape[dim] for dim, place in enumerate(places) if place is None)]
+        shape = [
+            result.type.shape[left[-1]],
+            *(loss.prediction.type.shape[dim] for dim, place in enumerate(places) if place is None),
+        ]
         weight = Value(f"{prefix}.{HEAD}.{path}", TensorType(result.type.dtype, shape))
         if weight.name in {value.name for value in parts.forward.values}:
             raise ValueError(f"{self}: @{parts.name} has a value %{weight.name} already")
@@ -145,9 +166,13 @@ class _Loss(NamedTuple):
             if not depending.isdisjoint(op.inputs):
                 depending.update(value for value in op.outputs if is_floating(value.type.dtype))
         data, found, others = {*parts.data}, dict[Value, list[Value]](), dict[Value, tuple[Op, ...]]()
-        terms = {term: _after_one_value(_after_parameters(parts, term), term, data, depending)
-                 for term in _added(forward.ops, value)}
-        supervised = {term for term, ops in terms.items() if any(not data.isdisjoint(op.inputs) for op in ops)}
+        terms = {
+            term: _after_one_value(_after_parameters(parts, term), term, data, depending)
+            for term in _added(forward.ops, value)
+        }
+        supervised = {
+            term for term, ops in terms.items() if any(not data.isdisjoint(op.inputs) for op in ops)
+        }
         for term, ops in terms.items():
             read = _read(ops, depending)
             if term in supervised or not supervised:
@@ -158,14 +183,22 @@ class _Loss(NamedTuple):
             else:
                 others[term] = tuple(ops) if read else ()
         if len(found) != 1 or not all(found.values()):
-            raise ValueError(f"{subject}: the loss of @{parts.name} must be computed from one prediction; it is from "
-                             f"{' and '.join(f'%{v.name}' for v in found) or 'none'}")
-        prediction, = found
+            raise ValueError(
+                f"{subject}: the loss of @{parts.name} must be computed from one prediction; it is from "
+                f"{' and '.join(f'%{v.name}' for v in found) or 'none'}"
+            )
+        (prediction,) = found
         before = needed(forward.ops, [prediction])
         learning = depending & {prediction, *(value for op in before for value in op.inputs)}
         taken = tuple(dict.fromkeys(found[prediction]))
-        return cls(prediction, taken, tuple(needed(forward.ops, taken, [prediction])), value, others,
-                   frozenset(learning))
+        return cls(
+            prediction,
+            taken,
+            tuple(needed(forward.ops, taken, [prediction])),
+            value,
+            others,
+            frozenset(learning),
+        )
 
 
 def _added(ops: Sequence[Op], total: Value) -> list[Value]:
@@ -184,10 +217,14 @@ def _added(ops: Sequence[Op], total: Value) -> list[Value]:
 def _read(ops: Sequence[Op], depending: Collection[Value]) -> list[Value]:
     """The values among those ``depending`` on parameters that the ops read and do not make."""
     made = {value for op in ops for value in op.outputs}
-    return [*dict.fromkeys(value for op in ops for value in op.inputs if value in depending and value not in made)]
+    return [
+        *dict.fromkeys(value for op in ops for value in op.inputs if value in depending and value not in made)
+    ]
 
 
-def _after_one_value(ops: list[Op], term: Value, data: Collection[Value], depending: Collection[Value]) -> list[Op]:
+def _after_one_value(
+    ops: list[Op], term: Value, data: Collection[Value], depending: Collection[Value]
+) -> list[Op]:
     """Of ops that read several values that depend on parameters: those after the first value that combines them all.
 
     They are all ``ops`` if the batch is read before: a combination of predictions and targets is no prediction.
@@ -207,10 +244,12 @@ def _after_parameters(parts: Parts, value: Value) -> list[Op]:
     ops = needed(parts.forward.ops, [value])
     weights, constants = {*parts.parameters}, set[Value]()
     for op in ops:
-        if all(value in weights or value in constants for value in op.inputs):      # a view of a weight is a weight
+        if all(
+            value in weights or value in constants for value in op.inputs
+        ):  # a view of a weight is a weight
             (constants if weights.isdisjoint(op.inputs) else weights).update(op.outputs)
     before, wanted = set[Op](), set[Value]()
-    for op in reversed(ops):        # the ops from which a parameter is still to come
+    for op in reversed(ops):  # the ops from which a parameter is still to come
         if not (weights.isdisjoint(op.inputs) and wanted.isdisjoint(op.outputs)):
             before.add(op)
             wanted.update(op.inputs)
@@ -231,7 +270,7 @@ class _Head(NamedTuple):
 
     def prediction(self, x: Any, weight: Any) -> Any:
         """What the head predicts."""
-        letters = "abcdefghijklmnopqrstuvwxyz"[:x.ndim]
+        letters = "abcdefghijklmnopqrstuvwxyz"[: x.ndim]
         made = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
         out = [letters[place] if place is not None else next(made) for place in self.places]
         of_weight = "".join([letters[self.left[-1]], *(letter for letter in out if letter.isupper())])
@@ -264,7 +303,7 @@ def _with_heads(parts: Parts, heads: Sequence[_Head], loss: _Loss) -> Function:
                 stopped[head.path] = head.result, apply("stop_gradient", x).value
             added[head.result] = builder.ops[first:]
         alone = dict[Value, Value]()
-        for term, term_ops in loss.others.items():      # a loss of the region that makes what it is computed from
+        for term, term_ops in loss.others.items():  # a loss of the region that makes what it is computed from
             read = {value for op in term_ops for value in op.inputs}
             makers = [op for op in forward.ops if op not in term_ops and not read.isdisjoint(op.outputs)]
             if makers:
@@ -312,20 +351,28 @@ def _with_updates(parts: Parts, heads: Sequence[_Head], subject: str) -> Functio
     for head in heads:
         like = next((value for value in parts.parameters if value.type.dtype == head.weight.type.dtype), None)
         if like is None:
-            raise ValueError(f"{subject}: no parameter of @{parts.name} is of {head.weight.type.dtype}, the dtype of "
-                             f"region {head.path!r}, so its head has no update")
+            raise ValueError(
+                f"{subject}: no parameter of @{parts.name} is of {head.weight.type.dtype}, the dtype of "
+                f"region {head.path!r}, so its head has no update"
+            )
         values = {}
         for value in update.inputs:
             if owners.get(value) == like.name:
                 name = value.name.removesuffix(like.name) + head.weight.name
-                values[value] = builder.input(name, TensorType(value.type.dtype, _shape(value, like, head.weight)))
-        mine = [value for value in update.outputs if value.name.removeprefix(NEXT) in {v.name for v in values}]
+                values[value] = builder.input(
+                    name, TensorType(value.type.dtype, _shape(value, like, head.weight))
+                )
+        mine = [
+            value for value in update.outputs if value.name.removeprefix(NEXT) in {v.name for v in values}
+        ]
         if others := {owner for value in mine for owner in behind[value]} - {like.name}:
-            raise ValueError(f"{subject}: the update of %{like.name} of @{parts.name} depends on "
-                             f"%{min(map(str, others))}: regions that learn by themselves are not clipped together")
+            raise ValueError(
+                f"{subject}: the update of %{like.name} of @{parts.name} depends on "
+                f"%{min(map(str, others))}: regions that learn by themselves are not clipped together"
+            )
         for op in needed(update.ops, mine):
             if values.keys().isdisjoint(op.inputs):
-                continue        # it is the same for all parameters
+                continue  # it is the same for all parameters
             with builder.region(op.region):
                 made = builder.emit(op.kind, each(op.inputs, values), dict(op.attributes))
             values.update(zip(op.outputs, made, strict=True))

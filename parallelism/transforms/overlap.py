@@ -52,16 +52,22 @@ class Overlap:
         for name, least in (("bucket_bytes", 1), ("ahead", 0)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise ValueError(f"{name} of Overlap must be a whole number of at least {least}, got {number!r}")
+                raise ValueError(
+                    f"{name} of Overlap must be a whole number of at least {least}, got {number!r}"
+                )
 
     def __call__(self, function: Function) -> Function:
         if not isinstance(function, Function):
-            raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
+            raise TypeError(
+                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
+            )
         if (there := self.of(function)) is not None:
-            raise ValueError(f"{self}: @{function.name} is overlapped already, by {there}; a transform is applied once")
+            raise ValueError(
+                f"{self}: @{function.name} is overlapped already, by {there}; a transform is applied once"
+            )
         said = (overlapping.BUCKET_BYTES, self.bucket_bytes), (overlapping.AHEAD, self.ahead)
         attributes = *function.attributes, *said
-        if isinstance(function.source, Parts):      # not derived yet
+        if isinstance(function.source, Parts):  # not derived yet
             return replace(function.source, attributes=frozen_attributes(attributes)).joined()
         return replace(function, attributes=attributes)
 
@@ -78,11 +84,16 @@ class Overlap:
         given: dict[str, int] = {}
         for part in value.split(",") if value else ():
             size = _SIZE.fullmatch(part)
-            name, number = ("bucket_bytes", int(size[1]) * _SIZES[size[2]]) if size else (
-                "ahead", int(part[6:]) if part.startswith("ahead:") and part[6:].isdecimal() else -1)
+            name, number = (
+                ("bucket_bytes", int(size[1]) * _SIZES[size[2]])
+                if size
+                else ("ahead", int(part[6:]) if part.startswith("ahead:") and part[6:].isdecimal() else -1)
+            )
             if number < 0 or name in given:
-                raise ValueError("overlap is followed by the bytes of a bucket and by ahead:, a number of layers, such "
-                                 f"as overlap=25MB,ahead:2; got {value!r}")
+                raise ValueError(
+                    "overlap is followed by the bytes of a bucket and by ahead:, a number of layers, such "
+                    f"as overlap=25MB,ahead:2; got {value!r}"
+                )
             given[name] = number
         return cls(**given)
 

@@ -51,7 +51,9 @@ class Parts:
         ``ValueError`` if its update reads values of the forward; ``TypeError`` if it is no function.
         """
         if not isinstance(function, Function):
-            raise TypeError(f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last")
+            raise TypeError(
+                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
+            )
         if isinstance(function.source, cls):
             return function.source
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]
@@ -66,15 +68,22 @@ class Parts:
         made = {value for op in update for value in op.outputs}
         read = {value for op in update for value in op.inputs} - made
         if inner := {value for op in forward for value in op.outputs} & read:
-            raise ValueError(f"@{function.name}: its update reads %{min(v.name for v in inner)}, which its forward "
-                             "computes; it may read parameters, gradients and the state of the optimizer alone")
-        kept = {value.name.removeprefix(NEXT) for value in nexts}.difference(value.name for value in parameters)
+            raise ValueError(
+                f"@{function.name}: its update reads %{min(v.name for v in inner)}, which its forward "
+                "computes; it may read parameters, gradients and the state of the optimizer alone"
+            )
+        kept = {value.name.removeprefix(NEXT) for value in nexts}.difference(
+            value.name for value in parameters
+        )
         state = tuple(value for value in function.inputs if value.name in kept)
         others = tuple(value for value in function.inputs if value.name not in kept)
         return cls(
-            function.name, Function(function.name, others, tuple(forward), tuple(results)),
+            function.name,
+            Function(function.name, others, tuple(forward), tuple(results)),
             Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
-            any(name.startswith(AGAIN) for name in known), function.attributes)._plain()
+            any(name.startswith(AGAIN) for name in known),
+            function.attributes,
+        )._plain()
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
@@ -108,8 +117,11 @@ class Parts:
     @cached_property
     def gradients(self) -> tuple[Value, ...]:
         """The inputs of the update that are gradients."""
-        return () if self.update is None else tuple(
-            value for value in self.update.inputs if value.name.startswith(GRADIENT))
+        return (
+            ()
+            if self.update is None
+            else tuple(value for value in self.update.inputs if value.name.startswith(GRADIENT))
+        )
 
     @cached_property
     def state(self) -> tuple[Value, ...]:
@@ -131,11 +143,15 @@ class Parts:
     def _names(self) -> frozenset[str]:
         return frozenset(value.name for value in self.parameters)
 
-    def laid(self, forward: Mapping[str, TensorSharding], update: Mapping[str, TensorSharding] | None = None) -> Parts:
+    def laid(
+        self, forward: Mapping[str, TensorSharding], update: Mapping[str, TensorSharding] | None = None
+    ) -> Parts:
         """The parts with layouts on values of the forward, and on inputs of the update, by name."""
         return replace(
-            self, forward=laid_out(self.forward, forward),
-            update=self.update and laid_out(self.update, update or {}))
+            self,
+            forward=laid_out(self.forward, forward),
+            update=self.update and laid_out(self.update, update or {}),
+        )
 
     def joined(self) -> Function:
         """The whole step.  Its inputs are those of the forward, then the state; its outputs the loss, then ``next.``.
@@ -148,8 +164,10 @@ class Parts:
         if self.update is None:
             return replace(self.forward, attributes=self.attributes) if self.attributes else self.forward
         if self.again:
-            raise ValueError(f"@{self.name} computes values again in its backward: Recompute comes after the other "
-                             "transforms, or all in one Strategy")
+            raise ValueError(
+                f"@{self.name} computes values again in its backward: Recompute comes after the other "
+                "transforms, or all in one Strategy"
+            )
         return derived_later(self.name, self._plain(), self.attributes)
 
     def derived(self) -> Function:
@@ -172,8 +190,13 @@ class Parts:
             taken.add(values[value.name].name)
         update = with_values(self.update, values)
         state = (values[value.name] for value in self.state)
-        whole = Function(self.name, (*back.inputs, *state), (*back.ops, *update.ops), (*results, *update.outputs),
-                         self.attributes)
+        whole = Function(
+            self.name,
+            (*back.inputs, *state),
+            (*back.ops, *update.ops),
+            (*results, *update.outputs),
+            self.attributes,
+        )
         return laid_out(whole, layouts)
 
     def _plain(self) -> Parts:
@@ -235,8 +258,11 @@ def first_argument(function: Function) -> tuple[Value, ...]:
     None if that name has no parts.
     """
     prefix, dot, _ = function.inputs[0].name.partition(".") if function.inputs else ("", "", "")
-    return tuple(value for value in function.inputs
-                 if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype))
+    return tuple(
+        value
+        for value in function.inputs
+        if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype)
+    )
 
 
 def needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = ()) -> list[Op]:
@@ -261,8 +287,11 @@ def _converted(function: Function, types: Sequence[TensorType]) -> Function:
     outputs = [*function.outputs[:kept]]
     for value, type in zip(function.outputs[kept:], types, strict=True):
         with builder.region(regions.get(value)):
-            outputs.append(value if value.type.dtype == type.dtype else
-                           builder.emit(change_of_dtype(value.type, type), [value], {"dtype": type.dtype})[0])
+            outputs.append(
+                value
+                if value.type.dtype == type.dtype
+                else builder.emit(change_of_dtype(value.type, type), [value], {"dtype": type.dtype})[0]
+            )
     return builder.function(function.name, outputs)
 
 
@@ -276,10 +305,10 @@ def with_last_named(function: Function, names: Sequence[str], region: str) -> Fu
 
     An output that is an input, or is returned twice, is returned as a view of itself; the view's op is in ``region``.
     """
-    kept = function.outputs[:len(function.outputs) - len(names)]
+    kept = function.outputs[: len(function.outputs) - len(names)]
     fixed, new = {*function.inputs, *kept}, dict[Value, Value]()
     outputs, views = [*kept], list[Op]()
-    for value, name in zip(function.outputs[len(kept):], names, strict=True):
+    for value, name in zip(function.outputs[len(kept) :], names, strict=True):
         if value in fixed or value in new:
             view = Value(name, value.type)
             views.append(Op("reshape", (value,), (("shape", value.type.shape),), (view,), region))

@@ -73,8 +73,10 @@ class Pipeline:
         object.__setattr__(self, "meshes", tuple(self.meshes))
         for mesh in self.meshes:
             if not isinstance(mesh, Mesh) or self.axis in mesh.axes:
-                raise ValueError(f"the meshes of a pipeline are those inside its stages, without {self.axis!r}; got "
-                                 f"{mesh!r}")
+                raise ValueError(
+                    f"the meshes of a pipeline are those inside its stages, without {self.axis!r}; got "
+                    f"{mesh!r}"
+                )
         ranks = (len(self.begin) + 1) // self.chunks if self.begin else 2
         scheduled = Scheduled(self.chunks * ranks, self.microbatches, self.schedule, self.chunks, self.axis)
         object.__setattr__(self, "schedule", scheduled.schedule.name)
@@ -89,12 +91,16 @@ class Pipeline:
         if self.meshes:
             return self._on_own(mesh)
         if self.axis not in mesh.shape:
-            raise ValueError(f"{self} needs an axis {self.axis!r}; the axes of {mesh!r} are "
-                             f"{', '.join(map(repr, mesh.axes))}")
+            raise ValueError(
+                f"{self} needs an axis {self.axis!r}; the axes of {mesh!r} are "
+                f"{', '.join(map(repr, mesh.axes))}"
+            )
         stages = mesh.shape[self.axis] * self.chunks
         if self.begin and len(self.begin) + 1 != stages:
-            raise ValueError(f"{self}: {len(self.begin) + 1} stages begin at the start and at "
-                             f"{', '.join(self.begin)}; {mesh!r} has place for {stages}")
+            raise ValueError(
+                f"{self}: {len(self.begin) + 1} stages begin at the start and at "
+                f"{', '.join(self.begin)}; {mesh!r} has place for {stages}"
+            )
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     @property
@@ -112,16 +118,22 @@ class Pipeline:
         """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""
         stages, size = len(self.meshes) * self.chunks, sum(each.size for each in self.meshes)
         if mesh.size != size:
-            raise ValueError(f"{self} needs {size} devices, {' + '.join(str(each.size) for each in self.meshes)}; "
-                             f"{mesh!r} has {mesh.size}")
+            raise ValueError(
+                f"{self} needs {size} devices, {' + '.join(str(each.size) for each in self.meshes)}; "
+                f"{mesh!r} has {mesh.size}"
+            )
         if self.begin and len(self.begin) + 1 != stages:
-            raise ValueError(f"{self}: {len(self.begin) + 1} stages begin at the start and at "
-                             f"{', '.join(self.begin)}; its meshes have place for {stages}")
+            raise ValueError(
+                f"{self}: {len(self.begin) + 1} stages begin at the start and at "
+                f"{', '.join(self.begin)}; its meshes have place for {stages}"
+            )
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __str__(self) -> str:
         meshes = "|".join(".".join(f"{axis}={n}" for axis, n in mesh.shape.items()) for mesh in self.meshes)
-        schedule = ScheduleWord(self.schedule, self.microbatches, self.chunks, self.recompute, self.batch, meshes)
+        schedule = ScheduleWord(
+            self.schedule, self.microbatches, self.chunks, self.recompute, self.batch, meshes
+        )
         return f"{word('pp', self.axis, self.begin)} {schedule}"
 
 
@@ -140,29 +152,41 @@ class Step:
     def __post_init__(self) -> None:
         parts, subject = self.parts, f"{self.pipeline}"
         if parts.update is None:
-            raise ValueError(f"{subject}: @{self.function.name} has no optimizer; train_step(loss, optimizer) makes a "
-                             "training step of it")
+            raise ValueError(
+                f"{subject}: @{self.function.name} has no optimizer; train_step(loss, optimizer) makes a "
+                "training step of it"
+            )
         if parts.again:
-            raise ValueError(f"{subject}: @{self.function.name} computes regions again already; Recompute and Pipeline "
-                             "must be in one Strategy")
+            raise ValueError(
+                f"{subject}: @{self.function.name} computes regions again already; Recompute and Pipeline "
+                "must be in one Strategy"
+            )
         if self.pipeline.axis in self.split:
-            raise ValueError(f"{subject}: %{self.split[self.pipeline.axis]} of @{self.function.name} is split over "
-                             f"{self.pipeline.axis!r}, too; the axis of the stages has no other role")
+            raise ValueError(
+                f"{subject}: %{self.split[self.pipeline.axis]} of @{self.function.name} is split over "
+                f"{self.pipeline.axis!r}, too; the axis of the stages has no other role"
+            )
         if unread := {*parts.parameters}.difference(*(op.inputs for op in parts.forward.ops)):
-            raise ValueError(f"{subject}: the loss of @{self.function.name} does not depend on %"
-                             f"{min(value.name for value in unread)}, so no stage has it; leave it out of the "
-                             "parameters that train_step is to train")
+            raise ValueError(
+                f"{subject}: the loss of @{self.function.name} does not depend on %"
+                f"{min(value.name for value in unread)}, so no stage has it; leave it out of the "
+                "parameters that train_step is to train"
+            )
         if self.recompute and self.pipeline.recompute:
             raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
         _ = self._again
         if self.pipeline.batch not in parts.forward.symbols:
-            raise ValueError(f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
-                             f"the batch: its symbols are {', '.join(sorted(parts.forward.symbols)) or 'none'}")
+            raise ValueError(
+                f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
+                f"the batch: its symbols are {', '.join(sorted(parts.forward.symbols)) or 'none'}"
+            )
         _ = self._sums
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Step) and (self.pipeline, self.recompute, self.parts) == (
-            other.pipeline, other.recompute, other.parts))
+        return self is other or (
+            isinstance(other, Step)
+            and (self.pipeline, self.recompute, self.parts) == (other.pipeline, other.recompute, other.parts)
+        )
 
     def __hash__(self) -> int:
         return hash((self.function.name, self.pipeline, self.recompute))
@@ -170,8 +194,9 @@ class Step:
     def with_recompute(self, recompute: tuple[Recompute, ...]) -> Step:
         """The step of which this runs again, in place of what does now; all else that is known of it stays known."""
         made = object.__new__(Step)
-        made.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_again"},
-                             recompute=recompute)
+        made.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name != "_again"}, recompute=recompute
+        )
         made.__post_init__()
         return made
 
@@ -185,9 +210,11 @@ class Step:
         *others, pipeline = Strategy.parse(first).transforms or (None,)
         recompute = tuple(each for each in others if isinstance(each, Recompute))
         if not isinstance(pipeline, Pipeline) or len(recompute) < len(others):
-            raise ValueError("the text of a step begins with its pipeline and what runs again, such as pp 1f1b:8 "
-                             f"recompute=block.*, got {first!r}")
-        return cls(parse(f"\n{rest}"), pipeline, recompute)        # so that errors name the line of the whole text
+            raise ValueError(
+                "the text of a step begins with its pipeline and what runs again, such as pp 1f1b:8 "
+                f"recompute=block.*, got {first!r}"
+            )
+        return cls(parse(f"\n{rest}"), pipeline, recompute)  # so that errors name the line of the whole text
 
     def __str__(self) -> str:
         return f"{' '.join(map(str, (self.pipeline, *self.recompute)))}\n{self.function}"
@@ -221,9 +248,13 @@ class Step:
         parts = self.parts
         parameters = {*parts.parameters}
         rows = dict.fromkeys(
-            axis for value in parts.forward.inputs if value not in parameters
+            axis
+            for value in parts.forward.inputs
+            if value not in parameters
             for extent, axes in zip(value.type.shape, dims_of(value), strict=True)
-            if self.pipeline.batch in names_in(extent) for axis in axes)
+            if self.pipeline.batch in names_in(extent)
+            for axis in axes
+        )
         inside = {axis for value in parameters for axes in dims_of(value) for axis in axes}
         return tuple(axis for axis in rows if axis not in inside) if rows else (REPLICAS,)
 
@@ -231,23 +262,39 @@ class Step:
         """The forward and backward of each of so many stages, for one of the `replicas`."""
         forward = self.parts.forward
         bare = {
-            value.name: layout([tuple(axis for axis in dim if axis not in self.replicas) for dim in dims_of(value)])
-            for value in forward.values if value.layout}
+            value.name: layout(
+                [tuple(axis for axis in dim if axis not in self.replicas) for dim in dims_of(value)]
+            )
+            for value in forward.values
+            if value.layout
+        }
         pipeline = self.pipeline
         return partition(
-            laid_out(forward, bare), [*pipeline.begin] or count, batch=pipeline.batch, recompute=pipeline.recompute,
-            trained=[value.name for value in self.parts.parameters], rewritten=self._again)
+            laid_out(forward, bare),
+            [*pipeline.begin] or count,
+            batch=pipeline.batch,
+            recompute=pipeline.recompute,
+            trained=[value.name for value in self.parts.parameters],
+            rewritten=self._again,
+        )
 
     @cached_property
     def _again(self) -> RunAgain | None:
         each = [recompute.of(self.parts.forward) for recompute in self.recompute]
         if not each:
             return None
-        return RunAgain(*(tuple(path for one in each for path in getattr(one, side)) for side in ("paths", "kept")))
+        return RunAgain(
+            *(tuple(path for one in each for path in getattr(one, side)) for side in ("paths", "kept"))
+        )
 
     def update(
-        self, names: Collection[str], layouts: Mapping[str, TensorSharding] | None = None, *,
-        replicas: Sequence[str] = (), counted: Collection[str] | None = None, stages: int = 1,
+        self,
+        names: Collection[str],
+        layouts: Mapping[str, TensorSharding] | None = None,
+        *,
+        replicas: Sequence[str] = (),
+        counted: Collection[str] | None = None,
+        stages: int = 1,
     ) -> Function:
         """The update of the parameters of these ``names``, from their gradients and their state.
 
@@ -258,30 +305,49 @@ class Step:
         """
         parts, own = self.parts, self.owners
         assert parts.update is not None
-        outputs = [value for _, value in sorted(
-            chain.from_iterable(self._updated.get(owner, ()) for owner in {None, *names}), key=itemgetter(0))]
-        function = self._sums.of_one_stage(outputs, names if counted is None else counted, self.pipeline.axis, stages)
+        outputs = [
+            value
+            for _, value in sorted(
+                chain.from_iterable(self._updated.get(owner, ()) for owner in {None, *names}),
+                key=itemgetter(0),
+            )
+        ]
+        function = self._sums.of_one_stage(
+            outputs, names if counted is None else counted, self.pipeline.axis, stages
+        )
         kept = {value.name.removeprefix(NEXT) for value in outputs}
         read = {value.name for value in function.inputs}
-        inputs = [parts.update.inputs[place] for place in sorted(
-            self._given_to_update[name] for name in self._given_to_update.keys() & (read | kept))]
+        inputs = [
+            parts.update.inputs[place]
+            for place in sorted(
+                self._given_to_update[name] for name in self._given_to_update.keys() & (read | kept)
+            )
+        ]
         function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
         near = {value.name for value in function.values}.union(
-            kept, (own[value.name] or value.name for value in inputs))
+            kept, (own[value.name] or value.name for value in inputs)
+        )
         given = {name: laid for name in near if (laid := self._layouts.get(name)) is not None} | {
-            name: layouts[name] for name in names if layouts and name in layouts}
+            name: layouts[name] for name in names if layouts and name in layouts
+        }
         for value in inputs:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
         gradients = self._gradients
         # What a stage adds up has the layout of its parameter, although the update may have it split.
-        terms = {value.name: value for value in inputs if value in gradients and (
-            replicas or given[value.name].dims != given[own[value.name] or value.name].dims)}
+        terms = {
+            value.name: value
+            for value in inputs
+            if value in gradients
+            and (replicas or given[value.name].dims != given[own[value.name] or value.name].dims)
+        }
         if terms:
             early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
-            given |= {name: TensorSharding(*given[own[name] or name].dims, partial=replicas) for name in terms}
+            given |= {
+                name: TensorSharding(*given[own[name] or name].dims, partial=replicas) for name in terms
+            }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
 
@@ -310,7 +376,10 @@ class Step:
     @cached_property
     def _given_to_update(self) -> dict[str, int]:
         """The places of the inputs of the update, by name."""
-        return {value.name: place for place, value in enumerate(self.parts.update.inputs if self.parts.update else ())}
+        return {
+            value.name: place
+            for place, value in enumerate(self.parts.update.inputs if self.parts.update else ())
+        }
 
     @cached_property
     def _gradients(self) -> frozenset[Value]:

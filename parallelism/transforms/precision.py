@@ -51,28 +51,38 @@ class MixedPrecision:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         if parts.update is None:
-            raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
-                             "step of it")
+            raise ValueError(
+                f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
+                "step of it"
+            )
         if any(value.name.startswith(MAIN) for value in parts.state):
-            raise ValueError(f"{self}: @{function.name} has main copies of its weights already; a transform is applied "
-                             "once")
-        laid = [value for op in parts.forward.ops if op.kind != "reshard" for value in op.outputs if value.layout]
+            raise ValueError(
+                f"{self}: @{function.name} has main copies of its weights already; a transform is applied "
+                "once"
+            )
+        laid = [
+            value for op in parts.forward.ops if op.kind != "reshard" for value in op.outputs if value.layout
+        ]
         laid += [value for value in (*parts.gradients, *parts.state) if value.layout]
         laid += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
         if laid:
-            raise ValueError(f"{self}: %{laid[0].name} of @{function.name} has a layout; {self} comes before "
-                             "SequenceParallel and Zero, or all in one Strategy")
+            raise ValueError(
+                f"{self}: %{laid[0].name} of @{function.name} has a layout; {self} comes before "
+                "SequenceParallel and Zero, or all in one Strategy"
+            )
         narrow, gradients = checked_dtype(self.dtype), checked_dtype(self.gradients)
         wide = {value.type.dtype for value in parts.parameters}
         if len(wide) > 1 or min(dtype.itemsize for dtype in wide) <= narrow.itemsize:
-            raise ValueError(f"{self}: the parameters of @{function.name} must be of one dtype wider than {narrow}, "
-                             f"got {' and '.join(sorted(map(str, wide)))}")
+            raise ValueError(
+                f"{self}: the parameters of @{function.name} must be of one dtype wider than {narrow}, "
+                f"got {' and '.join(sorted(map(str, wide)))}"
+            )
         forward = _Narrowed(parts, narrow, wide.pop()).function()
         return replace(parts, forward=forward, update=_on_main_copies(parts, forward, gradients)).joined()
 
     def __str__(self) -> str:
         names = [dtype_text(checked_dtype(name)) or "" for name in (self.dtype, self.gradients)]
-        return word("precision", value=",".join(names[:1 if self.gradients == "float32" else 2]))
+        return word("precision", value=",".join(names[: 1 if self.gradients == "float32" else 2]))
 
 
 class _Narrowed:
@@ -94,7 +104,7 @@ class _Narrowed:
         before_loss = self._before_loss()
         for op in forward.ops:
             if op.kind == "constant":
-                continue        # made in the dtype in which it is used
+                continue  # made in the dtype in which it is used
             dtype = self.narrow if op in before_loss else self.wide
             with self.builder.region(op.region):
                 inputs = [self._as(value, dtype) for value in op.inputs]
@@ -103,8 +113,10 @@ class _Narrowed:
         results = [self._as(value, self.wide) for value in forward.outputs]
         for old, new in self.values.items():
             layouts[new.name] = old.layout
-        return laid_out(self.builder.function(forward.name, results, prune=True), {
-            name: kept for name, kept in layouts.items() if kept is not None})
+        return laid_out(
+            self.builder.function(forward.name, results, prune=True),
+            {name: kept for name, kept in layouts.items() if kept is not None},
+        )
 
     def _before_loss(self) -> set[Op]:
         """The ops from which a parameter is still to come: they read one, or an op that uses their values does."""
@@ -125,12 +137,14 @@ class _Narrowed:
         if value.type.dtype != self.wide or new.type.dtype == dtype:
             return new
         if (new, dtype) not in self.converted:
-            self.converted[new, dtype], = self.builder.emit("convert", [new], {"dtype": dtype})
+            (self.converted[new, dtype],) = self.builder.emit("convert", [new], {"dtype": dtype})
         return self.converted[new, dtype]
 
     def _attributes(self, op: Op, dtype: np.dtype[Any]) -> dict[str, Any]:
-        return {name: dtype if isinstance(value, np.dtype) and value == self.wide else value
-                for name, value in op.attributes}
+        return {
+            name: dtype if isinstance(value, np.dtype) and value == self.wide else value
+            for name, value in op.attributes
+        }
 
 
 def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -> Function:
@@ -159,8 +173,10 @@ def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -
         rounded[old.name] = Value(old.name, narrow[name].type)
         after.append(_convert(values[old.name], rounded[old.name]))
     update = with_values(parts.update, values)
-    outputs = [*(rounded.get(name, value) for name, value in nexts.items()),
-               *(values[f"{NEXT}{name}"] for name in mains)]
+    outputs = [
+        *(rounded.get(name, value) for name, value in nexts.items()),
+        *(values[f"{NEXT}{name}"] for name in mains),
+    ]
     whole = Function(UPDATE, (*inputs, *mains.values()), (*before, *update.ops, *after), tuple(outputs))
     if not before:
         return whole
@@ -206,7 +222,7 @@ def _one_by_one(update: Function, owners: Mapping[str, str | None]) -> Function:
     for op in update.ops:
         if owner[op.outputs[0]] is None and any(owner[value] is not None for value in op.inputs):
             for value in op.inputs:
-                make([value])       # one term after the other
+                make([value])  # one term after the other
             make(op.outputs)
     for name in dict.fromkeys([None, *(owner[value] for value in update.outputs)]):
         make(value for value in update.outputs if owner[value] == name)
@@ -227,5 +243,3 @@ def _owners(update: Function, owners: Mapping[str, str | None]) -> dict[Value, s
 
 def _convert(before: Value, after: Value) -> Op:
     return Op("convert", (before,), (("dtype", after.type.dtype),), (after,), UPDATE)
-
-

@@ -44,22 +44,28 @@ class Recompute:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         if parts.update is None:
-            raise ValueError(f"{self}: @{function.name} has no backward; train_step(loss, optimizer) makes a training "
-                             "step of it")
+            raise ValueError(
+                f"{self}: @{function.name} has no backward; train_step(loss, optimizer) makes a training "
+                "step of it"
+            )
         again = self.of(parts.forward)
         backward = [op for op in function.ops if any(value.name.startswith(AGAIN) for value in op.outputs)]
         if twice := [path for path in again.paths for op in backward if inside(op, f"{MARK}.{path}")]:
             raise ValueError(f"{self}: region {twice[0]!r} of @{function.name} runs again already")
         changed = again(function, parts.forward)
         if changed == function:
-            raise ValueError(f"{self}: the regions of @{function.name} that match keep nothing for the backward")
+            raise ValueError(
+                f"{self}: the regions of @{function.name} that match keep nothing for the backward"
+            )
         return changed
 
     def of(self, forward: Function) -> RunAgain:
         """The regions of a forward that match.  ``ValueError`` for a pattern that no region matches."""
         kept = matching(forward, self.keep, f"{self}") if self.keep else {}
-        return RunAgain(tuple(dict.fromkeys(matching(forward, self.regions, f"{self}").values())),
-                        tuple(dict.fromkeys(kept.values())))
+        return RunAgain(
+            tuple(dict.fromkeys(matching(forward, self.regions, f"{self}").values())),
+            tuple(dict.fromkeys(kept.values())),
+        )
 
     def __str__(self) -> str:
         return word("recompute", value=",".join([*self.regions, *(f"-{pattern}" for pattern in self.keep)]))
@@ -92,16 +98,25 @@ class RunAgain:
             mark = f"{MARK}.{path}"
             ops = [op for op in forward.ops if inside(op, path)]
             saved = {value for op in ops if _path(op, kept) for value in op.outputs}.union(
-                *(values for other, values in read.items() if other != mark))
+                *(values for other, values in read.items() if other != mark)
+            )
             wanted = (read.get(mark, set()) & {value for op in ops for value in op.outputs}) - saved
             again = needed(ops, wanted, saved)
             if not again:
                 continue
-            new[mark] = {value: replace(value, name=f"{AGAIN}{value.name}") for op in again for value in op.outputs}
+            new[mark] = {
+                value: replace(value, name=f"{AGAIN}{value.name}") for op in again for value in op.outputs
+            }
             reader = next(op for op in backward if inside(op, mark) and not wanted.isdisjoint(op.inputs))
             before.setdefault(id(reader), []).extend(
-                replace(op, inputs=each(op.inputs, new[mark]), outputs=each(op.outputs, new[mark]),
-                        region=f"{MARK}.{op.region}") for op in again)
+                replace(
+                    op,
+                    inputs=each(op.inputs, new[mark]),
+                    outputs=each(op.outputs, new[mark]),
+                    region=f"{MARK}.{op.region}",
+                )
+                for op in again
+            )
         changed = []
         for op in joint.ops:
             changed += before.get(id(op), [])

@@ -39,27 +39,35 @@ class SequenceParallel:
         parts = Parts.of(function)
         products = [*self._products(parts)]
         if not products:
-            raise ValueError(f"{self}: no product of @{function.name} is split over {self.axis!r}; TensorParallel "
-                             f"comes before {self}, or both in one Strategy")
+            raise ValueError(
+                f"{self}: no product of @{function.name} is split over {self.axis!r}; TensorParallel "
+                f"comes before {self}, or both in one Strategy"
+            )
         classes, rows = parts.classes, parts.rows
         parameters, inputs = {*parts.parameters}, {*parts.forward.inputs}
         given = classes.axes(inputs - parameters)
         # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.
-        layouts = {value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None}
+        layouts = {
+            value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None
+        }
         between = 0
         for value, inside, open_dims in products:
             if value.layout is not None or value in inputs or value.name in layouts:
                 continue
             dims = [given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)]
             if inside is None:
-                inside = next((dim for dim in open_dims if classes.of(value, dim) != rows), next(iter(open_dims), None))
+                inside = next(
+                    (dim for dim in open_dims if classes.of(value, dim) != rows), next(iter(open_dims), None)
+                )
                 between += 1
             if inside is not None:
                 dims[inside] = (*dims[inside], self.axis)
                 layouts[value.name] = layout(dims)
         if not between:
-            raise ValueError(f"{self}: no activation of @{function.name} is left to be split over {self.axis!r}: what "
-                             "enters or leaves its products is input, or has a layout already")
+            raise ValueError(
+                f"{self}: no activation of @{function.name} is left to be split over {self.axis!r}: what "
+                "enters or leaves its products is input, or has a layout already"
+            )
         return parts.laid(layouts).joined()
 
     def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int]]]:
@@ -78,8 +86,11 @@ class SequenceParallel:
             for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
                 if value in parameters or (split == of.indexed and value in op.inputs):
                     continue
-                free = [place for place, letter in enumerate(letters)
-                        if letter is not None and letter not in product.letters]
+                free = [
+                    place
+                    for place, letter in enumerate(letters)
+                    if letter is not None and letter not in product.letters
+                ]
                 yield value, letters.index(split) if split in letters else None, free
 
     def __str__(self) -> str:

@@ -97,10 +97,14 @@ class Strategy:
     def _repr_html_(self) -> str:
         from parallelism.display.markup import figure, note, table
 
-        rows = [(str(each), type(each).__name__, (type(each).__doc__ or "").split("\n")[0].replace("`", ""))
-                for each in self.transforms]
-        return figure(table(rows, ("word", "transform", "what it does"), left=3) if rows else note("one device"),
-                      title=f"Strategy: {self}" if rows else "Strategy()")
+        rows = [
+            (str(each), type(each).__name__, (type(each).__doc__ or "").split("\n")[0].replace("`", ""))
+            for each in self.transforms
+        ]
+        return figure(
+            table(rows, ("word", "transform", "what it does"), left=3) if rows else note("one device"),
+            title=f"Strategy: {self}" if rows else "Strategy()",
+        )
 
     @classmethod
     @short_errors
@@ -132,7 +136,7 @@ class Strategy:
             if size is None:
                 continue
             axis, order = _axis_of(transform), [*_SIZED].index(word.name)
-            assert axis is not None, transform      # what has a size has an axis
+            assert axis is not None, transform  # what has a size has an axis
             first, known = sizes.get(axis, (order, size))
             if known != size:
                 raise ValueError(f"the axis {axis!r} is given twice, with {known} and with {size} devices")
@@ -142,9 +146,13 @@ class Strategy:
         strategy = cls(*found)
         for transform in strategy.transforms:
             if (axis := _axis_of(transform)) not in (None, *sizes):
-                raise ValueError(f"{transform} needs an axis {axis!r}, which has no size; the axes with a size are "
-                                 f"{', '.join(f'{name}={size}' for name, (_, size) in sizes.items())}")
-        places = {_axis_of(transform): place for place, transform in reversed([*enumerate(strategy.transforms)])}
+                raise ValueError(
+                    f"{transform} needs an axis {axis!r}, which has no size; the axes with a size are "
+                    f"{', '.join(f'{name}={size}' for name, (_, size) in sizes.items())}"
+                )
+        places = {
+            _axis_of(transform): place for place, transform in reversed([*enumerate(strategy.transforms)])
+        }
         ordered = sorted(sizes, key=lambda axis: (sizes[axis][0], places[axis]))
         return strategy, Mesh(**{axis: sizes[axis][1] for axis in ordered})
 
@@ -153,16 +161,20 @@ class Strategy:
         """`parse_on_mesh` for stages that have meshes of their own."""
         for word in words:
             if word.name in _SIZED and word.value is not None:
-                raise ValueError(f"the meshes of the stages have the sizes of the axes; leave out ={word.value} behind "
-                                 f"{word.name!r}")
+                raise ValueError(
+                    f"the meshes of the stages have the sizes of the axes; leave out ={word.value} behind "
+                    f"{word.name!r}"
+                )
         strategy = cls(*(_transform(word, sized=False)[0] for word in words))
         pipeline = strategy.pipeline
         assert pipeline is not None and pipeline.of_all is not None, words
         axes = dict.fromkeys(axis for mesh in pipeline.meshes for axis in mesh.axes)
         for transform in strategy.transforms:
             if transform != pipeline and _axis_of(transform) not in (None, *axes):
-                raise ValueError(f"{transform} needs an axis {_axis_of(transform)!r}, which no mesh of the stages has; "
-                                 f"their axes are {', '.join(axes)}")
+                raise ValueError(
+                    f"{transform} needs an axis {_axis_of(transform)!r}, which no mesh of the stages has; "
+                    f"their axes are {', '.join(axes)}"
+                )
         return strategy, pipeline.of_all
 
     def text_on(self, mesh: Mesh) -> str:
@@ -181,8 +193,10 @@ class Strategy:
         if axis is None:
             return str(transform)
         if axis not in mesh.shape:
-            raise ValueError(f"{transform} needs an axis {axis!r}; the axes of {mesh!r} are "
-                             f"{', '.join(map(repr, mesh.axes))}")
+            raise ValueError(
+                f"{transform} needs an axis {axis!r}; the axes of {mesh!r} are "
+                f"{', '.join(map(repr, mesh.axes))}"
+            )
         first, *rest = str(transform).split()
         size = f"={mesh.shape[axis]}" if read(first).name in _SIZED else ""
         return " ".join([f"{first}{size}", *rest])
@@ -197,29 +211,43 @@ def _axis_of(transform: Transform) -> str | None:
 def _pipeline(word: Word) -> Pipeline:
     assert word.schedule is not None, word
     name, microbatches, chunks, recompute, batch, meshes = word.schedule
-    return Pipeline(word.axis or "", microbatches, name, chunks, word.regions, batch, recompute,
-                    tuple(map(_mesh, meshes.split("|"))) if meshes else ())
+    return Pipeline(
+        word.axis or "",
+        microbatches,
+        name,
+        chunks,
+        word.regions,
+        batch,
+        recompute,
+        tuple(map(_mesh, meshes.split("|"))) if meshes else (),
+    )
 
 
 def _mesh(text: str) -> Mesh:
     """The mesh of a text such as ``dp=2.tp=3``."""
     pairs = [each.split("=") for each in text.split(".")]
     if not all(len(pair) == 2 and pair[1].isdecimal() for pair in pairs):
-        raise ValueError(f"the mesh of a stage is written as its axes and their sizes, such as dp=2.tp=3; got {text!r}")
+        raise ValueError(
+            f"the mesh of a stage is written as its axes and their sizes, such as dp=2.tp=3; got {text!r}"
+        )
     return Mesh(**{axis: int(size) for axis, size in pairs})
 
 
 def _precision(dtype: str, *gradients: str) -> MixedPrecision:
     if len(gradients) > 1:
-        raise ValueError(f"precision is followed by one dtype, or by two with a comma, got {len(gradients) + 1}")
+        raise ValueError(
+            f"precision is followed by one dtype, or by two with a comma, got {len(gradients) + 1}"
+        )
     return MixedPrecision(dtype, *gradients)
 
 
 def _recompute(patterns: Iterable[str]) -> Recompute:
     """Patterns; those of regions to keep have a - in front."""
     given = [*patterns]
-    return Recompute([each for each in given if not each.startswith("-")],
-                     [each[1:] for each in given if each.startswith("-")])
+    return Recompute(
+        [each for each in given if not each.startswith("-")],
+        [each[1:] for each in given if each.startswith("-")],
+    )
 
 
 def _number(text: str | None) -> Any:
@@ -252,7 +280,11 @@ _OTHER: dict[str, Callable[[Word], Any]] = {
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
     "overlap": lambda word: Overlap.parse(word.value),
 }
-_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = ("tp", "pp"), ("zero", "precision", "recompute", "local"), ("overlap",)
+_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = (
+    ("tp", "pp"),
+    ("zero", "precision", "recompute", "local"),
+    ("overlap",),
+)
 """The words that may name regions, those that have a value in any text, and those that may have one."""
 
 
@@ -268,10 +300,15 @@ def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
     wants = word.name in _WITH_VALUE or (sized and word.name in _SIZED)
     if (word.value is not None) != wants and word.name not in _WITH_ANY:
         what = "the size of its axis" if word.name in _SIZED else "a value"
-        raise ValueError(f"{word.name!r} must be followed by = and {what}" if wants else
-                         f"{word.name!r} has no value here, got {word.value!r}")
+        raise ValueError(
+            f"{word.name!r} must be followed by = and {what}"
+            if wants
+            else f"{word.name!r} has no value here, got {word.value!r}"
+        )
     if word.name not in _SIZED or not sized:
         return make(word), None
     if not (word.value or "").isdecimal() or int(word.value or 0) < 1:
-        raise ValueError(f"the size of the axis of {word.name!r} must be a number of at least 1, got {word.value!r}")
+        raise ValueError(
+            f"the size of the axis of {word.name!r} must be a number of at least 1, got {word.value!r}"
+        )
     return make(word), int(word.value or 0)

@@ -54,13 +54,17 @@ class TensorParallel:
         found = _Splits(parts, self.axis, scope)
         taken = next((value for value in parts.data if split_at(value, self.axis) is not None), None)
         if not found.layouts and taken is not None:
-            raise ValueError(f"{self}: %{taken.name} of @{function.name} is split over {self.axis!r} already, "
-                             f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an "
-                             "axis of their own")
+            raise ValueError(
+                f"{self}: %{taken.name} of @{function.name} is split over {self.axis!r} already, "
+                f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an "
+                "axis of their own"
+            )
         if not found.layouts:
-            raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: of no "
-                             "product the split lasts until a sum takes it up, or they have layouts already (Zero "
-                             f"gives them to all and comes after {self}, as does TensorParallel of a wider region)")
+            raise ValueError(
+                f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: of no "
+                "product the split lasts until a sum takes it up, or they have layouts already (Zero "
+                f"gives them to all and comes after {self}, as does TensorParallel of a wider region)"
+            )
         if left := found.left_whole():
             warnings.warn(f"{self}: {left}", WholeWeights, stacklevel=2)
         return parts.laid(found.layouts).joined()
@@ -102,11 +106,18 @@ def product_of(op: Op, parameters: Collection[Value]) -> Product | None:
     letters = of.inputs[places[0]]
     others = {letter for place, each in enumerate(of.inputs) if place != places[0] for letter in each}
     summed = frozenset[str].intersection(*of.reduced) if of.reduced else frozenset[str]()
-    contracted = tuple(letter for letter in letters if letter in summed and (letter in others or letter == of.indexed))
+    contracted = tuple(
+        letter for letter in letters if letter in summed and (letter in others or letter == of.indexed)
+    )
     made = {letter for each in of.outputs for letter in each}
-    free = tuple(letter for letter in letters if letter in made and letter not in others and letter is not None)
-    return Product(op.inputs[places[0]], letters, tuple(each for each in contracted if each), free) \
-        if contracted and (free or of.indexed) else None
+    free = tuple(
+        letter for letter in letters if letter in made and letter not in others and letter is not None
+    )
+    return (
+        Product(op.inputs[places[0]], letters, tuple(each for each in contracted if each), free)
+        if contracted and (free or of.indexed)
+        else None
+    )
 
 
 def experts_of(parts: Parts) -> set[Place]:
@@ -121,7 +132,11 @@ def experts_of(parts: Parts) -> set[Place]:
         if product is None:
             continue
         of = relation_of(op)
-        others = [letters for value, letters in zip(op.inputs, of.inputs, strict=True) if value is not product.weight]
+        others = [
+            letters
+            for value, letters in zip(op.inputs, of.inputs, strict=True)
+            if value is not product.weight
+        ]
         made = {letter for letters in of.outputs for letter in letters}
         for dim, letter in enumerate(product.letters):
             given = sum(letter in letters for letters in others)
@@ -165,7 +180,7 @@ class _Splits:
             return
         for value, letters in zip(op.inputs, of.inputs, strict=True):
             if value in self.parameters and product is None and split in letters and self._open(value):
-                self._give(value, letters.index(split))     # what is added to a split value, as a bias
+                self._give(value, letters.index(split))  # what is added to a split value, as a bias
         for value, letters in zip(op.outputs, of.outputs, strict=True):
             if split in letters:
                 self.dims.setdefault(value.name, letters.index(split))
@@ -194,11 +209,22 @@ class _Splits:
         if of.indexed in product.letters:
             return of.indexed
         # Experts are split last: they are for ExpertParallel, which may follow.
-        ordered = sorted(product.free, key=lambda letter: self.classes.of(
-            product.weight, product.letters.index(letter)) in self.experts)
-        return next((letter for letter in ordered if all(
-            self._lasts(value, letters.index(letter))
-            for value, letters in zip(op.outputs, of.outputs, strict=True) if letter in letters)), None)
+        ordered = sorted(
+            product.free,
+            key=lambda letter: self.classes.of(product.weight, product.letters.index(letter)) in self.experts,
+        )
+        return next(
+            (
+                letter
+                for letter in ordered
+                if all(
+                    self._lasts(value, letters.index(letter))
+                    for value, letters in zip(op.outputs, of.outputs, strict=True)
+                    if letter in letters
+                )
+            ),
+            None,
+        )
 
     # -- what stays whole ----------------------------------------------------------------------------------------------
 
@@ -224,8 +250,10 @@ class _Splits:
         for why, names in reasons.items():
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             told.append(f"{', '.join(names[:NAMED])}{more}: {why}")
-        return (f"{count} of the {count + len(split)} weights that products of @{self.function.name} read stay whole "
-                f"on each device of {self.axis!r}; {'; '.join(told)}")
+        return (
+            f"{count} of the {count + len(split)} weights that products of @{self.function.name} read stay whole "
+            f"on each device of {self.axis!r}; {'; '.join(told)}"
+        )
 
     def _weights(self, op: Op) -> Iterator[tuple[Value, list[Op]]]:
         """The weights that a product contracts, each with the ops between them, if it is a product."""
@@ -236,7 +264,11 @@ class _Splits:
             return
         for value in op.inputs:
             between = list[Op]()
-            while value not in self.parameters and value.name in self.made and len(self.made[value.name].inputs) == 1:
+            while (
+                value not in self.parameters
+                and value.name in self.made
+                and len(self.made[value.name].inputs) == 1
+            ):
                 between.append(self.made[value.name])
                 value = self.made[value.name].inputs[0]
             if value in self.parameters and value.type.ndim > 1 and between:
@@ -310,9 +342,12 @@ class _Splits:
                 letter = of.inputs[place][dim] if given is value else ""
                 if letter is None:
                     yield ()
-                if product is not None and letter in product.contracted and (
-                        op not in self.scope and self.dims.get(product.weight.name) is None):
-                    yield ()            # the next product is to stay as it is
+                if (
+                    product is not None
+                    and letter in product.contracted
+                    and (op not in self.scope and self.dims.get(product.weight.name) is None)
+                ):
+                    yield ()  # the next product is to stay as it is
                 for output, letters in zip(op.outputs, of.outputs, strict=True):
                     if letter and letter in letters:
                         yield output, letters.index(letter)

@@ -1,10 +1,10 @@
 """The program of a training step, from that of a loss: gradients, and the update of parameters by an optimizer.
 
-    step = train_step(models.mlp((64, 128, 10), batch=32), Adam(1e-3))
-    inputs = first_state(step, parameters) | batch
-    for _ in range(3):
-        outputs = ir.interpret(step, inputs).outputs            # the loss, then what is next
-        inputs |= following(step, outputs)
+step = train_step(models.mlp((64, 128, 10), batch=32), Adam(1e-3))
+inputs = first_state(step, parameters) | batch
+for _ in range(3):
+    outputs = ir.interpret(step, inputs).outputs            # the loss, then what is next
+    inputs |= following(step, outputs)
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
 from parallelism.layouts.localization.local_program import free_name
-from parallelism.transforms.parts import AGAIN, NEXT, UPDATE, Parts, first_argument, with_last_named, without_attributes
+from parallelism.transforms.parts import (
+    AGAIN,
+    NEXT,
+    UPDATE,
+    Parts,
+    first_argument,
+    with_last_named,
+    without_attributes,
+)
 from parallelism.transforms.pipelines import Step
 
 T = TypeVar("T")
@@ -39,8 +47,12 @@ MAIN = "main."
 
 
 def train_step(
-    loss: Function, optimizer: SGD | Adam, *, parameters: str | Sequence[str] | None = None,
-    clip: float | None = None, loss_scale: float | None = None,
+    loss: Function,
+    optimizer: SGD | Adam,
+    *,
+    parameters: str | Sequence[str] | None = None,
+    clip: float | None = None,
+    loss_scale: float | None = None,
 ) -> Function:
     """The program of a training step: the loss, its gradients, and the update of the parameters.
 
@@ -66,12 +78,18 @@ def train_step(
         raise ValueError(f"clip must be above 0 and finite, or None, got {clip!r}")
     if loss_scale is not None and not 0 < loss_scale < inf:
         raise ValueError(f"loss_scale must be above 0 and finite, or None, got {loss_scale!r}")
-    forward = without_attributes(loss) if loss_scale is None else _scaled(without_attributes(loss), loss_scale)
-    step = Parts(f"{loss.name}.step", forward, _update(trained, optimizer, clip, loss_scale),
-                 attributes=loss.attributes).joined()
+    forward = (
+        without_attributes(loss) if loss_scale is None else _scaled(without_attributes(loss), loss_scale)
+    )
+    step = Parts(
+        f"{loss.name}.step",
+        forward,
+        _update(trained, optimizer, clip, loss_scale),
+        attributes=loss.attributes,
+    ).joined()
     learning = depending(forward, trained)
     if any(op.operator.derivative is None for op in forward.ops if not learning.isdisjoint(op.outputs)):
-        _ = step.ops        # derived here, because that may be refused
+        _ = step.ops  # derived here, because that may be refused
     return step
 
 
@@ -85,9 +103,13 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
     parts = Parts.of(step)
     names = {value.name for value in parts.parameters}
     if names != parameters.keys():
-        raise ValueError(f"@{step.name} trains {', '.join(sorted(names)) or 'no parameters'}; got "
-                         f"{', '.join(sorted(parameters)) or 'none'}")
-    first = {value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.parameters}
+        raise ValueError(
+            f"@{step.name} trains {', '.join(sorted(names)) or 'no parameters'}; got "
+            f"{', '.join(sorted(parameters)) or 'none'}"
+        )
+    first = {
+        value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.parameters
+    }
     for value in parts.state:
         owner = parts.owner(value)
         if owner and value.name == f"{MAIN}{owner}":
@@ -103,8 +125,11 @@ def following(step: Function | Step, outputs: Sequence[Any]) -> dict[str, Any]:
     step = _whole(step)
     if len(step.outputs) != len(outputs):
         raise ValueError(f"@{step.name} returns {len(step.outputs)} values, got {len(outputs)}")
-    return {value.name.removeprefix(NEXT): output for value, output in zip(step.outputs, outputs, strict=True)
-            if value.name.startswith(NEXT)}
+    return {
+        value.name.removeprefix(NEXT): output
+        for value, output in zip(step.outputs, outputs, strict=True)
+        if value.name.startswith(NEXT)
+    }
 
 
 def carried(step: Function | Step) -> tuple[str, ...]:
@@ -112,7 +137,9 @@ def carried(step: Function | Step) -> tuple[str, ...]:
 
     The new arrays then lie in the memory of the old ones, as in any training that updates in place.
     """
-    return tuple(value.name.removeprefix(NEXT) for value in _whole(step).outputs if value.name.startswith(NEXT))
+    return tuple(
+        value.name.removeprefix(NEXT) for value in _whole(step).outputs if value.name.startswith(NEXT)
+    )
 
 
 def categories(step: Function | Step) -> dict[str, str]:
@@ -122,7 +149,11 @@ def categories(step: Function | Step) -> dict[str, str]:
     """
     parts = Parts.of(_whole(step))
     found = {value.name: "inputs" for value in parts.forward.inputs}
-    for values, category in ((parts.parameters, "weights"), (parts.gradients, "gradients"), (parts.state, "optimizer")):
+    for values, category in (
+        (parts.parameters, "weights"),
+        (parts.gradients, "gradients"),
+        (parts.state, "optimizer"),
+    ):
         found |= {value.name: category for value in values}
     return found
 
@@ -138,16 +169,22 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
     """The inputs to train."""
     first = loss.outputs[0].type if loss.outputs else None
     if first is None or first.shape or not is_floating(first.dtype):
-        raise ValueError(f"the first output of @{loss.name} must be one floating-point number, a loss; it returns "
-                         f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}")
+        raise ValueError(
+            f"the first output of @{loss.name} must be one floating-point number, a loss; it returns "
+            f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}"
+        )
     if len(loss.outputs) > 1:
         raise ValueError(f"@{loss.name} must return its loss alone, it returns {len(loss.outputs)} values")
     for value in loss.values:
         if value.name.startswith((NEXT, GRADIENT, AGAIN)):
-            raise ValueError(f"@{loss.name} has a value %{value.name}: names that begin with {GRADIENT}, {NEXT} or "
-                             f"{AGAIN} are those of a training step")
+            raise ValueError(
+                f"@{loss.name} has a value %{value.name}: names that begin with {GRADIENT}, {NEXT} or "
+                f"{AGAIN} are those of a training step"
+            )
     if reserved := [path for path in loss.regions if path in (UPDATE, MARK)]:
-        raise ValueError(f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops")
+        raise ValueError(
+            f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops"
+        )
     floating = [value for value in loss.inputs if is_floating(value.type.dtype)]
     if names is None:
         chosen = [*first_argument(loss)]
@@ -175,7 +212,9 @@ def _scaled(loss: Function, scale: float) -> Function:
         ops.append(Op(kind, tuple(inputs), frozen_attributes(attributes), (value,), region))
         return value
 
-    scaled = op("multiply", [output, op("constant", (), dtype=output.type.dtype, shape=(), value=float(scale))])
+    scaled = op(
+        "multiply", [output, op("constant", (), dtype=output.type.dtype, shape=(), value=float(scale))]
+    )
     nothing = op("subtract", [scaled, op("stop_gradient", [scaled])])
     told = op("add", [op("stop_gradient", [output]), nothing])
     return Function(loss.name, loss.inputs, tuple(ops), (told, *loss.outputs[1:]), loss.attributes)
@@ -194,7 +233,9 @@ def _update(
     few = [value for value in parameters if value in by_type[value.type][:2]]
     update = _recorded_update(few, optimizer, clip, loss_scale)
     if len(few) < len(parameters):
-        update = _repeated(update, few, parameters) or _recorded_update(parameters, optimizer, clip, loss_scale)
+        update = _repeated(update, few, parameters) or _recorded_update(
+            parameters, optimizer, clip, loss_scale
+        )
     return update
 
 
@@ -251,21 +292,36 @@ def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value
     def new(value: Value, place: int) -> Value:
         here, of = known[-1 if owner[value.name] is None else place], names.get(value.name)
         if value.name not in here:
-            name = f"{value.name.removesuffix(of)}{parameters[place].name}" if of else \
-                f"{next(numbers)}" if value.name.isdecimal() else value.name
+            name = (
+                f"{value.name.removesuffix(of)}{parameters[place].name}"
+                if of
+                else f"{next(numbers)}"
+                if value.name.isdecimal()
+                else value.name
+            )
             here[value.name] = renamed_value(value, name)
         return here[value.name]
 
     def spread(rounds: Sequence[Mapping[int, Sequence[T]]]) -> Iterator[tuple[T, int]]:
-        return ((item, place) for each in rounds for place, repeated in enumerate(repeats)
-                for item in each.get(repeated, ()))
+        return (
+            (item, place)
+            for each in rounds
+            for place, repeated in enumerate(repeats)
+            for item in each.get(repeated, ())
+        )
 
     def values(side: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(new(value, place) for value, place in spread(_rounds(side, lambda value: owner[value.name])))
+        return tuple(
+            new(value, place) for value, place in spread(_rounds(side, lambda value: owner[value.name]))
+        )
 
     inputs = values(update.inputs)
-    ops = [repeated_op(op, [new(value, place) for value in op.inputs], [new(value, place) for value in op.outputs])
-           for op, place in spread(rounds)]
+    ops = [
+        repeated_op(
+            op, [new(value, place) for value in op.inputs], [new(value, place) for value in op.outputs]
+        )
+        for op, place in spread(rounds)
+    ]
     return Function(update.name, inputs, tuple(ops), values(update.outputs))
 
 

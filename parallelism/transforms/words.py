@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 DEFAULT_AXIS = {"dp": "dp", "tp": "tp", "sp": "tp", "zero": "dp", "pp": "pp", "cp": "cp", "ep": "ep"}
 """The axis that a word is about if it names none."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WORD = re.compile(r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?")
+_WORD = re.compile(
+    r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?"
+)
 
 
-_SCHEDULE = re.compile(r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]{1,18})(x(?P<chunks>[0-9]{1,18}))?"
-                       r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?(,meshes=(?P<meshes>[A-Za-z0-9_=.|]+))?")
+_SCHEDULE = re.compile(
+    r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]{1,18})(x(?P<chunks>[0-9]{1,18}))?"
+    r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?(,meshes=(?P<meshes>[A-Za-z0-9_=.|]+))?"
+)
 
 
 class ScheduleWord(NamedTuple):
@@ -32,7 +36,8 @@ class ScheduleWord(NamedTuple):
         chunks = f"x{self.chunks}" if self.chunks > 1 else ""
         batch = f",batch={self.batch}" if self.batch != "B" else ""
         return f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}" + (
-            f",meshes={self.meshes}" if self.meshes else "")
+            f",meshes={self.meshes}" if self.meshes else ""
+        )
 
 
 class Word(NamedTuple):
@@ -57,11 +62,17 @@ def read(text: str) -> Word:
     """The parts of a word, with its axis.  ``ValueError`` if it is none."""
     found = _WORD.fullmatch(text)
     if found is None:
-        raise ValueError(f"a word of a strategy is a name, then :axis, @regions and =value as needed, such as "
-                         f"tp@block.*=8; got {text!r}")
+        raise ValueError(
+            f"a word of a strategy is a name, then :axis, @regions and =value as needed, such as "
+            f"tp@block.*=8; got {text!r}"
+        )
     name, regions = found["name"], found["regions"]
-    return Word(name, found["axis"] or DEFAULT_AXIS.get(name), tuple(regions.split(",")) if regions else (),
-                found["value"])
+    return Word(
+        name,
+        found["axis"] or DEFAULT_AXIS.get(name),
+        tuple(regions.split(",")) if regions else (),
+        found["value"],
+    )
 
 
 def read_all(text: str) -> list[Word]:
@@ -73,11 +84,19 @@ def read_all(text: str) -> list[Word]:
     words = [read(each) for each in written if not _SCHEDULE.fullmatch(each)]
     pipelines = [each for each in words if each.name == "pp"]
     if len(schedules) != len(pipelines) or len(pipelines) > 1:
-        raise ValueError("a pipeline is written as pp and a schedule with its number of microbatches, such as pp "
-                         f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}")
+        raise ValueError(
+            "a pipeline is written as pp and a schedule with its number of microbatches, such as pp "
+            f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}"
+        )
     for found in schedules:
-        schedule = ScheduleWord(found["name"], int(found["microbatches"]), int(found["chunks"] or 1),
-                                found["recompute"] is not None, found["batch"] or "B", found["meshes"] or "")
+        schedule = ScheduleWord(
+            found["name"],
+            int(found["microbatches"]),
+            int(found["chunks"] or 1),
+            found["recompute"] is not None,
+            found["batch"] or "B",
+            found["meshes"] or "",
+        )
         words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
     return words
 
@@ -85,5 +104,6 @@ def read_all(text: str) -> list[Word]:
 def checked_axis(transform: Any) -> None:
     """``ValueError`` unless the axis of a transform is a name."""
     if not isinstance(transform.axis, str) or not _AXIS.fullmatch(transform.axis):
-        raise ValueError(f"the axis of {type(transform).__name__} must be the name of a mesh axis, got "
-                         f"{transform.axis!r}")
+        raise ValueError(
+            f"the axis of {type(transform).__name__} must be the name of a mesh axis, got {transform.axis!r}"
+        )

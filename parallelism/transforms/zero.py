@@ -48,21 +48,33 @@ class Zero:
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
         if parts.update is None:
-            raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
-                             "step of it")
+            raise ValueError(
+                f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
+                "step of it"
+            )
         own = {value.name for value in parts.parameters if any(self.axis in axes for axes in dims_of(value))}
-        again = [value for value in (*parts.state, *parts.gradients) if value.layout and any(
-            self.axis in axes for axes in dims_of(value))]
+        again = [
+            value
+            for value in (*parts.state, *parts.gradients)
+            if value.layout and any(self.axis in axes for axes in dims_of(value))
+        ]
         again += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
         again += parts.parameters if len(own) == len(parts.parameters) else ()
         if again:
-            raise ValueError(f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already")
+            raise ValueError(
+                f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already"
+            )
         if not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
-            raise ValueError(f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
-                             f"summed over it; DataParallel comes before {self}, or both in one Strategy")
+            raise ValueError(
+                f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
+                f"summed over it; DataParallel comes before {self}, or both in one Strategy"
+            )
         whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
-        split = {name: kept if name in own else layout(self._split(value))
-                 for value in parts.parameters for name, kept in [(value.name, whole[value.name])]}
+        split = {
+            name: kept if name in own else layout(self._split(value))
+            for value in parts.parameters
+            for name, kept in [(value.name, whole[value.name])]
+        }
         forward = split if self.stage == 3 else whole
         state = {value.name: split[owner] for value in parts.state if (owner := parts.owner(value))}
         gradients = {f"grad.{name}": kept for name, kept in split.items()}
@@ -92,8 +104,21 @@ class Zero:
 
 def summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:
     """The update with each gradient brought into its layout first: then its sum is pending until here."""
-    summed = {value.name: Value(f"summed.{value.name}", value.type) for value in update.inputs if value.name in layouts}
-    ops = [Op("reshard", (value,), (("layout", layout_text(layouts[value.name])),), (summed[value.name],), UPDATE)
-           for value in update.inputs if value.name in summed]
+    summed = {
+        value.name: Value(f"summed.{value.name}", value.type)
+        for value in update.inputs
+        if value.name in layouts
+    }
+    ops = [
+        Op(
+            "reshard",
+            (value,),
+            (("layout", layout_text(layouts[value.name])),),
+            (summed[value.name],),
+            UPDATE,
+        )
+        for value in update.inputs
+        if value.name in summed
+    ]
     rest = with_values(update, {value.name: summed.get(value.name, value) for value in update.values})
     return replace(update, ops=(*ops, *rest.ops), outputs=rest.outputs)

@@ -79,15 +79,23 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     NAMES = NAMES
 
     def __init__(
-        self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
-        window: int | None = None, zigzag: bool = False, rotary_base: float | None = None,
+        self,
+        sharding: AttentionSharding,
+        policy: AttentionShardingPolicy | None = None,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        zigzag: bool = False,
+        rotary_base: float | None = None,
     ) -> None:
         super().__init__(sharding)
         self.mask = Mask(bool(causal), window)
         self.policy = wanted = self._allowed(policy, AttentionShardingPolicy, sharding.policies)
         if zigzag and not (causal and wanted in RINGS):
-            raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
-                             f"causal={causal}")
+            raise ValueError(
+                f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
+                f"causal={causal}"
+            )
         if rotary_base is not None and not rotary_base > 0:
             raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
         self.zigzag = bool(zigzag)
@@ -96,8 +104,10 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     def __repr__(self) -> str:
         rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
         window = "" if self.mask.window is None else f", window={self.mask.window}"
-        return (f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}{window}, zigzag={self.zigzag}"
-                f"{rotary})")
+        return (
+            f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}{window}, zigzag={self.zigzag}"
+            f"{rotary})"
+        )
 
     @property
     def causal(self) -> bool:
@@ -118,10 +128,15 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
         del rows, joined
         if self.rotary_base is not None:
             made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
-            made[2] = made[2].copy()        # and what it was a part of can go
+            made[2] = made[2].copy()  # and what it was a part of can go
         device.hold(ACTIVATIONS, x.nbytes)
         kept = ulysses_forward(device, plan, made) if plan.is_ulysses else ring_forward(device, plan, made)
-        return _moved_product(device, plan.moves["out"], OUT_OF, kept.mixed, weights[3]), (x, weights, kept, plan)
+        return _moved_product(device, plan.moves["out"], OUT_OF, kept.mixed, weights[3]), (
+            x,
+            weights,
+            kept,
+            plan,
+        )
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
         """The gradients of x, Wq, Wk, Wv and Wo in their layouts, given that of the result in its layout.
@@ -144,7 +159,9 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
             if plan.whole_keys:
                 mine, held = plan.kv_slice(device.rank), moves[1].held[device.rank]
                 terms[1:] = (_placed(term, held, mine) for term in terms[1:])
-            weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]
+            weight_grads = [
+                moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)
+            ]
             with _joined(device, plan, *weights[:3]) as joined:
                 x_grad = INTO.lhs_gradient.run(device, made, joined, shared=bool(plan.moves["x_grad"].steps))
         device.hold(ACTIVATIONS, -x.nbytes)
@@ -160,8 +177,10 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
             raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(shapes)} shapes")
         of = AttentionShapes(*shapes)
         if self.rotary_base is not None and of.head_dim % 2:
-            raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
-                             f"{of.head_dim}")
+            raise ValueError(
+                f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
+                f"{of.head_dim}"
+            )
         self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
         return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, of, dtype, mesh)
 

@@ -74,14 +74,18 @@ class BlockwiseAttention(_Blockwise):
         batch, _, heads, head_dim = self.q.shape
         dtype = self.q.dtype
         parts = [
-            self.parts.get(number) or Attended(np.zeros((batch, len(run), heads, head_dim), dtype),
-                                               np.zeros((batch, heads, len(run)), dtype))
+            self.parts.get(number)
+            or Attended(
+                np.zeros((batch, len(run), heads, head_dim), dtype), np.zeros((batch, heads, len(run)), dtype)
+            )
             for number, run in enumerate(self.rows)
         ]
         if len(parts) == 1:
             return parts[0]
-        return Attended(np.concatenate([part.out for part in parts], axis=1),
-                        np.concatenate([part.lse for part in parts], axis=2))
+        return Attended(
+            np.concatenate([part.out for part in parts], axis=1),
+            np.concatenate([part.lse for part in parts], axis=2),
+        )
 
 
 @dataclass
@@ -108,12 +112,25 @@ class BlockwiseBackward(_Blockwise):
         todo, lse = tiles(self.rows, columns, self.mask), self.attended.lse
         k_all, v_all = spread_heads(k, self.serves), spread_heads(v, self.serves)
         if first and self.nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self.q, k):
-            with _computing(self.device, "attention_backward", attend_backward_flops, self.q, todo[0], scores=2):
-                attend_backward(self.q, k, v, lse, self.delta, self.grad, self.allowed(todo[0], columns),
-                                out=(self.q_grad, k_grad, v_grad))
+            with _computing(
+                self.device, "attention_backward", attend_backward_flops, self.q, todo[0], scores=2
+            ):
+                attend_backward(
+                    self.q,
+                    k,
+                    v,
+                    lse,
+                    self.delta,
+                    self.grad,
+                    self.allowed(todo[0], columns),
+                    out=(self.q_grad, k_grad, v_grad),
+                )
             self.nothing_yet = False
             return
-        for fresh, grads in ((first, (k_grad, v_grad)), (self.nothing_yet and (last or todo), (self.q_grad,))):
+        for fresh, grads in (
+            (first, (k_grad, v_grad)),
+            (self.nothing_yet and (last or todo), (self.q_grad,)),
+        ):
             for one in grads if fresh else ():
                 one.fill(0)
         self.nothing_yet = self.nothing_yet and not todo
@@ -122,7 +139,12 @@ class BlockwiseBackward(_Blockwise):
             q = self.q[:, rows]
             with _computing(self.device, "attention_backward", attend_backward_flops, q, tile, scores=2):
                 by_q, by_k, by_v = attend_backward(
-                    q, k_all[:, here], v_all[:, here], lse[:, :, rows], self.delta[:, :, rows], self.grad[:, rows],
+                    q,
+                    k_all[:, here],
+                    v_all[:, here],
+                    lse[:, :, rows],
+                    self.delta[:, :, rows],
+                    self.grad[:, rows],
                     self.allowed(tile, columns),
                 )
                 self.q_grad[:, rows] += by_q

@@ -29,25 +29,36 @@ class AttentionShapes:
     wo: Shape
 
     def __post_init__(self) -> None:
-        dims = {"x": "(batch, sequence, model)", "wq": "(model, heads, head_dim)", "wk": "(model, kv_heads, head_dim)",
-                "wv": "(model, kv_heads, head_dim)", "wo": "(heads, head_dim, model)"}
+        dims = {
+            "x": "(batch, sequence, model)",
+            "wq": "(model, heads, head_dim)",
+            "wk": "(model, kv_heads, head_dim)",
+            "wv": "(model, kv_heads, head_dim)",
+            "wo": "(heads, head_dim, model)",
+        }
         for field in fields(self):
             if len(getattr(self, field.name)) != 3:
                 raise ValueError(f"{field.name} is {dims[field.name]}, got shape {getattr(self, field.name)}")
         for name in ("wq", "wk", "wv"):
             if getattr(self, name)[0] != self.x[2]:
-                raise ValueError(f"the last extent of x is the first of {name}, got x of shape {self.x} and {name} of "
-                                 f"{getattr(self, name)}")
+                raise ValueError(
+                    f"the last extent of x is the first of {name}, got x of shape {self.x} and {name} of "
+                    f"{getattr(self, name)}"
+                )
         if self.wv != self.wk:
             raise ValueError(f"wv is of the shape of wk, {self.wk}, got {self.wv}")
         if self.wk[2] != self.wq[2]:
             raise ValueError(f"wq and wk have one head_dim, got wq of shape {self.wq} and wk of {self.wk}")
         if self.wo[:2] != self.wq[1:]:
-            raise ValueError(f"wo is (heads, head_dim, model) of the heads of wq, got wq of shape {self.wq} and wo of "
-                             f"{self.wo}")
+            raise ValueError(
+                f"wo is (heads, head_dim, model) of the heads of wq, got wq of shape {self.wq} and wo of "
+                f"{self.wo}"
+            )
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"the query heads are a multiple of the key-value heads, got wq of shape {self.wq} with "
-                             f"{self.heads} heads and wk of {self.wk} with {self.kv_heads}")
+            raise ValueError(
+                f"the query heads are a multiple of the key-value heads, got wq of shape {self.wq} with "
+                f"{self.heads} heads and wk of {self.wk} with {self.kv_heads}"
+            )
 
     @property
     def heads(self) -> int:
@@ -111,7 +122,9 @@ class AttentionPlan(Plan):
     @cached_property
     def held(self) -> tuple[range, ...]:
         """The key-value heads of each rank's shards of Wk and Wv."""
-        heads = (self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1] for rank in range(self.mesh.size))
+        heads = (
+            self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1] for rank in range(self.mesh.size)
+        )
         return tuple(range(cut.start, cut.stop) for cut in heads)
 
     def kv_slice(self, rank: int) -> slice:
@@ -159,10 +172,14 @@ class AttentionPlan(Plan):
     def moves(self) -> dict[str, ReshardingPlan]:
         """The reshardings of x and the gradient of y to the layout in which they are multiplied, and of the results."""
         sharding, shapes, split = self.sharding, self.shapes, self.sharding.split
-        during, term = (TensorSharding(split.batch, split.rows, None, partial=axes) for axes in ((), split.heads))
+        during, term = (
+            TensorSharding(split.batch, split.rows, None, partial=axes) for axes in ((), split.heads)
+        )
         changes = {
-            "x": (sharding.x, during, shapes.x), "out": (term, sharding.out, shapes.out),
-            "grad": (sharding.out, during, shapes.out), "x_grad": (term, sharding.x, shapes.x),
+            "x": (sharding.x, during, shapes.x),
+            "out": (term, sharding.out, shapes.out),
+            "grad": (sharding.out, during, shapes.out),
+            "x_grad": (term, sharding.x, shapes.x),
         }
         for name in NAMES[1:]:
             layout, shared = getattr(sharding, name), self.whole_keys if name in ("wk", "wv") else ()
@@ -178,9 +195,14 @@ class AttentionPlan(Plan):
     def backward_moves(self) -> Moves:
         of = "gradient of {}".format
         return (
-            *self._named(of("y"), "grad"), *self._named(of("wo"), "wo_grad"), *self._inside(backward=True),
-            *self._named("x, once more", "x"), *self._named(of("wq"), "wq_grad"), *self._named(of("wk"), "wk_grad"),
-            *self._named(of("wv"), "wv_grad"), *self._named(of("x"), "x_grad"),
+            *self._named(of("y"), "grad"),
+            *self._named(of("wo"), "wo_grad"),
+            *self._inside(backward=True),
+            *self._named("x, once more", "x"),
+            *self._named(of("wq"), "wq_grad"),
+            *self._named(of("wk"), "wk_grad"),
+            *self._named(of("wv"), "wv_grad"),
+            *self._named(of("x"), "x_grad"),
         )
 
     def _named(self, what: str, name: str = "x") -> Iterable[Move]:
@@ -220,10 +242,14 @@ class AttentionPlan(Plan):
         shared = f" by {shapes.kv_heads} key-value heads" if shapes.kv_heads != shapes.heads else ""
         order = (f", {self.mask}" if self.mask.causal else "") + (" in zigzag order" if self.zigzag else "")
         flops = f"{sum(self.flops)} and {sum(self.backward_flops)} flops while they attend"
-        return "\n".join([
-            f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "
-            f"{self.mesh!r}: {self.policy.value}", *self.table(), f"  in all {self.totals()}; {flops}",
-        ])
+        return "\n".join(
+            [
+                f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "
+                f"{self.mesh!r}: {self.policy.value}",
+                *self.table(),
+                f"  in all {self.totals()}; {flops}",
+            ]
+        )
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -238,8 +264,12 @@ class AttentionPlan(Plan):
             return [Move(name, "permute", size - 1, axes, received) for name in names]
         exchanges = (("queries", 0, False), ("keys", 1, False), ("values", 1, False), ("the result", 0, True))
         if backward:
-            exchanges = (("gradient of the result", 0, False), ("gradient of queries", 0, True),
-                         ("gradient of keys", 1, True), ("gradient of values", 1, True))
+            exchanges = (
+                ("gradient of the result", 0, False),
+                ("gradient of queries", 0, True),
+                ("gradient of keys", 1, True),
+                ("gradient of values", 1, True),
+            )
         moves = []
         for name, kind, back in exchanges:
             received = tuple(self._ulysses_bytes(rank, kind, to_rows=back) for rank in ranks)
@@ -261,7 +291,9 @@ class AttentionPlan(Plan):
         """The bytes of one exchange: of queries or the result (``kind`` 0), or of keys or values (1)."""
         position = self._position(rank, self.sharding.split.rows)
         rows, heads = sum(map(len, self.runs[position])), [len(share[kind]) for share in self.exchanged]
-        others = rows * (sum(heads) - heads[position]) if to_rows else (self.shapes.x[1] - rows) * heads[position]
+        others = (
+            rows * (sum(heads) - heads[position]) if to_rows else (self.shapes.x[1] - rows) * heads[position]
+        )
         return others * self._row_bytes(rank)
 
     def _row_bytes(self, rank: int) -> int:

@@ -101,8 +101,7 @@ class PolicyLayouts:
 
     @classmethod
     def sequence(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), *, whole_keys: bool = False) -> Self:
-        """The layouts of the policy ``SEQUENCE``: heads and sequence over ``axes``; with ``whole_keys`` not wk and wv.
-        """
+        """The layouts of the policy ``SEQUENCE``: heads and sequence over ``axes``; with ``whole_keys`` not wk and wv."""
         return cls.split_over(batch, axes, axes, () if whole_keys else axes)
 
     @classmethod
@@ -144,7 +143,8 @@ class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
         if (
             tuple(getattr(self, field.name) for field in fields(self)) != _layouts(*axes)
             or kv_heads not in (heads, ())
-            or {*batch} & {*heads} or ({*rows} & {*heads} and rows != heads)
+            or {*batch} & {*heads}
+            or ({*rows} & {*heads} and rows != heads)
         ):
             raise ValueError(
                 f"these are the layouts of no AttentionShardingPolicy: {self!r}; x is split along batch and sequence, "
@@ -162,7 +162,8 @@ class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
         _, rows, heads, _ = self._named_axes
         policy = AttentionShardingPolicy
         return {
-            (False, False): (policy.UNSHARDED,), (False, True): (policy.MEGATRON,),
+            (False, False): (policy.UNSHARDED,),
+            (False, True): (policy.MEGATRON,),
             (True, False): (policy.RING, policy.ULYSSES),
             (True, True): (policy.SEQUENCE if rows == heads else policy.MEGATRON_RING,),
         }[bool(rows), bool(heads)]

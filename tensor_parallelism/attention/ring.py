@@ -49,8 +49,10 @@ class RingKept(NamedTuple):
         """
         place, size = device.position(plan.sharding.split.rows), len(plan.runs)
         if not self.block:
-            raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
-                             "saved have been passed on")
+            raise ValueError(
+                "the backward of ring attention runs once for each forward: the keys and values that were "
+                "saved have been passed on"
+            )
         block: Any = self.block[0]
         if size > 1:
             self.block.clear()
@@ -58,14 +60,23 @@ class RingKept(NamedTuple):
         grads_of_all = np.empty((*self.q.shape[:2], heads + 2 * keys, self.q.shape[3]), self.q.dtype)
         q_grad, *own = np.split(grads_of_all, [heads, heads + keys], axis=2)
         rows = BlockwiseBackward(
-            device, self.q, plan.runs[place], plan.serves(device.rank), self.attended, grad, q_grad, mask=plan.mask
+            device,
+            self.q,
+            plan.runs[place],
+            plan.serves(device.rank),
+            self.attended,
+            grad,
+            q_grad,
+            mask=plan.mask,
         )
         grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
         device.hold(GRADIENTS, sum(one.nbytes for one in grads))
         for step in range(size):
             at = (place + 1 + step) % size
             coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
-            rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1)
+            rows.add(
+                block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1
+            )
             if coming is not None:
                 device.hold(KEYS, -block.nbytes)
                 block = coming.wait()
@@ -95,7 +106,7 @@ def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) ->
     block: Any = k, v
     if size > 1:
         q, block = np.ascontiguousarray(q), device.empty((2, *k.shape), k.dtype)
-        block[0], block[1] = k, v       # one array that peers can read: a pair would be copied more often
+        block[0], block[1] = k, v  # one array that peers can read: a pair would be copied more often
     projected.clear()
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, k.nbytes + v.nbytes)

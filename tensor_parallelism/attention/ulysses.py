@@ -55,7 +55,10 @@ class UlyssesKept(NamedTuple):
         device.hold(KEYS, -k.nbytes - v.nbytes)
         device.hold(STATISTICS, -attended.lse.nbytes)
         device.hold(ACTIVATIONS, -q.nbytes - attended.out.nbytes - mixed.nbytes)
-        return np.concatenate((q_rows, *(gather_heads(x, _keys(plan), plan.shapes.kv_heads) for x in of_keys)), axis=2)
+        return np.concatenate(
+            (q_rows, *(gather_heads(x, _keys(plan), plan.shapes.kv_heads) for x in of_keys)), axis=2
+        )
+
 
 def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array]) -> UlyssesKept:
     """The attention output of a device's rows.
@@ -94,7 +97,12 @@ def _to_rows(device: Device, plan: AttentionPlan, x: Array) -> Array:
 
 
 def _exchanged(device: Device, plan: AttentionPlan, x: Array, split_dim: int, sizes: list[int]) -> Array:
-    even = tuple(sizes) == split_sizes(sum(sizes), (len(sizes),))       # a call without sizes is checked only once
-    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=split_dim, concat_dim=3 - split_dim,
-                                     split_sizes=None if even else sizes)
+    even = tuple(sizes) == split_sizes(sum(sizes), (len(sizes),))  # a call without sizes is checked only once
+    found: Array = device.all_to_all(
+        x,
+        plan.sharding.split.rows,
+        split_dim=split_dim,
+        concat_dim=3 - split_dim,
+        split_sizes=None if even else sizes,
+    )
     return found

@@ -90,7 +90,7 @@ class Dispatch:
         sums = np.zeros((len(self.kept), *rows.shape[1:]), rows.dtype)
         for rank in range(self.kept.shape[1]):
             mine = self.ranks == rank
-            sums[self.tokens[mine]] += rows[mine]           # each token once
+            sums[self.tokens[mine]] += rows[mine]  # each token once
         return sums
 
     def to_experts(self, device: Device, rows: Array) -> list[Array]:
@@ -117,7 +117,12 @@ class Dispatch:
 
 
 def plan_dispatch(
-    device: Device, chosen: Array, runs: Runs, counts_plan: ReshardingPlan, experts: TensorSharding, capacity: int
+    device: Device,
+    chosen: Array,
+    runs: Runs,
+    counts_plan: ReshardingPlan,
+    experts: TensorSharding,
+    capacity: int,
 ) -> Dispatch:
     """The dispatch of this device's rows: ``chosen`` (tokens, k) has the experts of its tokens.
 
@@ -130,8 +135,10 @@ def plan_dispatch(
     counts = moved(device, counts_plan, own.reshape(layout.local_shape(shape, device.mesh, device.rank)))
     here = layout.slices(shape, device.mesh, device.rank)
     if not np.array_equal(counts[here].reshape(own.shape), own):
-        raise RuntimeError("a mixture of experts sends what its router says: it needs a device that moves values, "
-                           "a recorder that counts only cannot run it")
+        raise RuntimeError(
+            "a mixture of experts sends what its router says: it needs a device that moves values, "
+            "a recorder that counts only cannot run it"
+        )
     before = places_before(counts.reshape(-1, k, count)).reshape(shape)
     taken = np.clip(capacity - before, 0, counts)
 
@@ -145,15 +152,19 @@ def plan_dispatch(
     blocks = [experts.slices((count,), device.mesh, rank)[0] for rank in device.group(axes)]
     rows = taken[here].reshape(-1, count).sum(axis=0)
     mine = blocks[device.position(axes)]
-    arrived = np.stack([
-        taken[layout.slices(shape, device.mesh, rank)].reshape(-1, count)[:, mine].sum(axis=0)
-        for rank in device.group(axes)
-    ])
+    arrived = np.stack(
+        [
+            taken[layout.slices(shape, device.mesh, rank)].reshape(-1, count)[:, mine].sum(axis=0)
+            for rank in device.group(axes)
+        ]
+    )
     sent = tuple(int(rows[block].sum()) for block in blocks)
     return Dispatch(axes, kept, order, sent, arrived, counts.reshape(-1, k, count)[:, 0].sum(axis=0))
 
 
-def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def rows_received(
+    kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The number of rows that each rank receives from others: those for its experts, and its own on their way back.
 
     ``kept`` (devices, experts) has the number of choices of each device that each expert accepts.  These numbers times
@@ -172,4 +183,3 @@ def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> t
 def kept_by_expert(dispatch: Dispatch, chosen: Array, experts: int) -> Array:
     """(experts,): the number of a device's choices that each expert accepts."""
     return np.bincount(chosen[dispatch.kept], minlength=experts)
-

@@ -19,7 +19,17 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.experts.dispatch import Dispatch, Runs, plan_dispatch
-from tensor_parallelism.products import Axes, AxisOrAxes, Layer, LayerPlan, Moving, Shape, Sharding, check_shard, moved
+from tensor_parallelism.products import (
+    Axes,
+    AxisOrAxes,
+    Layer,
+    LayerPlan,
+    Moving,
+    Shape,
+    Sharding,
+    check_shard,
+    moved,
+)
 from tensor_parallelism.products.product import without
 
 
@@ -144,7 +154,11 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
     NAMES = ("x", "router", "w1", "b1", "w2", "b2")
 
     def __init__(
-        self, sharding: MixtureOfExpertsSharding, *, top_k: int = 2, capacity_factor: float | None = 1.25,
+        self,
+        sharding: MixtureOfExpertsSharding,
+        *,
+        top_k: int = 2,
+        capacity_factor: float | None = 1.25,
         activation: str = "gelu",
     ) -> None:
         super().__init__(sharding)
@@ -159,13 +173,17 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         self.activation = activation
 
     def __repr__(self) -> str:
-        return (f"MixtureOfExperts({self.sharding!r}, top_k={self.top_k}, capacity_factor={self.capacity_factor}, "
-                f"activation={self.activation!r})")
+        return (
+            f"MixtureOfExperts({self.sharding!r}, top_k={self.top_k}, capacity_factor={self.capacity_factor}, "
+            f"activation={self.activation!r})"
+        )
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of the output, from those of x, router, W1, b1, W2 and b2."""
         arrays, plan = self._arrived(device, *shards)
-        x, router, *weights = (moved(device, plan[name], array) for name, array in zip(self.NAMES, arrays, strict=True))
+        x, router, *weights = (
+            moved(device, plan[name], array) for name, array in zip(self.NAMES, arrays, strict=True)
+        )
         (*lead, model), (_, count), *_ = plan.shapes
         local, tokens = x.shape, prod(lead)
         x = x.reshape(-1, model)
@@ -173,7 +191,8 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         runs = Runs(self.sharding.tokens(len(local)), tuple(lead), device.mesh)
         room = expert_capacity(tokens, count, self.top_k, self.capacity_factor)
         dispatch = plan_dispatch(
-            device, choice.experts, runs, plan["counts"], TensorSharding(self.sharding.experts), room)
+            device, choice.experts, runs, plan["counts"], TensorSharding(self.sharding.experts), room
+        )
         sums = moved(device, plan["probabilities"], choice.probabilities.sum(axis=0))
         balance, probabilities_grad = balance_loss(dispatch.first_choices, sums, tokens)
 
@@ -183,12 +202,25 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         results = [device.matmul(act.forward(z), w2[e]) + b2[e] for e, z in enumerate(before)]
         made = dispatch.from_experts(device, results, x)
         out = dispatch.summed(made * choice.gates[dispatch.tokens, dispatch.ranks, None])
-        saved = Saved(x, router, weights, choice, dispatch, arrived, before, made, balance,
-                      probabilities_grad.astype(x.dtype), plan)
+        saved = Saved(
+            x,
+            router,
+            weights,
+            choice,
+            dispatch,
+            arrived,
+            before,
+            made,
+            balance,
+            probabilities_grad.astype(x.dtype),
+            plan,
+        )
         saved.hold(device, 1)
         return moved(device, plan["out"], out.reshape(local)), saved
 
-    def backward(self, device: Device, saved: Saved, grad: Any, balance_grad: float = 0.0) -> tuple[Array, ...]:
+    def backward(
+        self, device: Device, saved: Saved, grad: Any, balance_grad: float = 0.0
+    ) -> tuple[Array, ...]:
         """The gradients of x, router, W1, b1, W2 and b2 in their layouts, from that of the output in its layout.
 
         ``balance_grad`` is the gradient of `Saved.balance_loss`: what it is multiplied by in the loss.
@@ -212,33 +244,54 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
             b1_grad[e] = z_grad.sum(axis=0)
             back.append(device.matmul(z_grad, w1[e].T))
         logits_grad = choose_experts_backward(choice, gates_grad, balance_grad * saved.probabilities_grad)
-        x_grad = device.matmul(logits_grad, router.T) + dispatch.summed(dispatch.from_experts(device, back, x))
+        x_grad = device.matmul(logits_grad, router.T) + dispatch.summed(
+            dispatch.from_experts(device, back, x)
+        )
         router_grad = device.matmul(x.T, logits_grad)
         saved.hold(device, -1)
-        found = {"w1": w1_grad, "b1": b1_grad, "w2": w2_grad, "b2": b2_grad, "router": router_grad,
-                 "x": x_grad.reshape(local)}
+        found = {
+            "w1": w1_grad,
+            "b1": b1_grad,
+            "w2": w2_grad,
+            "b2": b2_grad,
+            "router": router_grad,
+            "x": x_grad.reshape(local),
+        }
         grads = {name: moved(device, plan[f"{name}_grad"], made) for name, made in found.items()}
         return tuple(grads[name] for name in self.NAMES)
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, router, w1 = shapes["x"], shapes["router"], shapes["w1"]
         if len(x) < 2 or len(router) != 2 or len(w1) != 3:
-            raise ValueError(f"x is of at least 2 dims, the router of 2 and w1 of 3, got shapes x {x}, router {router} "
-                             f"and w1 {w1}")
+            raise ValueError(
+                f"x is of at least 2 dims, the router of 2 and w1 of 3, got shapes x {x}, router {router} "
+                f"and w1 {w1}"
+            )
         model, experts = router
         if not prod(w1):
-            raise ValueError(f"a mixture of experts has an expert, a model and a hidden dim, got w1 of shape {w1}")
+            raise ValueError(
+                f"a mixture of experts has an expert, a model and a hidden dim, got w1 of shape {w1}"
+            )
         if x[-1] != model:
-            raise ValueError(f"the last extent of x is the first of the router, got x of shape {x} and router of "
-                             f"{router}")
+            raise ValueError(
+                f"the last extent of x is the first of the router, got x of shape {x} and router of {router}"
+            )
         hidden = w1[2]
-        for name, wanted in (("w1", (experts, model, hidden)), ("b1", (experts, hidden)),
-                             ("w2", (experts, hidden, model)), ("b2", (experts, model))):
+        for name, wanted in (
+            ("w1", (experts, model, hidden)),
+            ("b1", (experts, hidden)),
+            ("w2", (experts, hidden, model)),
+            ("b2", (experts, model)),
+        ):
             if shapes[name] != wanted:
-                raise ValueError(f"{name} is of shape {wanted} beside a router of {router} and w1 of {w1}, got "
-                                 f"{shapes[name]}")
+                raise ValueError(
+                    f"{name} is of shape {wanted} beside a router of {router} and w1 of {w1}, got "
+                    f"{shapes[name]}"
+                )
         if self.top_k > experts:
-            raise ValueError(f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}")
+            raise ValueError(
+                f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}"
+            )
         return {**shapes, "out": x}
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
@@ -250,9 +303,12 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         runs = Runs(lead, x[:-1], mesh)
         counts = runs.counts_shape(self.top_k, router[1])
         whole = TensorSharding.replicated
-        weights = {name: TensorSharding(experts, *[None] * (len(shapes[name]) - 1)) for name in self.NAMES[2:]}
+        weights = {
+            name: TensorSharding(experts, *[None] * (len(shapes[name]) - 1)) for name in self.NAMES[2:]
+        }
         forward = {
-            "x": (layouts.x, tokens, x), "router": (layouts.router, whole(2), router),
+            "x": (layouts.x, tokens, x),
+            "router": (layouts.router, whole(2), router),
             "counts": (runs.layout(), whole(len(counts)), counts, np.int64),
             "probabilities": (TensorSharding(None, partial=tokens.axes), whole(1), router[1:]),
             **{name: (getattr(layouts, name), own, shapes[name]) for name, own in weights.items()},
@@ -260,11 +316,19 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         }
         backward = {
             "grad": (layouts.out, tokens, x),
-            **{f"{name}_grad": (TensorSharding(*own.dims, partial=others), getattr(layouts, name), shapes[name])
-               for name, own in weights.items()},
+            **{
+                f"{name}_grad": (
+                    TensorSharding(*own.dims, partial=others),
+                    getattr(layouts, name),
+                    shapes[name],
+                )
+                for name, own in weights.items()
+            },
             "router_grad": (TensorSharding(None, None, partial=tokens.axes), layouts.router, router),
             "x_grad": (tokens, layouts.x, x),
         }
-        title = (f"a mixture of {shapes['w1'][0]} experts, {self.top_k} for each token, x {x}; besides tokens to "
-                 f"experts and back")
+        title = (
+            f"a mixture of {shapes['w1'][0]} experts, {self.top_k} for each token, x {x}; besides tokens to "
+            f"experts and back"
+        )
         return title, forward, backward

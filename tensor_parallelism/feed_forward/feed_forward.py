@@ -37,13 +37,21 @@ OF_X, OF_H, OF_Y = "gradient of x", "gradient of h", "gradient of y"
 FORWARD = {"hidden": ("x", "w1", "h"), "b1": ("b1",), "out": ("h", "w2", "y"), "b2": ("b2",)}
 """The parts of the forward in order; for each, the names of the values that move."""
 BACKWARD = {
-    "grad": (OF_Y,), "w2_grad": ("h", OF_Y, "gradient of w2"), "b2_grad": ("gradient of b2",),
-    "hidden_grad": (OF_Y, "w2", OF_H), "x_grad": (OF_H, "w1", OF_X), "w1_grad": ("x", OF_H, "gradient of w1"),
+    "grad": (OF_Y,),
+    "w2_grad": ("h", OF_Y, "gradient of w2"),
+    "b2_grad": ("gradient of b2",),
+    "hidden_grad": (OF_Y, "w2", OF_H),
+    "x_grad": (OF_H, "w1", OF_X),
+    "w1_grad": ("x", OF_H, "gradient of w1"),
     "b1_grad": ("gradient of b1",),
 }
 TITLES = {
-    "hidden": "forward: x W1", "out": "forward: h W2", "hidden_grad": f"backward: {OF_H}",
-    "w2_grad": "backward: gradient of W2", "x_grad": f"backward: {OF_X}", "w1_grad": "backward: gradient of W1",
+    "hidden": "forward: x W1",
+    "out": "forward: h W2",
+    "hidden_grad": f"backward: {OF_H}",
+    "w2_grad": "backward: gradient of W2",
+    "x_grad": f"backward: {OF_X}",
+    "w1_grad": "backward: gradient of W1",
 }
 
 
@@ -87,8 +95,13 @@ class FeedForwardPlan(Plan):
 
     def __str__(self) -> str:
         products = (f"{title}\n{self.products[name]}" for name, title in TITLES.items())
-        return "\n".join([f"y = act(x W1 + b1) W2 + b2 on {self.mesh!r}: {self.why}", *products,
-                          f"{self.totals()}, biases included"])
+        return "\n".join(
+            [
+                f"y = act(x W1 + b1) W2 + b2 on {self.mesh!r}: {self.why}",
+                *products,
+                f"{self.totals()}, biases included",
+            ]
+        )
 
 
 Saved = tuple[Array, Array, Array, Array, Array, FeedForwardPlan]
@@ -129,7 +142,10 @@ class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
     NAMES = NAMES
 
     def __init__(
-        self, sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy | None = None, *,
+        self,
+        sharding: FeedForwardSharding,
+        policy: FeedForwardShardingPolicy | None = None,
+        *,
         activation: str = "gelu",
     ) -> None:
         super().__init__(sharding)
@@ -176,22 +192,29 @@ class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
         """For the shapes of x, W1 and W2, or of all inputs."""
         x, w1, *b1, w2 = shapes if len(shapes) == 3 else shapes[:4]
         if len(x) < 2 or len(w1) != 2 or len(w2) != 2:
-            raise ValueError(f"x is of at least 2 dims and weights of 2, got shapes x {x}, w1 {w1} and w2 {w2}")
+            raise ValueError(
+                f"x is of at least 2 dims and weights of 2, got shapes x {x}, w1 {w1} and w2 {w2}"
+            )
         if x[-1] != w1[0]:
             raise ValueError(f"the last extent of x is the first of w1, got x of shape {x} and w1 of {w1}")
         if w1[1] != w2[0]:
             raise ValueError(f"the last extent of w1 is the first of w2, got w1 of shape {w1} and w2 of {w2}")
         for name, bias, weights in zip(("b1", "b2"), (*b1, *shapes[4:]), (w1, w2), strict=False):
             if bias != weights[1:]:
-                raise ValueError(f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}")
+                raise ValueError(
+                    f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}"
+                )
         whole = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
         self._check_shapes(whole, mesh)
         return _plan(self.sharding, self.policy, whole, dtype, mesh)
 
 
 def _plan(
-    sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, shapes: dict[str, Shape],
-    dtype: DType, mesh: Mesh,
+    sharding: FeedForwardSharding,
+    policy: FeedForwardShardingPolicy,
+    shapes: dict[str, Shape],
+    dtype: DType,
+    mesh: Mesh,
 ) -> FeedForwardPlan:
     """The plan of ``policy`` for tensors of these shapes, which fit each other."""
     lead = "abcdeghijkl"[: len(shapes["x"]) - 1]
@@ -200,7 +223,10 @@ def _plan(
     chosen, why, grad, hiddens = None, "the cheapest ways", given["out"], _hidden_layouts(given)
     if policy is not FeedForwardShardingPolicy.GENERAL:
         split = sharding.split()
-        chosen, why = {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]}, policy.value
+        chosen, why = (
+            {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]},
+            policy.value,
+        )
         rows = [chosen.get(letter) for letter in lead]
         grad, hiddens = TensorSharding(*rows, None), [TensorSharding(*rows, chosen["f"])]
 
@@ -223,16 +249,25 @@ def _plan(
     changes = {
         "b1": (given["b1"], TensorSharding(hidden.dims[-1]), "b1"),
         "b2": (given["b2"], TensorSharding(given["out"].dims[-1], partial=given["out"].partial), "b2"),
-        "grad": (given["out"], grad, "out"), "b2_grad": (summed(grad), given["b2"], "b2"),
+        "grad": (given["out"], grad, "out"),
+        "b2_grad": (summed(grad), given["b2"], "b2"),
         "b1_grad": (summed(hidden), given["b1"], "b1"),
     }
     return FeedForwardPlan(
-        why, mesh,
-        {"hidden": into, "out": out, "hidden_grad": planned(of_second.lhs_gradient),
-         "w2_grad": planned(of_second.rhs_gradient), "x_grad": planned(of_first.lhs_gradient),
-         "w1_grad": planned(of_first.rhs_gradient)},
-        {name: plan_resharding(source, target, shapes[tensor], dtype, mesh)
-         for name, (source, target, tensor) in changes.items()},
+        why,
+        mesh,
+        {
+            "hidden": into,
+            "out": out,
+            "hidden_grad": planned(of_second.lhs_gradient),
+            "w2_grad": planned(of_second.rhs_gradient),
+            "x_grad": planned(of_first.lhs_gradient),
+            "w1_grad": planned(of_first.rhs_gradient),
+        },
+        {
+            name: plan_resharding(source, target, shapes[tensor], dtype, mesh)
+            for name, (source, target, tensor) in changes.items()
+        },
     )
 
 

@@ -114,8 +114,14 @@ class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
     @classmethod
     def _of(cls, x: TensorSharding, axes: AxisOrAxes) -> Self:
         """With the hidden dim over ``axes``."""
-        return cls(x, TensorSharding(None, axes), TensorSharding(axes), TensorSharding(axes, None),
-                   TensorSharding(None), x)
+        return cls(
+            x,
+            TensorSharding(None, axes),
+            TensorSharding(axes),
+            TensorSharding(axes, None),
+            TensorSharding(None),
+            x,
+        )
 
     @property
     def policy(self) -> FeedForwardShardingPolicy:
@@ -140,8 +146,14 @@ class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
 
     def _written_out(self, ndim: int) -> tuple[TensorSharding, ...]:
         """All layouts, x and y with so many dims.  ``ValueError`` if a weight or a bias has other dims."""
-        return (_wide(self.x, ndim), _wide(self.out, ndim), self.w1.over(2), self.b1.over(1), self.w2.over(2),
-                self.b2.over(1))
+        return (
+            _wide(self.x, ndim),
+            _wide(self.out, ndim),
+            self.w1.over(2),
+            self.b1.over(1),
+            self.w2.over(2),
+            self.b2.over(1),
+        )
 
     def split(self) -> dict[str, Axes]:
         """Over what ``batch``, ``sequence`` and ``hidden`` dim lie during the local products, of a named policy."""
@@ -155,4 +167,6 @@ def _wide(layout: TensorSharding, ndim: int) -> TensorSharding:
     if layout.ellipsis is not None or len(layout.dims) >= ndim:
         return layout.over(ndim)
     first, *rest = layout.dims
-    return TensorSharding(first, *[None] * (ndim - len(layout.dims)), *rest, partial=layout.partial, op=layout.op)
+    return TensorSharding(
+        first, *[None] * (ndim - len(layout.dims)), *rest, partial=layout.partial, op=layout.op
+    )

@@ -6,4 +6,8 @@ from .losses import (
     VocabularyLoss as VocabularyLoss,
     VocabularyLossSharding as VocabularyLossSharding,
 )
-from .normalization import LayerNorm as LayerNorm, NormalizationSharding as NormalizationSharding, RMSNorm as RMSNorm
+from .normalization import (
+    LayerNorm as LayerNorm,
+    NormalizationSharding as NormalizationSharding,
+    RMSNorm as RMSNorm,
+)

@@ -69,7 +69,10 @@ class Dropout(ShardedOperation):
             raise ValueError(f"x of shape {x.shape} and {self.sharding!r}: {error}") from None
 
     def forward(
-        self, device: Device, *shards: Any, shape: tuple[int, ...] | None = None,
+        self,
+        device: Device,
+        *shards: Any,
+        shape: tuple[int, ...] | None = None,
         rows: npt.NDArray[np.intp] | None = None,
     ) -> tuple[Array, Saved]:
         """This device's shard of the output, from that of x, and the step.
@@ -97,8 +100,10 @@ class Dropout(ShardedOperation):
         if saved is None:
             return (grad.copy(),)
         if grad.shape != saved.shape:
-            raise ValueError(f"the gradient of y is of the shape of its shard, {saved.shape} on rank "
-                             f"{device.rank}, got {grad.shape}")
+            raise ValueError(
+                f"the gradient of y is of the shape of its shard, {saved.shape} on rank "
+                f"{device.rank}, got {grad.shape}"
+            )
         with device.compute("dropout backward", flops=grad.size, nbytes=2 * grad.nbytes, dtype=grad.dtype):
             found = dropout(grad, saved, self.rate)
         device.hold("activations", -saved.nbytes)
@@ -111,7 +116,9 @@ class Dropout(ShardedOperation):
 
 def _arguments(x: Any = None, step: Any = 0, *more: Any) -> tuple[Array, int]:
     if x is None or more:
-        raise TypeError(f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}")
+        raise TypeError(
+            f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}"
+        )
     array = np.asarray(x)
     if not is_floating(array.dtype):
         raise TypeError(f"Dropout takes floating point numbers, got {array.dtype}")

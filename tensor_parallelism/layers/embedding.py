@@ -41,7 +41,9 @@ class EmbeddingSharding(Sharding, ndims=(1, 2, 2), waits=("out",)):
     @classmethod
     def vocabulary(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), sequence: AxisOrAxes = ()) -> Self:
         """The vocabulary over ``axes``; ``sequence`` (``axes``, say) splits that dim of the output."""
-        return cls(TensorSharding(batch, None), TensorSharding(axes, None), TensorSharding(batch, sequence, None))
+        return cls(
+            TensorSharding(batch, None), TensorSharding(axes, None), TensorSharding(batch, sequence, None)
+        )
 
 
 Saved = tuple[Array, LayerPlan]
@@ -103,8 +105,10 @@ class Embedding(Layer[EmbeddingSharding]):
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         tokens, table = shapes["tokens"], shapes["table"]
         if not tokens or len(table) != 2:
-            raise ValueError(f"tokens are of at least 1 dim and the table of 2, got shapes tokens {tokens} and "
-                             f"table {table}")
+            raise ValueError(
+                f"tokens are of at least 1 dim and the table of 2, got shapes tokens {tokens} and "
+                f"table {table}"
+            )
         return {**shapes, "out": (*tokens, table[1])}
 
     def _check_values(self, *arrays: Array) -> None:
@@ -119,10 +123,15 @@ class Embedding(Layer[EmbeddingSharding]):
         lead = [without(dim.axes, layout.axes) for dim in dims]
         found, whole = (TensorSharding(*lead, model, partial=pending) for pending in (vocabulary, ()))
         forward = {
-            "tokens": (self.sharding.tokens, TensorSharding(*lead), tokens, np.int64), "out": (found, out, out_shape)
+            "tokens": (self.sharding.tokens, TensorSharding(*lead), tokens, np.int64),
+            "out": (found, out, out_shape),
         }
         backward = {
             "grad": (out, whole, out_shape),
-            "table_grad": (TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes), layout, table),
+            "table_grad": (
+                TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes),
+                layout,
+                table,
+            ),
         }
         return f"y[..., m] = table[tokens[...], m], tokens {tokens}, table {table}", forward, backward

@@ -53,7 +53,9 @@ class _Loss(Layer[Layouts]):
         with device.compute("cross-entropy", flops=3 * logits.size, nbytes=2 * logits.nbytes, dtype=dtype):
             exps = exponentials(logits, largest)
             local = exps.sum(axis=-1, dtype=dtype)
-        sums = np.maximum(moved(device, plan["sums"], local), 1)      # as they are; 0 where a recorder moves nothing
+        sums = np.maximum(
+            moved(device, plan["sums"], local), 1
+        )  # as they are; 0 where a recorder moves nothing
         found = moved(device, plan["target_logits"], target_logits(logits, targets, vocabulary.start))
         losses = np.asarray((np.log(sums) + largest - found).sum(dtype=dtype))
         device.hold("activations", exps.nbytes)
@@ -66,20 +68,28 @@ class _Loss(Layer[Layouts]):
         scale = np.asarray(grad)
         if scale.ndim:
             raise ValueError(f"the gradient of the loss is a number, got shape {scale.shape}")
-        with device.compute("cross-entropy backward", flops=2 * exps.size, nbytes=2 * exps.nbytes, dtype=exps.dtype):
-            found = cross_entropy_backward(exps, sums, targets, float(scale) / prod(plan["sums"].shape), first)
+        with device.compute(
+            "cross-entropy backward", flops=2 * exps.size, nbytes=2 * exps.nbytes, dtype=exps.dtype
+        ):
+            found = cross_entropy_backward(
+                exps, sums, targets, float(scale) / prod(plan["sums"].shape), first
+            )
         device.hold("activations", -exps.nbytes)
         return found
 
     def _loss_moves(self, lead: Sequence[Axes], vocabulary: Axes, logits: Shape) -> Changes:
         """The moves of a loss; the dims of tokens lie over the axes ``lead``, the vocabulary over ``vocabulary``."""
         if not prod(logits):
-            raise ValueError(f"the mean over no tokens, or of no vocabulary, is not defined: logits of shape {logits}")
+            raise ValueError(
+                f"the mean over no tokens, or of no vocabulary, is not defined: logits of shape {logits}"
+            )
         tokens, whole = logits[:-1], TensorSharding(*lead)
         largest, terms = (TensorSharding(*lead, partial=vocabulary, op=op) for op in ("max", "sum"))
         return {
-            "targets": (self.sharding.targets, whole, tokens, np.int64), "largest": (largest, whole, tokens),
-            "sums": (terms, whole, tokens), "target_logits": (terms, whole, tokens),
+            "targets": (self.sharding.targets, whole, tokens, np.int64),
+            "largest": (largest, whole, tokens),
+            "sums": (terms, whole, tokens),
+            "target_logits": (terms, whole, tokens),
             "loss": (TensorSharding(partial=whole.axes), TensorSharding(), ()),
         }
 
@@ -146,15 +156,19 @@ class CrossEntropy(_Loss[CrossEntropySharding]):
         loss, saved = self._loss_forward(device, plan, logits, targets, vocabulary, plan.shapes[0][-1])
         return loss, (plan, saved)
 
-    def backward(self, device: Device, saved: tuple[LayerPlan, OfLoss], grad: Any = 1.0) -> tuple[Array, None]:
+    def backward(
+        self, device: Device, saved: tuple[LayerPlan, OfLoss], grad: Any = 1.0
+    ) -> tuple[Array, None]:
         """The gradient of the logits in their layout, from that of the loss; that of the targets is None."""
         return self._loss_backward(device, *saved, grad), None
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         logits, targets = shapes["logits"], shapes["targets"]
         if len(logits) < 2 or logits[:-1] != targets:
-            raise ValueError(f"targets are of the shape of the logits without the last dim, got logits of shape "
-                             f"{logits} and targets of {targets}")
+            raise ValueError(
+                f"targets are of the shape of the logits without the last dim, got logits of shape "
+                f"{logits} and targets of {targets}"
+            )
         return shapes
 
     def _check_values(self, *arrays: Array) -> None:
@@ -185,7 +199,9 @@ class VocabularyLossSharding(Sharding, ndims=(2, 2, 1), waits=()):
     @classmethod
     def vocabulary(cls, axes: AxisOrAxes, batch: AxisOrAxes = (), sequence: AxisOrAxes = ()) -> Self:
         """The vocabulary over ``axes``, the batch over ``batch``; ``sequence`` (``axes``, say) splits that of x."""
-        return cls(TensorSharding(batch, sequence, None), TensorSharding(axes, None), TensorSharding(batch, None))
+        return cls(
+            TensorSharding(batch, sequence, None), TensorSharding(axes, None), TensorSharding(batch, None)
+        )
 
     @property
     def out(self) -> TensorSharding:
@@ -253,11 +269,15 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, table, targets = shapes["x"], shapes["table"], shapes["targets"]
         if len(x) < 2 or len(table) != 2 or x[-1] != table[1]:
-            raise ValueError(f"the last extent of x is that of the table [vocabulary, model], got x of shape {x} and "
-                             f"table of {table}")
+            raise ValueError(
+                f"the last extent of x is that of the table [vocabulary, model], got x of shape {x} and "
+                f"table of {table}"
+            )
         if targets != x[:-1]:
-            raise ValueError(f"targets are of the shape of x without the last dim, got x of shape {x} and targets of "
-                             f"{targets}")
+            raise ValueError(
+                f"targets are of the shape of x without the last dim, got x of shape {x} and targets of "
+                f"{targets}"
+            )
         return shapes
 
     def _check_values(self, *arrays: Array) -> None:
@@ -270,11 +290,16 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
         logits = *x[:-1], table[0]
         terms, made = (TensorSharding(*lead, vocabulary, partial=pending) for pending in (model, ()))
         forward = {
-            "x": (layouts.x, TensorSharding(*lead, model), x), "logits": (terms, made, logits),
+            "x": (layouts.x, TensorSharding(*lead, model), x),
+            "logits": (terms, made, logits),
             **self._loss_moves(lead, vocabulary, logits),
         }
         backward = {
             "x_grad": (TensorSharding(*lead, model, partial=vocabulary), layouts.x, x),
-            "table_grad": (TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes), layouts.table, table),
+            "table_grad": (
+                TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes),
+                layouts.table,
+                table,
+            ),
         }
         return f"loss = mean(-log softmax(x table^T)[target]), x {x}, table {table}", forward, backward

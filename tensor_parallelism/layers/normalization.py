@@ -76,8 +76,12 @@ class _Normalization(Layer[NormalizationSharding]):
         """
         (x, *arrays), plan = self._arrived(device, *shards, shapes=shapes)
         x, features = x.astype(plan.dtype, copy=False), plan.shapes[0][-1]
-        weight, *bias = (moved(device, plan[name], one) for name, one in zip(self.NAMES[1:], arrays, strict=True))
-        mean = moved(device, plan["mean"], feature_sums(x)) / plan.dtype.type(features) if self.CENTRED else None
+        weight, *bias = (
+            moved(device, plan[name], one) for name, one in zip(self.NAMES[1:], arrays, strict=True)
+        )
+        mean = (
+            moved(device, plan["mean"], feature_sums(x)) / plan.dtype.type(features) if self.CENTRED else None
+        )
         with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes, dtype=x.dtype):
             centred = x if mean is None else x - mean
             squares = feature_products(centred, centred)
@@ -95,14 +99,20 @@ class _Normalization(Layer[NormalizationSharding]):
         hat, weight, scale, plan = saved
         dtype, x_shape = plan.dtype, plan.shapes[0]
         grad = check_shard(device, grad, self.sharding.out, x_shape).astype(dtype, copy=False)
-        with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes, dtype=dtype):
+        with device.compute(
+            "normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes, dtype=dtype
+        ):
             products = grad * hat
             sums = normalization_backward_sums(grad, products, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
         terms = [sum_of_rows(term) for term in (products, grad)[: 1 + self.CENTRED]]
         x_grad = normalization_backward(
-            grad, hat, weight, scale, sums, x_shape[-1], centred=self.CENTRED, scratch=products)
-        grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
+            grad, hat, weight, scale, sums, x_shape[-1], centred=self.CENTRED, scratch=products
+        )
+        grads = [
+            moved(device, plan[f"{name}_grad"], term)
+            for name, term in zip(self.NAMES[1:], terms, strict=True)
+        ]
         device.hold("activations", -hat.nbytes)
         device.hold("statistics", -scale.nbytes)
         return x_grad, *grads
@@ -110,7 +120,9 @@ class _Normalization(Layer[NormalizationSharding]):
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, *parameters = shapes.values()
         if not x or not x[-1]:
-            raise ValueError(f"x is normalised over its last dim, which has an element at least; got shape {x}")
+            raise ValueError(
+                f"x is normalised over its last dim, which has an element at least; got shape {x}"
+            )
         for name, shape in zip(self.NAMES[1:], parameters, strict=True):
             if shape != x[-1:]:
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
@@ -121,9 +133,11 @@ class _Normalization(Layer[NormalizationSharding]):
         *lead, last = self.sharding.x.over(len(x)).dims
         statistics, both = (*x[:-1], 1), (1 + self.CENTRED, *x[:-1], 1)
         sums, whole = (TensorSharding(*lead, None, partial=axes) for axes in (last.axes, ()))
-        backward_sums, backward_whole = (TensorSharding(None, *lead, None, partial=axes) for axes in (last.axes, ()))
+        backward_sums, backward_whole = (
+            TensorSharding(None, *lead, None, partial=axes) for axes in (last.axes, ())
+        )
         forward = {name: (weight, TensorSharding(last), model) for name in self.NAMES[1:]}
-        forward |= dict.fromkeys(("mean", "squares")[1 - self.CENTRED:], (sums, whole, statistics))
+        forward |= dict.fromkeys(("mean", "squares")[1 - self.CENTRED :], (sums, whole, statistics))
         backward = {"grad_sums": (backward_sums, backward_whole, both)}
         terms = TensorSharding(last, partial=TensorSharding(*lead).axes)
         backward |= {f"{name}_grad": (terms, weight, model) for name in self.NAMES[1:]}

@@ -1,6 +1,12 @@
 from .choice import Seconds as Seconds, cheapest_product as cheapest_product
 from .contraction import Contraction as Contraction
-from .layer_plan import LayerPlan as LayerPlan, Move as Move, Moves as Moves, Plan as Plan, moves_of as moves_of
+from .layer_plan import (
+    LayerPlan as LayerPlan,
+    Move as Move,
+    Moves as Moves,
+    Plan as Plan,
+    moves_of as moves_of,
+)
 from .matmul import MatMul as MatMul
 from .planned_operation import (
     Changes as Changes,

@@ -73,7 +73,9 @@ def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
         candidates.append((candidate, _least_received(task, candidate), flops_of(task, candidate[0])))
     best: ProductPlan | None = None
     spent: tuple[Any, int] = (None, 0)
-    for bound, number in sorted((cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(candidates)):
+    for bound, number in sorted(
+        (cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(candidates)
+    ):
         candidate, least, flops = candidates[number]
         if best is not None and (bound, 0) >= spent:
             break
@@ -101,7 +103,9 @@ def _exceeds(limit: Any, task: Task, candidate: Candidate, least: list[int], flo
 def _candidates(task: Task) -> Iterator[Candidate]:
     free = [axis for axis, extent in task.mesh.shape.items() if extent > 1]
     letters = task.contraction.letters
-    splits = _all_splits(free, len(letters)) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
+    splits = (
+        _all_splits(free, len(letters)) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
+    )
     for axes in splits:
         used = {axis for dim in axes for axis in dim}
         for kept in _staying(task.lhs, used):
@@ -125,7 +129,7 @@ def _all_splits(free: list[str], letters: int) -> Iterator[tuple[Axes, ...]]:
         by_letter: list[list[str]] = [[] for _ in range(letters + 1)]
         for axis, letter in zip(free, chosen, strict=True):
             by_letter[letter].append(axis)
-        yield from product(*map(permutations, by_letter[:-1]))      # the axes of the last one split no letter
+        yield from product(*map(permutations, by_letter[:-1]))  # the axes of the last one split no letter
 
 
 def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
@@ -133,8 +137,11 @@ def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
     contraction = task.contraction
     sides = (task.lhs, contraction.lhs), (task.rhs, contraction.rhs), (task.out, contraction.out)
     for letter in contraction.letters:
-        named = [layout.over(len(letters)).dims[letters.index(letter)].axes for layout, letters in sides
-                 if letter in letters]
+        named = [
+            layout.over(len(letters)).dims[letters.index(letter)].axes
+            for layout, letters in sides
+            if letter in letters
+        ]
         named += [(axis,) for axis in task.out.partial if letter in contraction.summed]
         options.append(list(dict.fromkeys(axes[:n] for axes in [(), *named] for n in range(len(axes) + 1))))
     return (axes for axes in product(*options) if all_different(chain(*axes)))
@@ -145,7 +152,9 @@ def _least_received(task: Task, candidate: Candidate) -> list[int]:
     return [_least_elements(task, *move) * task.dtype.itemsize for move in moves_around(task, *candidate)]
 
 
-def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:
+def _least_elements(
+    task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]
+) -> int:
     """The elements that must be received, whatever the moves.
 
     If nothing is reduced, these are the elements that ranks lack.  Otherwise each sum of ``t`` terms needs t - 1

@@ -57,7 +57,7 @@ class Contraction:
         ('amk,kn->amn', 'amk,akn->amn')
         """
         batch = "abcdefghij"[: max(lhs_ndim, rhs_ndim) - 2]
-        left, right = (batch[len(batch) - (ndim - 2):] for ndim in (lhs_ndim, rhs_ndim))
+        left, right = (batch[len(batch) - (ndim - 2) :] for ndim in (lhs_ndim, rhs_ndim))
         return cls(f"{left}mk", f"{right}kn", f"{batch}mn")
 
     @property
@@ -126,7 +126,9 @@ def _arrangements(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _A
     return _Arrangements(
         (_order(of.lhs, batch + rows + of.summed), (*shape, m, k)),
         (_order(of.rhs, batch + of.summed + columns), (*shape, k, n)),
-        (*shape, m, n), tuple(extents[letter] for letter in made), _order(made, of.out),
+        (*shape, m, n),
+        tuple(extents[letter] for letter in made),
+        _order(made, of.out),
     )
 
 

@@ -67,8 +67,15 @@ class Plan:
         """One line for each communication, in columns."""
         lines = []
         for name, moves in (("forward", self.forward_moves), ("backward", self.backward_moves)):
-            rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
-                     f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
+            rows = [
+                (
+                    move.what,
+                    f"{move.times} {move.kind}{'s' * (move.times != 1)}",
+                    f"over {', '.join(move.axes)}",
+                    f"{sum(move.bytes_received)} bytes",
+                )
+                for move in moves
+            ] or [("nothing moves", "", "", "")]
             lines += [f"  {name}", *(f"    {line}" for line in in_columns(rows, len(rows[0])))]
         return lines
 
@@ -120,13 +127,19 @@ class LayerPlan(Plan):
         for when, moves in (("forward", self.forward), ("backward", self.backward)):
             moving = [(name, move) for name, move in moves.items() if move.communications]
             for name, move in moving:
-                lines += [f"  {when}: {name} {move.source.short()} -> {move.target.short()}",
-                          *(f"  {row}" for row in str(move).splitlines()[1:])]
+                lines += [
+                    f"  {when}: {name} {move.source.short()} -> {move.target.short()}",
+                    *(f"  {row}" for row in str(move).splitlines()[1:]),
+                ]
             lines += [] if moving else [f"  {when}: nothing moves"]
         return "\n".join([*lines, self.totals()])
 
 
 def moves_of(named: Iterable[tuple[str, ReshardingPlan]]) -> Iterable[Move]:
     """The communications of some plans, each with a name."""
-    return (Move(name.replace("_grad", "'s gradient"), step.kind, 1, step.axes, step.bytes_received)
-            for name, plan in named for step in plan.steps if step.kind != "slice")
+    return (
+        Move(name.replace("_grad", "'s gradient"), step.kind, 1, step.axes, step.bytes_received)
+        for name, plan in named
+        for step in plan.steps
+        if step.kind != "slice"
+    )

@@ -50,7 +50,11 @@ class MatMul(PlannedOperation[MatMulSharding, ProductPlan]):
     NAMES = ("lhs", "rhs")
 
     def __init__(
-        self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None, *, cost: Cost = bytes_then_flops
+        self,
+        sharding: MatMulSharding,
+        policy: MatMulShardingPolicy | None = None,
+        *,
+        cost: Cost = bytes_then_flops,
     ) -> None:
         super().__init__(sharding)
         policy = None if policy is None else MatMulShardingPolicy(policy)

@@ -64,7 +64,11 @@ class Sharding:
             if not isinstance(layout, TensorSharding):
                 raise TypeError(f"{name} {of} is a TensorSharding, got {layout!r}")
             given, open_ended = len(layout.dims), layout.ellipsis is not None
-            if (given > ndim if open_ended else given != ndim) if exactly else (given < ndim and not open_ended):
+            if (
+                (given > ndim if open_ended else given != ndim)
+                if exactly
+                else (given < ndim and not open_ended)
+            ):
                 least = "" if exactly else "at least "
                 raise ValueError(f"{name} {of} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}")
             if exactly:
@@ -98,11 +102,21 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
     def _repr_html_(self) -> str:
         policy = getattr(self, "policy", None) or getattr(self.sharding, "policy", None)
         layouts = [(field.name, getattr(self.sharding, field.name)) for field in fields(self.sharding)]
-        rows = [(name, Markup(f'<code style="background:{tint(place)};padding:0 4px">{escape(layout.short())}</code>'),
-                 repr(layout)) for place, (name, layout) in enumerate(layouts)]
-        return figure(table(rows, ("tensor", "layout", ""), left=3),
-                      note("operation.plan(shapes, mesh) shows what will run, and why"),
-                      title=f"{type(self).__name__}" + (f", {policy.name}" if isinstance(policy, Enum) else ""))
+        rows = [
+            (
+                name,
+                Markup(
+                    f'<code style="background:{tint(place)};padding:0 4px">{escape(layout.short())}</code>'
+                ),
+                repr(layout),
+            )
+            for place, (name, layout) in enumerate(layouts)
+        ]
+        return figure(
+            table(rows, ("tensor", "layout", ""), left=3),
+            note("operation.plan(shapes, mesh) shows what will run, and why"),
+            title=f"{type(self).__name__}" + (f", {policy.name}" if isinstance(policy, Enum) else ""),
+        )
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of the inputs, by rank.  All errors of the inputs are raised here, before anything is sent."""
@@ -142,7 +156,8 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
             if not is_numeric(array.dtype):
                 raise TypeError(
                     f"{name} of {with_article(type(self))} takes numbers or bools, got an array of dtype "
-                    f"{array.dtype}; convert it first, as by {name}.astype(np.float64)")
+                    f"{array.dtype}; convert it first, as by {name}.astype(np.float64)"
+                )
             arrays.append(array)
         return arrays
 
@@ -160,7 +175,9 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
 
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
         """The shards of the whole inputs, by rank."""
-        shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
+        shards = [
+            getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)
+        ]
         return list(zip(*shards, strict=True))
 
     def _check_shapes(self, shapes: Mapping[str, Shape], mesh: Mesh, **called: str) -> None:
@@ -173,14 +190,18 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
             try:
                 layout.slices(shape, mesh, 0)
             except ValueError as error:
-                raise ValueError(f"{called.get(name, name)} of shape {shape} and {name}={layout!r}: {error}") from None
+                raise ValueError(
+                    f"{called.get(name, name)} of shape {shape} and {name}={layout!r}: {error}"
+                ) from None
 
     def _allowed(self, policy: Policy | None, kind: type[Policy], allowed: Sequence[Policy]) -> Policy:
         """The given policy, or the first allowed one for None; ``ValueError`` if the layouts do not allow it."""
         wanted = allowed[0] if policy is None else kind(policy)
         if wanted not in allowed:
-            raise ValueError(f"{type(self).__name__} with policy={wanted.name} needs layouts of that policy, "
-                             f"{self.sharding!r} is {' or '.join(one.name for one in allowed)}")
+            raise ValueError(
+                f"{type(self).__name__} with policy={wanted.name} needs layouts of that policy, "
+                f"{self.sharding!r} is {' or '.join(one.name for one in allowed)}"
+            )
         return wanted
 
 
@@ -199,7 +220,9 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         return LayerPlan(title, shapes, dtype, mesh, forward, backward)
 
     def _dtype(self, arrays: Sequence[Array]) -> DType:
-        return common_dtype(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))
+        return common_dtype(
+            *([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)])
+        )
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
         """The shapes of the inputs and of ``out``; ``ValueError`` if the inputs do not fit each other."""
@@ -222,7 +245,9 @@ def check_shard(
     """A shard as an array; ``ValueError`` if it is not that of a tensor of this shape on this device."""
     array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
-        raise ValueError(f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}")
+        raise ValueError(
+            f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"
+        )
     return array
 
 
@@ -238,4 +263,6 @@ def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:
     wrong = (tokens < 0) | (tokens >= vocabulary)
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(f"{name} are from 0 to {vocabulary - 1}, the vocabulary; got {tokens[place]} at {place}")
+        raise ValueError(
+            f"{name} are from 0 to {vocabulary - 1}, the vocabulary; got {tokens[place]} at {place}"
+        )

@@ -89,7 +89,8 @@ class MatMulSharding(Sharding, ndims=(2, 2, 2)):
         (m, k), (_, n) = _sides(self.lhs) or ((), ()), _sides(self.rhs) or ((), ())
         policy = MatMulShardingPolicy
         return {policy.MATCHED_INNER: {"k": k}, policy.OUTER: {"m": m}, policy.FULL: {"m": m, "n": n}}.get(
-            self.policy, {})
+            self.policy, {}
+        )
 
 
 def _sides(layout: TensorSharding) -> tuple[Axes, Axes] | None:

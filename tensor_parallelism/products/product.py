@@ -58,14 +58,24 @@ class Task:
     @property
     def lhs_gradient(self) -> Self:
         """The product for the gradient of the left operand, with both gradients in the layouts of their tensors."""
-        return replace(self, contraction=self.contraction.lhs_gradient, lhs=self.out, out=self.lhs,
-                       lhs_shape=self.out_shape)
+        return replace(
+            self,
+            contraction=self.contraction.lhs_gradient,
+            lhs=self.out,
+            out=self.lhs,
+            lhs_shape=self.out_shape,
+        )
 
     @property
     def rhs_gradient(self) -> Self:
         """The product for the gradient of the right operand."""
-        return replace(self, contraction=self.contraction.rhs_gradient, rhs=self.out, out=self.rhs,
-                       rhs_shape=self.out_shape)
+        return replace(
+            self,
+            contraction=self.contraction.rhs_gradient,
+            rhs=self.out,
+            out=self.rhs,
+            rhs_shape=self.out_shape,
+        )
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,11 @@ class ProductPlan:
         """The flops of the local product of each rank."""
         task = self.task
         shapes = (
-            (self.lhs.target.local_shape(task.lhs_shape, task.mesh, rank),
-             self.rhs.target.local_shape(task.rhs_shape, task.mesh, rank)) for rank in range(task.mesh.size)
+            (
+                self.lhs.target.local_shape(task.lhs_shape, task.mesh, rank),
+                self.rhs.target.local_shape(task.rhs_shape, task.mesh, rank),
+            )
+            for rank in range(task.mesh.size)
         )
         return tuple(task.contraction.flops(task.contraction.extents(*pair)) for pair in shapes)
 
@@ -125,24 +138,43 @@ class ProductPlan:
 
     def __str__(self) -> str:
         contraction = self.task.contraction
-        left, right, result = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
+        left, right, result = (
+            ", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out)
+        )
         over = [f"{letter} over {', '.join(axes)}" for letter, axes in self.split if axes]
         pending, flops = self.out.source.partial, sum(self.flops)
         waiting = f"; a sum over {', '.join(pending)} is pending" if pending else ""
-        return "\n".join([
-            f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}",
-            *_move_lines("A", self.lhs), *_move_lines("B", self.rhs),
-            f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}",
-            *_move_lines("C", self.out), f"  in all {sum(self.bytes_received)} bytes, {flops} flops",
-        ])
+        return "\n".join(
+            [
+                f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}",
+                *_move_lines("A", self.lhs),
+                *_move_lines("B", self.rhs),
+                f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}",
+                *_move_lines("C", self.out),
+                f"  in all {sum(self.bytes_received)} bytes, {flops} flops",
+            ]
+        )
 
     def _repr_html_(self) -> str:
-        drawn = [inside(layout.draw(move.shape, self.mesh).html) for move, layout in (
-            (self.lhs, self.lhs.source), (self.rhs, self.rhs.source), (self.out, self.out.target))]
-        named = [note(f"{name}, as {how}") + picture for name, how, picture in zip(
-            "ABC", ("it comes", "it comes", "it is returned"), drawn, strict=True)]
-        return figure(beside(*named), preformatted("\n".join(str(self).splitlines()[1:])),
-                      title=str(self).splitlines()[0])
+        drawn = [
+            inside(layout.draw(move.shape, self.mesh).html)
+            for move, layout in (
+                (self.lhs, self.lhs.source),
+                (self.rhs, self.rhs.source),
+                (self.out, self.out.target),
+            )
+        ]
+        named = [
+            note(f"{name}, as {how}") + picture
+            for name, how, picture in zip(
+                "ABC", ("it comes", "it comes", "it is returned"), drawn, strict=True
+            )
+        ]
+        return figure(
+            beside(*named),
+            preformatted("\n".join(str(self).splitlines()[1:])),
+            title=str(self).splitlines()[0],
+        )
 
 
 def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
@@ -150,8 +182,10 @@ def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
         after = f" -> {plan.target.short()}, local" if plan.steps else " as it is"
         return [f"  {name} {plan.source.short()}{after}"]
     rows = str(plan).splitlines()[1:]
-    return [f"  {name} {plan.source.short()} -> {plan.target.short()}: {sum(plan.bytes_received)} bytes",
-            *(f"  {row}" for row in rows)]
+    return [
+        f"  {name} {plan.source.short()} -> {plan.target.short()}: {sum(plan.bytes_received)} bytes",
+        *(f"  {row}" for row in rows),
+    ]
 
 
 def product_plan(
@@ -164,7 +198,13 @@ def product_plan(
     moves = moves_around(task, split, lhs_partial, rhs_partial)
     lhs, rhs, out = (plan_resharding(*move, task.dtype, task.mesh) for move in moves)
     return ProductPlan(
-        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters), lhs, rhs, out, why)
+        task,
+        tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters),
+        lhs,
+        rhs,
+        out,
+        why,
+    )
 
 
 def flops_of(task: Task, split: Split) -> int:
@@ -173,14 +213,20 @@ def flops_of(task: Task, split: Split) -> int:
     return task.contraction.flops(task.extents) * (task.mesh.size // used)
 
 
-def moves_around(task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()) -> tuple[Change, ...]:
+def moves_around(
+    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()
+) -> tuple[Change, ...]:
     """What is resharded before and after the local products: both operands, and their result."""
     contraction = task.contraction
     summed = (axis for letter in contraction.summed for axis in split.get(letter, ()))
     lhs = _layout(contraction.lhs, split, lhs_partial)
     rhs = _layout(contraction.rhs, split, rhs_partial)
     result = _layout(contraction.out, split, (*summed, *lhs_partial, *rhs_partial))
-    return (task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape)
+    return (
+        (task.lhs, lhs, task.lhs_shape),
+        (task.rhs, rhs, task.rhs_shape),
+        (result, task.out, task.out_shape),
+    )
 
 
 def _layout(letters: str, split: Split, partial: Axes) -> TensorSharding:

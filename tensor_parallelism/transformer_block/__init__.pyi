@@ -2,4 +2,7 @@ from .policies import (
     TransformerBlockPolicy as TransformerBlockPolicy,
     TransformerBlockSharding as TransformerBlockSharding,
 )
-from .transformer_block import TransformerBlock as TransformerBlock, TransformerBlockPlan as TransformerBlockPlan
+from .transformer_block import (
+    TransformerBlock as TransformerBlock,
+    TransformerBlockPlan as TransformerBlockPlan,
+)

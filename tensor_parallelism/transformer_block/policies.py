@@ -143,4 +143,7 @@ def _layouts(attention: AttentionSharding) -> dict[str, TensorSharding]:
     else:
         feed_forward = FeedForwardSharding.rows(rows, attention.split.heads, batch)
     halves = (("x", "wq", "wk", "wv", "wo"), attention), (("w1", "b1", "w2", "b2", "out"), feed_forward)
-    return {**dict.fromkeys(NORMS, WHOLE), **{name: getattr(half, name) for names, half in halves for name in names}}
+    return {
+        **dict.fromkeys(NORMS, WHOLE),
+        **{name: getattr(half, name) for names, half in halves for name in names},
+    }

@@ -48,23 +48,38 @@ class TransformerBlockPlan(Plan):
 
     @property
     def _parts(self) -> dict[str, Plan]:
-        return {"norm 1": self.norm1, "attention": self.attention, "norm 2": self.norm2,
-                "feed-forward": self.feed_forward}
+        return {
+            "norm 1": self.norm1,
+            "attention": self.attention,
+            "norm 2": self.norm2,
+            "feed-forward": self.feed_forward,
+        }
 
     @cached_property
     def forward_moves(self) -> Moves:
-        return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in self._parts.items()
-                     for move in plan.forward_moves)
+        return tuple(
+            move._replace(what=f"{part}: {move.what}")
+            for part, plan in self._parts.items()
+            for move in plan.forward_moves
+        )
 
     @cached_property
     def backward_moves(self) -> Moves:
-        return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in reversed(self._parts.items())
-                     for move in plan.backward_moves)
+        return tuple(
+            move._replace(what=f"{part}: {move.what}")
+            for part, plan in reversed(self._parts.items())
+            for move in plan.backward_moves
+        )
 
     def __str__(self) -> str:
         of = self.attention.shapes
-        return "\n".join([f"a block of x{list(of.x)}, {of.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
-                          *self.table(), f"  in all {self.totals()}"])
+        return "\n".join(
+            [
+                f"a block of x{list(of.x)}, {of.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
+                *self.table(),
+                f"  in all {self.totals()}",
+            ]
+        )
 
 
 class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlockPlan]):
@@ -110,9 +125,19 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
     KIND = TransformerBlockSharding
 
     def __init__(
-        self, sharding: TransformerBlockSharding, policy: TransformerBlockPolicy | None = None, *,
-        causal: bool = False, window: int | None = None, zigzag: bool = False, rotary_base: float | None = None,
-        norm: str = "layer_norm", activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
+        self,
+        sharding: TransformerBlockSharding,
+        policy: TransformerBlockPolicy | None = None,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        zigzag: bool = False,
+        rotary_base: float | None = None,
+        norm: str = "layer_norm",
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        seed: int = 0,
+        epsilon: float = 1e-5,
     ) -> None:
         super().__init__(sharding)
         self.policy = self._allowed(policy, TransformerBlockPolicy, sharding.policies)
@@ -120,27 +145,50 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
             raise ValueError(f"norm is one of {', '.join(NORMS)}, got {norm!r}")
         self.norm1, self.norm2 = (NORMS[norm](sharding.x, epsilon=epsilon) for _ in range(2))
         self.attention = Attention(
-            sharding.attention, AttentionShardingPolicy(self.policy.value), causal=causal, window=window,
-            zigzag=zigzag, rotary_base=rotary_base,
+            sharding.attention,
+            AttentionShardingPolicy(self.policy.value),
+            causal=causal,
+            window=window,
+            zigzag=zigzag,
+            rotary_base=rotary_base,
         )
         self.feed_forward = FeedForward(sharding.feed_forward, activation=activation)
-        Dropout(sharding.out, dropout, seed)                    # checks rate and seed, without dropout, too
+        Dropout(sharding.out, dropout, seed)  # checks rate and seed, without dropout, too
         self.dropout1 = self.dropout2 = None
         if dropout:
             self.dropout1, self.dropout2 = (
-                Dropout(sharding.out, dropout, int(one)) for one in splitmix64(seed, [0, 1]))
+                Dropout(sharding.out, dropout, int(one)) for one in splitmix64(seed, [0, 1])
+            )
         bias = norm == "layer_norm"
         self.NAMES = (
-            "x", "norm1", *["norm1_bias"] * bias, "wq", "wk", "wv", "wo", "norm2", *["norm2_bias"] * bias,
-            "w1", "b1", "w2", "b2",
+            "x",
+            "norm1",
+            *["norm1_bias"] * bias,
+            "wq",
+            "wk",
+            "wv",
+            "wo",
+            "norm2",
+            *["norm2_bias"] * bias,
+            "w1",
+            "b1",
+            "w2",
+            "b2",
         )
 
     def __repr__(self) -> str:
-        return (f"TransformerBlock({self.sharding!r}, {self.policy}, {self.norm1!r}, {self.attention!r}, "
-                f"{self.dropout1!r}, {self.feed_forward!r})")
+        return (
+            f"TransformerBlock({self.sharding!r}, {self.policy}, {self.norm1!r}, {self.attention!r}, "
+            f"{self.dropout1!r}, {self.feed_forward!r})"
+        )
 
     def shapes(
-        self, x: Sequence[int], heads: int, *, kv_heads: int | None = None, head_dim: int | None = None,
+        self,
+        x: Sequence[int],
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
         hidden: int | None = None,
     ) -> dict[str, Shape]:
         """The shapes of the inputs by name, for x of shape (batch, sequence, model) and this number of ``heads``.
@@ -151,13 +199,24 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         """
         model = x[-1]
         if head_dim is None and (heads < 1 or model % heads):
-            raise ValueError(f"a head_dim must be given where the model is no multiple of the heads, got x of shape "
-                             f"{tuple(x)} and {heads} heads")
+            raise ValueError(
+                f"a head_dim must be given where the model is no multiple of the heads, got x of shape "
+                f"{tuple(x)} and {heads} heads"
+            )
         width = model // heads if head_dim is None else head_dim
-        keys, hidden = (model, heads if kv_heads is None else kv_heads, width), 4 * model if hidden is None else hidden
+        keys, hidden = (
+            (model, heads if kv_heads is None else kv_heads, width),
+            4 * model if hidden is None else hidden,
+        )
         shapes = {
-            "wq": (model, heads, width), "wk": keys, "wv": keys, "wo": (heads, width, model), "w1": (model, hidden),
-            "b1": (hidden,), "w2": (hidden, model), "x": tuple(x),
+            "wq": (model, heads, width),
+            "wk": keys,
+            "wv": keys,
+            "wo": (heads, width, model),
+            "w1": (model, hidden),
+            "b1": (hidden,),
+            "w2": (hidden, model),
+            "x": tuple(x),
         }
         return {name: shapes.get(name, (model,)) for name in self.NAMES}
 
@@ -182,7 +241,9 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         ):
             y, of_norm = norm.forward(device, x, *here[0], shapes=[shape, *whole[0]])
             y, of_inner = inner.forward(device, y, *here[1], shapes=[shape, *whole[1]])
-            y, mask = (y, None) if dropout is None else dropout.forward(device, y, step, shape=shape, rows=rows)
+            y, mask = (
+                (y, None) if dropout is None else dropout.forward(device, y, step, shape=shape, rows=rows)
+            )
             y += x
             x = y
             saved.append((of_norm, of_inner, mask))
@@ -194,9 +255,13 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         With a ring, call it only once for each forward.
         """
         halves, plan = saved
-        grad = check_shard(device, grad, self.sharding.out, plan.shapes[0]).astype(plan.attention.dtype, copy=False)
+        grad = check_shard(device, grad, self.sharding.out, plan.shapes[0]).astype(
+            plan.attention.dtype, copy=False
+        )
         weight_grads: list[Array] = []
-        for (norm, inner, dropout), (of_norm, of_inner, mask) in zip(self._halves[::-1], halves[::-1], strict=True):
+        for (norm, inner, dropout), (of_norm, of_inner, mask) in zip(
+            self._halves[::-1], halves[::-1], strict=True
+        ):
             dropped = grad if dropout is None else dropout.backward(device, mask, grad)[0]
             inner_grad, *of_weights = inner.backward(device, of_inner, dropped)
             x_grad, *of_parameters = norm.backward(device, of_norm, inner_grad)
@@ -225,13 +290,19 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         of_feed_forward = self.feed_forward.plan([x, *feed_forward], mesh, dtype)
         for name, shape in zip(self.NAMES, shapes, strict=True):
             if name in ("wo", "w2") and shape[-1] != x[-1]:
-                raise ValueError(f"the last extent of {name} is that of x, because both are added, got x "
-                                 f"of shape {x} and {name} of {shape}")
+                raise ValueError(
+                    f"the last extent of {name} is that of x, because both are added, got x "
+                    f"of shape {x} and {name} of {shape}"
+                )
             if name.startswith("norm") and shape != x[-1:]:
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
         return TransformerBlockPlan(
-            mesh, shapes, self.norm1.plan([x, *norm1], mesh, dtype), of_attention,
-            self.norm2.plan([x, *norm2], mesh, dtype), of_feed_forward,
+            mesh,
+            shapes,
+            self.norm1.plan([x, *norm1], mesh, dtype),
+            of_attention,
+            self.norm2.plan([x, *norm2], mesh, dtype),
+            of_feed_forward,
         )
 
     @property
@@ -249,8 +320,10 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         """The arguments as arrays, and the step; 0 if it is not given."""
         wanted = len(self.NAMES)
         if len(args) not in (wanted, wanted + 1):
-            raise TypeError(f"TransformerBlock takes {', '.join(self.NAMES)} and, if it likes, a step, got {len(args)} "
-                            f"arguments")
+            raise TypeError(
+                f"TransformerBlock takes {', '.join(self.NAMES)} and, if it likes, a step, got {len(args)} "
+                f"arguments"
+            )
         arrays = [plain_array(name, value) for name, value in zip(self.NAMES, args, strict=False)]
         return arrays, counted("step", args[wanted] if args[wanted:] else 0)
 
@@ -258,7 +331,16 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         """The shapes of the whole inputs; the devices exchange only those that do not follow from others."""
         held, needed = dict(zip(self.NAMES, arrays, strict=True)), ("x", "wq", "wk", "w1")
         x, wq, wk, w1 = device.global_shapes(
-            [held[name] for name in needed], [getattr(self.sharding, name) for name in needed])
-        whole = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
-                 "w2": (*w1[1:], *x[2:])}
+            [held[name] for name in needed], [getattr(self.sharding, name) for name in needed]
+        )
+        whole = {
+            "x": x,
+            "wq": wq,
+            "wk": wk,
+            "wv": wk,
+            "wo": (*wq[1:], *x[2:]),
+            "w1": w1,
+            "b1": w1[1:],
+            "w2": (*w1[1:], *x[2:]),
+        }
         return [whole.get(name, x[2:]) for name in self.NAMES]

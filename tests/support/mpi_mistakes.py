@@ -20,7 +20,13 @@ from pathlib import Path
 
 from random_programs import MESHES, Step, program, run_program
 
-from vcluster import CollectiveMismatchError, DeadlockError, DeviceFailedError, UndeliveredMessageError, VirtualCluster
+from vcluster import (
+    CollectiveMismatchError,
+    DeadlockError,
+    DeviceFailedError,
+    UndeliveredMessageError,
+    VirtualCluster,
+)
 
 WHAT = "dtype", "other", "leave", "receive", "skip", "raise"
 SIGNALS = signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM

@@ -67,7 +67,9 @@ SHARED_MEMORY = Medium("shared memory")
 def over_mpi(nodes: int) -> Medium:
     """The ranks of an MPI job on so many nodes."""
     name = "MPI inside a node" if nodes == 1 else "MPI between nodes"
-    return Medium(name, "mpi", MPI_TURNS, f"ranks of an MPI job on {nodes} node{'s' * (nodes > 1)}, as measured")
+    return Medium(
+        name, "mpi", MPI_TURNS, f"ranks of an MPI job on {nodes} node{'s' * (nodes > 1)}, as measured"
+    )
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,21 @@ class Calibration:
             if errors := self.errors(family):
                 spread = Spread.of(errors)
                 half = "{:5.1%} to {:5.1%}".format(*spread.quartiles)
-                lines.append(f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  "
-                             f"{spread.largest:7.1%}  {median(self.rounds_apart(family)):6.1%}")
-        return "\n".join([*lines, "", *textwrap.wrap(
-            "rounds: how far two measurements of the same case are apart, in the median. Where that is much, the "
-            "machine is not quiet, and no model can be nearer.", 80)])
+                lines.append(
+                    f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  "
+                    f"{spread.largest:7.1%}  {median(self.rounds_apart(family)):6.1%}"
+                )
+        return "\n".join(
+            [
+                *lines,
+                "",
+                *textwrap.wrap(
+                    "rounds: how far two measurements of the same case are apart, in the median. Where that is much, the "
+                    "machine is not quiet, and no model can be nearer.",
+                    80,
+                ),
+            ]
+        )
 
 
 def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMORY) -> Calibration:
@@ -127,16 +139,32 @@ def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMO
     fitted_to = tuple(case for case in cases if not case.held_out)
     held_out = tuple(case for case in cases if case.held_out)
     hardware = Hardware(
-        CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
-        (Link(medium.name, devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
-        title=medium.title)
+        CALIBRATED,
+        dict.fromkeys(DTYPES, 1e10),
+        psutil.virtual_memory().total / devices,
+        1e10,
+        (Link(medium.name, devices, 1e-5, 1e9, "memory"),),
+        HostLink(1e-5, 1e9),
+        memory_overlap=0.0,
+        title=medium.title,
+    )
     hardware = _nearest(hardware, fitted_to, (PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
     copies, transfers = hardware.memory_bytes_per_second, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10)
     # Of one message alone nobody can tell what holds its ends from what it takes on its way; of several, one can.
     hardware = _nearest(
-        hardware, fitted_to, (MESSAGES, STREAMS), partial(_with_messages, medium.turns), (5e-6, 5e-11, *transfers))
-    hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), partial(_with_collectives, medium.turns),
-                        (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)))
+        hardware,
+        fitted_to,
+        (MESSAGES, STREAMS),
+        partial(_with_messages, medium.turns),
+        (5e-6, 5e-11, *transfers),
+    )
+    hardware = _nearest(
+        hardware,
+        fitted_to,
+        (COLLECTIVES,),
+        partial(_with_collectives, medium.turns),
+        (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)),
+    )
     hardware = _nearest(hardware, fitted_to, (POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
     return _with_sources(Calibration(hardware, fitted_to, held_out), copies)
 
@@ -144,39 +172,54 @@ def calibrated(cases: Sequence[Case], devices: int, medium: Medium = SHARED_MEMO
 def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
     launch, single, double, bandwidth = parameters.tolist()
     return replace(
-        hardware, kernel_launch_seconds=launch, flops_per_second=dict(zip(DTYPES, (single, double), strict=True)),
-        memory_bytes_per_second=bandwidth)
+        hardware,
+        kernel_launch_seconds=launch,
+        flops_per_second=dict(zip(DTYPES, (single, double), strict=True)),
+        memory_bytes_per_second=bandwidth,
+    )
 
 
 def _with_messages(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     overhead, per_byte, latency, bandwidth, *values = parameters.tolist()
     link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(turns, values))
-    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth), message_overhead_seconds=overhead,
-                   message_overhead_seconds_per_byte=per_byte)
+    return replace(
+        hardware,
+        links=(link,),
+        host=HostLink(latency, bandwidth),
+        message_overhead_seconds=overhead,
+        message_overhead_seconds_per_byte=per_byte,
+    )
 
 
 def _with_collectives(turns: tuple[int, int], hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     values = parameters.tolist()
-    rates = dict(zip(COLLECTIVE_NAMES, values[-len(COLLECTIVE_NAMES):], strict=True))
+    rates = dict(zip(COLLECTIVE_NAMES, values[-len(COLLECTIVE_NAMES) :], strict=True))
     link = replace(link, collective_pieces=_pieces((1, *turns), values))
     return replace(hardware, links=(link,), collective_bytes_per_second=rates)
 
 
 def _with_programs(hardware: Hardware, parameters: Floats) -> Hardware:
     launch, bandwidth, apart = parameters.tolist()
-    return replace(hardware, kernel_launch_seconds=launch, memory_bytes_per_second=bandwidth,
-                   memory_overlap=1 / (1 + apart))
+    return replace(
+        hardware,
+        kernel_launch_seconds=launch,
+        memory_bytes_per_second=bandwidth,
+        memory_overlap=1 / (1 + apart),
+    )
 
 
 def _pieces(turns: Sequence[int], values: Sequence[float]) -> tuple[Piece, ...]:
-    return tuple(Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns))
+    return tuple(Piece(turn, *values[2 * i : 2 * i + 2]) for i, turn in enumerate(turns))
 
 
 def _nearest(
-    hardware: Hardware, cases: Sequence[Case], families: Sequence[str],
-    changed: Callable[[Hardware, Floats], Hardware], start: Sequence[float],
+    hardware: Hardware,
+    cases: Sequence[Case],
+    families: Sequence[str],
+    changed: Callable[[Hardware, Floats], Hardware],
+    start: Sequence[float],
 ) -> Hardware:
     """The hardware, changed by the parameters that fit the cases of some families."""
     cases = [case for case in cases if case.family in families]
@@ -191,17 +234,31 @@ def _nearest(
 def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibration:
     """The calibration with the sources of its hardware's numbers."""
     errors = [abs(error) for error in calibration.errors()]
-    fit = (f"fitted to {len(calibration.fitted_to)} cases by python -m vcluster calibrate, "
-           f"{datetime.now(UTC):%Y-%m-%d}, on {platform.machine()} with {os.cpu_count()} cores, {platform.system()}, "
-           f"NumPy {np.__version__}; virtual against wall time: median error {median(errors):.1%} of {len(errors)} "
-           f"cases held out")
-    programs = f"{fit}; includes the Python code around compute, and memory traffic that programs do not declare"
+    fit = (
+        f"fitted to {len(calibration.fitted_to)} cases by python -m vcluster calibrate, "
+        f"{datetime.now(UTC):%Y-%m-%d}, on {platform.machine()} with {os.cpu_count()} cores, {platform.system()}, "
+        f"NumPy {np.__version__}; virtual against wall time: median error {median(errors):.1%} of {len(errors)} "
+        f"cases held out"
+    )
+    programs = (
+        f"{fit}; includes the Python code around compute, and memory traffic that programs do not declare"
+    )
     sources = {
-        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second", "message_overhead_seconds",
-                         "message_overhead_seconds_per_byte"), fit),
+        **dict.fromkeys(
+            (
+                "flops_per_second",
+                "links",
+                "collective_bytes_per_second",
+                "message_overhead_seconds",
+                "message_overhead_seconds_per_byte",
+            ),
+            fit,
+        ),
         **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
         "memory_bytes_per_second": f"{programs}; a copy alone reaches {copied_per_second:.3g} bytes per second",
-        "memory_bytes": "the memory of the system, in equal parts", "host": "the same as a message between devices"}
+        "memory_bytes": "the memory of the system, in equal parts",
+        "host": "the same as a message between devices",
+    }
     return replace(calibration, hardware=replace(calibration.hardware, sources=sources))
 
 

@@ -32,7 +32,14 @@ from tensor_parallelism.products import MatMul, MatMulSharding, MatMulShardingPo
 from vcluster.runs import VirtualCluster
 
 PRODUCTS, COPIES, MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES = FAMILIES = (
-    "products", "copies", "messages", "streams of messages", "collectives", "matmul policies", "pipelined MLP")
+    "products",
+    "copies",
+    "messages",
+    "streams of messages",
+    "collectives",
+    "matmul policies",
+    "pipelined MLP",
+)
 COLLECTIVE_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 DTYPES = ("float32", "float64")
 STREAM = 8
@@ -103,13 +110,17 @@ def measured(
 ) -> list[Case]:
     """Every case, measured on ``devices`` devices (at least 2).  ``told`` is called after each run."""
     sizes, rounds = sizes or Sizes(), list[list[_Run]]()
-    with patch.dict(os.environ, {VARIABLE: ""}):    # an earlier calibration may be invalid
+    with patch.dict(os.environ, {VARIABLE: ""}):  # an earlier calibration may be invalid
         for number in range(1, sizes.rounds + 1):
             runs: list[_Run] = []
             for run in _runs(devices, sizes, backend):
                 runs.append(run)
-                if told is not None:    # the first round tells how many runs there are in each
-                    told(f"round {number} of {sizes.rounds}: {run[0]}", len(runs), len(rounds[0]) if rounds else 0)
+                if told is not None:  # the first round tells how many runs there are in each
+                    told(
+                        f"round {number} of {sizes.rounds}: {run[0]}",
+                        len(runs),
+                        len(rounds[0]) if rounds else 0,
+                    )
             rounds.append(runs)
     cases = []
     for alike in zip(*rounds, strict=True):
@@ -127,17 +138,34 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         for (policy, layouts), dtype in product(LAYOUTS.items(), DTYPES):
             multiply = MatMul(MatMulSharding(*(TensorSharding(*dims) for dims in layouts)), policy)
             for i, width in enumerate(sizes.policies):
-                again, operand = Again(multiply, _fewer(sizes.repeats, width**3 // 8)), np.ones((width, width), dtype)
-                yield (POLICIES, f"{policy.value} {dtype}", f"{width} wide", (i,),
-                       cluster.run(again, operand, operand).trace)
+                again, operand = (
+                    Again(multiply, _fewer(sizes.repeats, width**3 // 8)),
+                    np.ones((width, width), dtype),
+                )
+                yield (
+                    POLICIES,
+                    f"{policy.value} {dtype}",
+                    f"{width} wide",
+                    (i,),
+                    cluster.run(again, operand, operand).trace,
+                )
     with VirtualCluster(pp=devices, backend=backend) as cluster:
         different = product(enumerate(sizes.microbatches), enumerate(sizes.widths), enumerate(sizes.rows))
-        for (schedule, chunks), ((i, microbatches), (j, width), (k, rows)) in product(SCHEDULES.items(), different):
-            pipeline = Pipeline(stages=devices * chunks, microbatches=microbatches, schedule=schedule, chunks=chunks)
+        for (schedule, chunks), ((i, microbatches), (j, width), (k, rows)) in product(
+            SCHEDULES.items(), different
+        ):
+            pipeline = Pipeline(
+                stages=devices * chunks, microbatches=microbatches, schedule=schedule, chunks=chunks
+            )
             step = MLP((width,) * (2 * devices + 1), pipeline).train_step(returns=())
             again, x = Again(step, max(3, sizes.repeats // 5)), np.ones((rows, width))
-            yield (PIPELINES, schedule, f"{microbatches} microbatches of {rows} rows, {width} wide", (i, j, k),
-                   cluster.run(again, x, x).trace)
+            yield (
+                PIPELINES,
+                schedule,
+                f"{microbatches} microbatches of {rows} rows, {width} wide",
+                (i, j, k),
+                cluster.run(again, x, x).trace,
+            )
 
 
 def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
@@ -152,13 +180,20 @@ def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         (MESSAGES, "there and back", partial(_on_array, _there_and_back), sizes.moved),
         (MESSAGES, "both ways", partial(_on_array, _both_ways), sizes.moved),
         (STREAMS, f"{STREAM} one way", partial(_on_array, _stream), sizes.moved),
-        *((COLLECTIVES, name, partial(_collective, name), sizes.moved) for name in COLLECTIVE_NAMES)]
+        *((COLLECTIVES, name, partial(_collective, name), sizes.moved) for name in COLLECTIVE_NAMES),
+    ]
     for family, name, work, different in works:
         dtype, unit = (name, "wide") if family == PRODUCTS else ("float64", "bytes")
         with VirtualCluster(devices, backend=backend) as cluster:
             for i, size in enumerate(different):
                 times = _fewer(sizes.repeats, size**3 // 8 if family == PRODUCTS else size)
-                yield family, name, f"{size} {unit}", (i,), cluster.run(_again, work, size, dtype, times).trace
+                yield (
+                    family,
+                    name,
+                    f"{size} {unit}",
+                    (i,),
+                    cluster.run(_again, work, size, dtype, times).trace,
+                )
 
 
 def _fewer(repeats: int, nbytes: int) -> int:
@@ -166,6 +201,7 @@ def _fewer(repeats: int, nbytes: int) -> int:
 
 
 # -- the programs ------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Again(Operation):
@@ -182,7 +218,9 @@ class Again(Operation):
         _parted(device, lambda: self.operation(device, *inputs), self.times)
 
 
-def _again(device: Device, make: Callable[..., Callable[[], object]], size: int, dtype: str, times: int) -> None:
+def _again(
+    device: Device, make: Callable[..., Callable[[], object]], size: int, dtype: str, times: int
+) -> None:
     _parted(device, make(device, size, dtype), times)
 
 
@@ -251,16 +289,23 @@ def _collective(name: str, device: Device, nbytes: int, dtype: str) -> Callable[
 
 # -- the repetitions ---------------------------------------------------------------------------------------------------
 
+
 def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
     """Wall seconds and trace of the repetition of median length. The first repetition of each trace is a warm-up."""
-    repetitions = [(seconds, number, which) for number, trace in enumerate(traces)
-                   for which, seconds in enumerate(_repetitions(trace)[0]) if which]
+    repetitions = [
+        (seconds, number, which)
+        for number, trace in enumerate(traces)
+        for which, seconds in enumerate(_repetitions(trace)[0])
+        if which
+    ]
     seconds, number, which = sorted(repetitions)[(len(repetitions) - 1) // 2]
     trace = traces[number]
     columns, (_, barriers) = trace.columns, _repetitions(trace)
     ranks, places = columns.numbers("rank"), np.arange(len(columns))
     begin, end = np.array([at[which : which + 2] for at in barriers]).T[:, ranks]
-    return seconds, Trace(columns.take((places > begin) & (places < end)), trace.size, mesh_shape=trace.mesh_shape)
+    return seconds, Trace(
+        columns.take((places > begin) & (places < end)), trace.size, mesh_shape=trace.mesh_shape
+    )
 
 
 def rounds_apart(traces: Sequence[Trace]) -> float:

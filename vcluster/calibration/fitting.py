@@ -17,10 +17,12 @@ _LONGEST = 1.5
 
 
 def fitted(
-    predict: Callable[[Floats], Sequence[float]], measured: Sequence[float], start: Sequence[float], rounds: int = 60
+    predict: Callable[[Floats], Sequence[float]],
+    measured: Sequence[float],
+    start: Sequence[float],
+    rounds: int = 60,
 ) -> Floats:
-    """The positive parameters that minimise the sum of ``(predicted / measured - 1)**2``, searched from ``start`` on.
-    """
+    """The positive parameters that minimise the sum of ``(predicted / measured - 1)**2``, searched from ``start`` on."""
     goal, at, damping = np.asarray(measured, np.float64), np.log(np.asarray(start, np.float64)), 1e-2
 
     def errors(place: Floats) -> Floats:
@@ -30,7 +32,9 @@ def fitted(
     for _ in range(rounds):
         slopes = np.stack([(errors(at + _STEP * way) - error) / _STEP for way in np.eye(len(at))], axis=1)
         square, downhill = slopes.T @ slopes, -(slopes.T @ error)
-        move = np.linalg.solve(square + damping * np.diag(np.diag(square)) + 1e-12 * np.eye(len(at)), downhill)
+        move = np.linalg.solve(
+            square + damping * np.diag(np.diag(square)) + 1e-12 * np.eye(len(at)), downhill
+        )
         tried = at + np.clip(move, -_LONGEST, _LONGEST)
         new = errors(tried)
         better = new @ new < error @ error

@@ -28,7 +28,12 @@ from parallelism.training import MegatronFlags, TrainingRun, figures
 from vcluster.calibration.fitting import fitted
 
 FORWARD, BACKWARD, STEP, MEMORY, ALL_REDUCE = (
-    "layer forward", "layer backward", "step", "memory", "all_reduce")
+    "layer forward",
+    "layer backward",
+    "step",
+    "memory",
+    "all_reduce",
+)
 _DETAIL = 1.02
 """The factor of a parameter by which the slopes of predictions are found."""
 _TIMES = (FORWARD, BACKWARD, STEP, ALL_REDUCE)
@@ -87,13 +92,23 @@ class Table:
         text = files("vcluster.calibration").joinpath("tables", f"{name}.json").read_text(encoding="utf-8")
         told = json.loads(text)
         rows = tuple(row for entry in told["rows"] for row in _rows(entry))
-        return cls(told["name"], told["title"], told["source"], told["stack"], told["hardware"],
-                   tuple(told["parameters"]), rows, tuple(told.get("held_out_devices", ())))
+        return cls(
+            told["name"],
+            told["title"],
+            told["source"],
+            told["stack"],
+            told["hardware"],
+            tuple(told["parameters"]),
+            rows,
+            tuple(told.get("held_out_devices", ())),
+        )
 
     @property
     def fitted_rows(self) -> tuple[Measured, ...]:
         """The times that a fit is made to: memory has no parameters."""
-        return tuple(row for row in self.rows if row.part in _TIMES and row.devices not in self.held_out_devices)
+        return tuple(
+            row for row in self.rows if row.part in _TIMES and row.devices not in self.held_out_devices
+        )
 
 
 def tables() -> tuple[str, ...]:
@@ -132,7 +147,8 @@ class Report:
 
     def __post_init__(self) -> None:
         if self.table.name in fitted_on(self.stack) and any(
-                line.held_out and line.row in self.table.fitted_rows for line in self.lines):
+            line.held_out and line.row in self.table.fitted_rows for line in self.lines
+        ):
             raise ValueError(f"{self.stack} was fitted on {self.table.name}: its rows are not held out")
 
     def mean(self, part: str, lines: Iterable[Line] | None = None) -> float:
@@ -156,18 +172,39 @@ class Report:
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.parameters.items())
-        told = [f"{self.table.title}", f"  {self.table.source}",
-                f"  {self.table.hardware}+{self.stack}: {values or 'nothing is fitted to this table'}", ""]
+        told = [
+            f"{self.table.title}",
+            f"  {self.table.source}",
+            f"  {self.table.hardware}+{self.stack}: {values or 'nothing is fitted to this table'}",
+            "",
+        ]
         best = {line.row: line for line in self.best}
         without = {line.row: line for line in self.without_model}
-        cells = [("part", "of", "measured", "predicted", "error", "", "without its model" * bool(without)
-                  or "best of this form" * bool(best))]
+        cells = [
+            (
+                "part",
+                "of",
+                "measured",
+                "predicted",
+                "error",
+                "",
+                "without its model" * bool(without) or "best of this form" * bool(best),
+            )
+        ]
         for line in self.lines:
             row, other = line.row, without.get(line.row) or best.get(line.row)
             told_as = "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted"
-            cells.append((
-                row.part, _named(row), _shown(row, row.measured), _shown(row, line.predicted), f"{line.error:+.1%}",
-                told_as, "" if other is None else f"{other.error:+.1%}"))
+            cells.append(
+                (
+                    row.part,
+                    _named(row),
+                    _shown(row, row.measured),
+                    _shown(row, line.predicted),
+                    f"{line.error:+.1%}",
+                    told_as,
+                    "" if other is None else f"{other.error:+.1%}",
+                )
+            )
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
             lines = [line for line in self.lines if line.row.part == part]
@@ -201,8 +238,14 @@ def reported(table: Table, parameters: Mapping[str, float] | None = None) -> Rep
     """The table beside its stack as it is, or with other values of the parameters."""
     used = {**_values(table), **(parameters or {})}
     own = table.name in fitted_on(table.stack)
-    lines = tuple(Line(row, row.predicted(hardware_of(table, row.devices, used)),
-                       not own or (row.part in _TIMES and row not in table.fitted_rows)) for row in table.rows)
+    lines = tuple(
+        Line(
+            row,
+            row.predicted(hardware_of(table, row.devices, used)),
+            not own or (row.part in _TIMES and row not in table.fitted_rows),
+        )
+        for row in table.rows
+    )
     return Report(table, table.stack, lines, used)
 
 
@@ -233,16 +276,24 @@ def refitted(table: Table, told: Told | None = None) -> Report:
         without += [Line(row, slopes[row](values), True) for row in rows if row.model == model]
     say("the fit", len(rows), len(rows))
     report = reported(table, dict(zip(names, everything.tolist(), strict=True)))
-    return replace(report, without_model=tuple(without), best=() if best is None else tuple(
-        Line(line.row, slopes[line.row](best), False) for line in report.lines if line.row in slopes))
+    return replace(
+        report,
+        without_model=tuple(without),
+        best=()
+        if best is None
+        else tuple(
+            Line(line.row, slopes[line.row](best), False) for line in report.lines if line.row in slopes
+        ),
+    )
 
 
 def _linear(table: Table, row: Measured, start: Mapping[str, float]) -> Callable[[np.ndarray], float]:
     """The prediction of a row as a function of the parameters, linear in the inverse of efficiencies and rates."""
     at = row.predicted(hardware_of(table, row.devices, start))
-    if row.part == ALL_REDUCE:      # as quick as its slopes
+    if row.part == ALL_REDUCE:  # as quick as its slopes
         return lambda values: row.predicted(
-            hardware_of(table, row.devices, dict(zip(table.parameters, values.tolist(), strict=True))))
+            hardware_of(table, row.devices, dict(zip(table.parameters, values.tolist(), strict=True)))
+        )
     gains = []
     for name in table.parameters:
         changed = row.predicted(hardware_of(table, row.devices, {**start, name: start[name] * _DETAIL}))
@@ -252,9 +303,13 @@ def _linear(table: Table, row: Measured, start: Mapping[str, float]) -> Callable
 
 
 def _fit(
-    rows: Sequence[Measured], predict: Mapping[Measured, Callable[[np.ndarray], float]], start: Sequence[float]
+    rows: Sequence[Measured],
+    predict: Mapping[Measured, Callable[[np.ndarray], float]],
+    start: Sequence[float],
 ) -> np.ndarray:
-    return fitted(lambda values: [predict[row](values) for row in rows], [row.measured for row in rows], start)
+    return fitted(
+        lambda values: [predict[row](values) for row in rows], [row.measured for row in rows], start
+    )
 
 
 def _values(table: Table) -> dict[str, float]:
@@ -268,7 +323,9 @@ def _values(table: Table) -> dict[str, float]:
 
 def _with(hardware: Hardware, parameters: Mapping[str, float]) -> Hardware:
     link = hardware.links[0]
-    of_link: dict[str, Any] = {name: value for name, value in parameters.items() if hasattr(link.reached, name)}
+    of_link: dict[str, Any] = {
+        name: value for name, value in parameters.items() if hasattr(link.reached, name)
+    }
     if of_link and link.reached is not None:
         link = replace(link, reached=replace(link.reached, **of_link))
     others: dict[str, Any] = {name: value for name, value in parameters.items() if name not in of_link}
@@ -305,8 +362,7 @@ def _shown(row: Measured, number: float) -> str:
 
 
 def _memory(stages: Sequence[Mapping[str, int]]) -> float:
-    """The bytes as papers count them: weights, gradients and state of the mean device, and the most activations of any.
-    """
+    """The bytes as papers count them: weights, gradients and state of the mean device, and the most activations of any."""
     states, activations = [], []
     for held in stages:
         states.append(sum(held.get(name, 0) for name in ("weights", "gradients", "optimizer")))
@@ -321,8 +377,10 @@ def _run(flags: Flags, devices: int) -> TrainingRun:
 
 def layer_seconds(flags: Flags, devices: int, hardware: Hardware) -> tuple[float, float]:
     """The seconds of the forward and of the backward of a layer: what a model of two takes beyond a model of one."""
-    one, two = (_phases(tuple(sorted({**dict(flags), "num_layers": layers}.items())), devices, hardware)
-                for layers in (1, 2))
+    one, two = (
+        _phases(tuple(sorted({**dict(flags), "num_layers": layers}.items())), devices, hardware)
+        for layers in (1, 2)
+    )
     return two[0] - one[0], two[1] - one[1]
 
 

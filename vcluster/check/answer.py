@@ -48,7 +48,9 @@ class Answer:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        parts = [Markup(f'<div class="{"quiet" if self.passed else ""}">{note(_sentence(self.sentence))}</div>')]
+        parts = [
+            Markup(f'<div class="{"quiet" if self.passed else ""}">{note(_sentence(self.sentence))}</div>')
+        ]
         parts += [inside(self.picture)] if self.picture else [note(line) for line in self.details]
         if self.likely:
             parts.append(Markup(f"<div><b>Likely mistake:</b> {text_of(_ended(self.likely))}</div>"))

@@ -47,19 +47,31 @@ def agrees(output: Any, expected: Any) -> bool:
     if expected is None:
         return True
     if isinstance(expected, list):
-        return (isinstance(output, list | tuple) and len(output) == len(expected)
-                and all(map(agrees, output, expected)))
+        return (
+            isinstance(output, list | tuple)
+            and len(output) == len(expected)
+            and all(map(agrees, output, expected))
+        )
     if output is None or isinstance(output, list | tuple | dict):
         return False
     array = np.asarray(output)
-    return array.shape == expected.shape and array.dtype == expected.dtype and bool(np.array_equal(array, expected))
+    return (
+        array.shape == expected.shape
+        and array.dtype == expected.dtype
+        and bool(np.array_equal(array, expected))
+    )
 
 
 def rounded(case: Case, outputs: Sequence[Any]) -> bool:
     """Whether all ranks return what they should, up to the precision of float32."""
-    return all(expected is None or (not isinstance(expected, list) and same_values(
-        np.asarray(output), expected, case.size, np.float32))
-        for output, expected in zip(outputs, case.expected, strict=True))
+    return all(
+        expected is None
+        or (
+            not isinstance(expected, list)
+            and same_values(np.asarray(output), expected, case.size, np.float32)
+        )
+        for output, expected in zip(outputs, case.expected, strict=True)
+    )
 
 
 def same_values(array: Array, expected: Array, size: int, precision: npt.DTypeLike) -> bool:
@@ -68,6 +80,6 @@ def same_values(array: Array, expected: Array, size: int, precision: npt.DTypeLi
         return False
     if np.dtype(precision).kind != "f":
         return bool(np.array_equal(array, expected))
-    with np.errstate(over="ignore"):                # float16 has no such large values: they are infinite
+    with np.errstate(over="ignore"):  # float16 has no such large values: they are infinite
         held = expected.astype(precision).astype(np.float64)
     return bool(np.allclose(array, held, rtol=size * float(np.finfo(precision).eps), atol=0))

@@ -65,7 +65,11 @@ class _Failed(NamedTuple):
 
 
 def check_collective(
-    kind: str, mine: Callable[..., Any], *, algorithm: str | None = None, hop: int | None = None,
+    kind: str,
+    mine: Callable[..., Any],
+    *,
+    algorithm: str | None = None,
+    hop: int | None = None,
     sends_wait: bool = True,
 ) -> Answer:
     """Check ``mine(device, x)``, a collective of this kind that is written with ``send``, ``recv`` and their like.
@@ -122,7 +126,7 @@ def check_collective(
                 else:
                     failed.append(_Failed(sort, size, case, seen))
                     if seen.error is not None and sort is _EVEN:
-                        break                               # a deadlock takes a tenth of a second
+                        break  # a deadlock takes a tenth of a second
         if failed and isinstance(failed[-1].watch.error, ClusterTimeoutError):
             break
     cases = len(failed) + len(passed)
@@ -132,15 +136,31 @@ def check_collective(
     telling = passed[_EVEN.name, 4]
     assert telling.trace is not None
     if itself := _uses_itself(kind, telling.trace):
-        return Answer(False, subject, f"the result is right, and {itself} of the device makes it",
-                      likely=f"the exercise is to write {kind} with messages", cases=cases)
+        return Answer(
+            False,
+            subject,
+            f"the result is right, and {itself} of the device makes it",
+            likely=f"the exercise is to write {kind} with messages",
+            cases=cases,
+        )
     if telling.changed:
-        return Answer(False, subject, f"the result is right, but {each_of(telling.changed)} writes into the "
-                      "argument x, which belongs to the caller", likely="+= and [...] = change an array in place: x, "
-                      "or an array that shares its memory", cases=cases)
+        return Answer(
+            False,
+            subject,
+            f"the result is right, but {each_of(telling.changed)} writes into the "
+            "argument x, which belongs to the caller",
+            likely="+= and [...] = change an array in place: x, or an array that shares its memory",
+            cases=cases,
+        )
     if hop is not None and (elsewhere := off_the_ring(telling, hop)) is not None:
-        return Answer(False, subject, f"the result is right, but on 4 ranks {elsewhere.sentence}", (), elsewhere.likely,
-                      cases=cases)
+        return Answer(
+            False,
+            subject,
+            f"the result is right, but on 4 ranks {elsewhere.sentence}",
+            (),
+            elsewhere.likely,
+            cases=cases,
+        )
     if sends_wait:
         for size in _WAITING_SIZES:
             with cluster_of(size, channel_capacity=0) as cluster:
@@ -150,18 +170,33 @@ def check_collective(
             if seen.error is not None:
                 finding = failure_of(seen, waits=True)
                 where = _Failed(_EVEN, size, case, seen).where
-                return Answer(False, subject, f"the result is right while channels hold messages. With "
-                              f"channel_capacity=0, {where}: {finding.sentence}", finding.details, finding.likely,
-                              cases=cases)
+                return Answer(
+                    False,
+                    subject,
+                    f"the result is right while channels hold messages. With "
+                    f"channel_capacity=0, {where}: {finding.sentence}",
+                    finding.details,
+                    finding.likely,
+                    cases=cases,
+                )
     return _costs(record, subject, telling.trace, algorithm, cases, neighbours=hop is not None)
 
 
 def _costs(
-    kind: CollectiveKind, subject: str, trace: Trace, algorithm: str | None, cases: int, *, neighbours: bool,
+    kind: CollectiveKind,
+    subject: str,
+    trace: Trace,
+    algorithm: str | None,
+    cases: int,
+    *,
+    neighbours: bool,
 ) -> Answer:
     """The answer of a function that is right; with ``neighbours`` it is compared with the ring alone."""
-    nbytes = sum(each.nbytes for each in _case(kind, _EVEN, 4).inputs if each is not None) if kind.in_shards else \
-        8 * _EVEN.length(4)
+    nbytes = (
+        sum(each.nbytes for each in _case(kind, _EVEN, 4).inputs if each is not None)
+        if kind.in_shards
+        else 8 * _EVEN.length(4)
+    )
     mine, others = measured(trace), known(kind, 4, nbytes, 0)
     if neighbours and "ring" in others:
         others = {"ring": others["ring"]}
@@ -170,13 +205,30 @@ def _costs(
     if algorithm is not None and mine != others.get(algorithm, mine):
         wanted = others[algorithm]
         names = ("bytes received", "messages sent", "steps")
-        different = [f"{name}: {got:g}, and {algorithm} has {should:g}"
-                     for name, got, should in zip(names, mine, wanted, strict=True) if got != should]
-        return Answer(False, subject, f"the result is right, but it does not send what {algorithm} sends "
-                      "(on 4 ranks; the rank with the most counts)", tuple(different),
-                      _why_not(mine, wanted, others), figures, cases)
-    return Answer(True, subject, f"right in all {cases} runs. On 4 ranks, with {nbytes} bytes, {compared}", (), "",
-                  figures, cases)
+        different = [
+            f"{name}: {got:g}, and {algorithm} has {should:g}"
+            for name, got, should in zip(names, mine, wanted, strict=True)
+            if got != should
+        ]
+        return Answer(
+            False,
+            subject,
+            f"the result is right, but it does not send what {algorithm} sends "
+            "(on 4 ranks; the rank with the most counts)",
+            tuple(different),
+            _why_not(mine, wanted, others),
+            figures,
+            cases,
+        )
+    return Answer(
+        True,
+        subject,
+        f"right in all {cases} runs. On 4 ranks, with {nbytes} bytes, {compared}",
+        (),
+        "",
+        figures,
+        cases,
+    )
 
 
 def _why_not(mine: Any, wanted: Any, others: dict[str, Any]) -> str:
@@ -189,7 +241,7 @@ def _why_not(mine: Any, wanted: Any, others: dict[str, Any]) -> str:
         return "ranks wait for each other one after the other, where they could send at the same time"
     more = mine.messages - wanted.messages
     if more > 0 and more == mine.steps - wanted.steps:
-        return (f"{'one step' if more == 1 else f'{more} steps'} too many: what arrives there has been there before")
+        return f"{'one step' if more == 1 else f'{more} steps'} too many: what arrives there has been there before"
     if mine.messages > wanted.messages:
         return "some messages are not needed, or are cut into several"
     return ""
@@ -218,8 +270,13 @@ def _case(kind: CollectiveKind, sort: _Sort, size: int) -> Case:
     parts = np.array_split(np.arange(length), size)
     for rank in range(size):
         shape = (len(parts[rank]) if kind.in_shards else length, *more)
-        inputs.append(tagged(rank, shape, sort.dtype) if kind.gives == "all" or rank == root else
-                      None if kind.cuts else tagged(rank, shape, sort.dtype))
+        inputs.append(
+            tagged(rank, shape, sort.dtype)
+            if kind.gives == "all" or rank == root
+            else None
+            if kind.cuts
+            else tagged(rank, shape, sort.dtype)
+        )
     return Case(kind, root, tuple(inputs), tuple(_expected(kind, inputs, size, root)))
 
 
@@ -232,15 +289,27 @@ def _expected(kind: CollectiveKind, inputs: list[Any], size: int, root: int) -> 
             continue
         if kind.cuts:
             arrays = [np.array_split(array, size)[position] for array in arrays]
-        yield (kind.function(arrays) if kind.function is not None else sum(arrays[1:], arrays[0]) if kind.reduces
-               else np.concatenate(arrays) if kind.joins else list(arrays) if kind.lists else arrays[0])
+        yield (
+            kind.function(arrays)
+            if kind.function is not None
+            else sum(arrays[1:], arrays[0])
+            if kind.reduces
+            else np.concatenate(arrays)
+            if kind.joins
+            else list(arrays)
+            if kind.lists
+            else arrays[0]
+        )
 
 
 def _explained(
-    failed: list[_Failed], passed: dict[tuple[str, int], Watch], algorithm: str | None, hop: int | None,
+    failed: list[_Failed],
+    passed: dict[tuple[str, int], Watch],
+    algorithm: str | None,
+    hop: int | None,
 ) -> Finding:
     """The failure of the case that tells most, and what the cases that fail have in common."""
-    first = failed[0]                                       # sizes and sorts come with the most telling first
+    first = failed[0]  # sizes and sorts come with the most telling first
     seen = first.watch
     sent = len(seen.sent[0]) if seen.sent else 0
     if seen.error is not None:
@@ -248,20 +317,38 @@ def _explained(
     elif hop is not None and (elsewhere := off_the_ring(seen, hop)) is not None:
         finding = Finding(f"the result is wrong, and {elsewhere.sentence}", likely=elsewhere.likely)
     elif first.size == 1 and sent and passed:
-        return Finding(f"{first.where}: the result is wrong", (), f"one step too many: on one rank there is nothing to "
-                       f"send, and it sends {plural(sent, 'message')} to itself")
+        return Finding(
+            f"{first.where}: the result is wrong",
+            (),
+            f"one step too many: on one rank there is nothing to "
+            f"send, and it sends {plural(sent, 'message')} to itself",
+        )
     else:
         received = [sum(said.verb == "recv" for said in each) for each in seen.said]
-        finding = finding_of(first.case, seen.outputs, received, all_rounded=all(
-            each.watch.error is None and rounded(each.case, each.watch.outputs) for each in failed))
-        if algorithm == "ring" and first.case.kind.name == "all_reduce" and (told := wrong_step(first.case, seen)):
+        finding = finding_of(
+            first.case,
+            seen.outputs,
+            received,
+            all_rounded=all(
+                each.watch.error is None and rounded(each.case, each.watch.outputs) for each in failed
+            ),
+        )
+        if (
+            algorithm == "ring"
+            and first.case.kind.name == "all_reduce"
+            and (told := wrong_step(first.case, seen))
+        ):
             finding = finding._replace(likely=told)
     common = _common(failed, passed)
-    likely = ". ".join(part[:1].upper() + part[1:] if place else part
-                       for place, part in enumerate(filter(None, (common, finding.likely))))
+    likely = ". ".join(
+        part[:1].upper() + part[1:] if place else part
+        for place, part in enumerate(filter(None, (common, finding.likely)))
+    )
     details = finding.details
     if seen.error is None:
-        details += ("(x1[2] is element 2 of the array of rank 1)",) if any(" x" in line for line in details) else ()
+        details += (
+            ("(x1[2] is element 2 of the array of rank 1)",) if any(" x" in line for line in details) else ()
+        )
     return Finding(f"{first.where}: {finding.sentence}", details, likely)
 
 

@@ -20,8 +20,11 @@ class Traffic(NamedTuple):
 def measured(trace: Trace) -> Traffic:
     """Of a run whose messages take a second each."""
     ranks = range(trace.size)
-    return Traffic(max(trace.bytes_received(rank) for rank in ranks), max(trace.messages(rank) for rank in ranks),
-                   round(trace.makespan_seconds))
+    return Traffic(
+        max(trace.bytes_received(rank) for rank in ranks),
+        max(trace.messages(rank) for rank in ranks),
+        round(trace.makespan_seconds),
+    )
 
 
 def known(kind: CollectiveKind, size: int, nbytes: int, root: int) -> dict[str, Traffic]:
@@ -37,8 +40,13 @@ def known(kind: CollectiveKind, size: int, nbytes: int, root: int) -> dict[str, 
 def table_of(mine: Traffic, others: dict[str, Traffic]) -> tuple[tuple[str, ...], ...]:
     """The table, the own function first."""
     rows = [("yours", *mine), *((name, *traffic) for name, traffic in others.items())]
-    return (("", "bytes received", "messages sent", "steps"),
-            *((str(name), f"{received:g}", str(messages), str(steps)) for name, received, messages, steps in rows))
+    return (
+        ("", "bytes received", "messages sent", "steps"),
+        *(
+            (str(name), f"{received:g}", str(messages), str(steps))
+            for name, received, messages, steps in rows
+        ),
+    )
 
 
 def verdict(mine: Traffic, others: dict[str, Traffic]) -> str:
@@ -53,10 +61,17 @@ def verdict(mine: Traffic, others: dict[str, Traffic]) -> str:
     quickest = min(each.steps for each in others.values())
     parts = []
     if mine.bytes_received > least.bytes_received:
-        parts.append(f"a rank receives {mine.bytes_received / least.bytes_received:.3g} times the bytes of {name}")
+        parts.append(
+            f"a rank receives {mine.bytes_received / least.bytes_received:.3g} times the bytes of {name}"
+        )
     else:
-        parts.append(f"no known algorithm receives fewer bytes at the busiest rank than it ({mine.bytes_received:g})")
+        parts.append(
+            f"no known algorithm receives fewer bytes at the busiest rank than it ({mine.bytes_received:g})"
+        )
     enough = "1 is enough" if quickest == 1 else f"{quickest} are enough"
-    parts.append(f"it takes {plural(mine.steps, 'step')}, and {enough}" if mine.steps > quickest
-                 else f"it takes {plural(mine.steps, 'step')}")
+    parts.append(
+        f"it takes {plural(mine.steps, 'step')}, and {enough}"
+        if mine.steps > quickest
+        else f"it takes {plural(mine.steps, 'step')}"
+    )
     return "; ".join(parts)

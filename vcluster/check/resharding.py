@@ -16,8 +16,12 @@ from vcluster.check.sharded import calls, compare
 
 
 def check_resharding(
-    mine: Callable[..., Any], source: TensorSharding | str, target: TensorSharding | str, *,
-    meshes: Iterable[Mesh | Mapping[str, int]] | None = None, cheapest: bool = False,
+    mine: Callable[..., Any],
+    source: TensorSharding | str,
+    target: TensorSharding | str,
+    *,
+    meshes: Iterable[Mesh | Mapping[str, int]] | None = None,
+    cheapest: bool = False,
 ) -> Answer:
     """Check ``mine(device, shard)``, which gets a shard in layout ``source`` and returns the one in layout ``target``.
 
@@ -30,10 +34,13 @@ def check_resharding(
     >>> check_resharding(lambda device, x: device.all_gather(x, "x"), "[x, None]", "[None, None]").passed
     True
     """
-    source, target = (TensorSharding.parse(each) if isinstance(each, str) else each for each in (source, target))
+    source, target = (
+        TensorSharding.parse(each) if isinstance(each, str) else each for each in (source, target)
+    )
     if source.ellipsis is not None or target.ellipsis is not None or len(source.dims) != len(target.dims):
-        raise ValueError(f"source and target must name the same number of dims, got {source.short()} and "
-                         f"{target.short()}")
+        raise ValueError(
+            f"source and target must name the same number of dims, got {source.short()} and {target.short()}"
+        )
     subject = f"{source.short()} -> {target.short()} by {getattr(mine, '__name__', 'a function')}"
     compared = compare(mine, np.copy, f"{_written(source)} -> {_written(target)}", meshes)
     if compared.finding is not None:
@@ -44,21 +51,46 @@ def check_resharding(
     array = case.arguments[0][0]
     plan = plan_resharding(source, target, array.shape, array.dtype, case.cluster.mesh)
     mine_bytes, least = run.trace.bytes_received(), sum(plan.bytes_received)
-    figures = (("", "bytes received, all ranks", "operations"),
-               ("yours", str(mine_bytes), calls(run.trace)),
-               ("the cheapest known", str(least), plural_steps(len(plan.steps))))
+    figures = (
+        ("", "bytes received, all ranks", "operations"),
+        ("yours", str(mine_bytes), calls(run.trace)),
+        ("the cheapest known", str(least), plural_steps(len(plan.steps))),
+    )
     if "reshard" in {event.name for event in run.trace}:
-        return Answer(False, subject, "the result is right, and device.reshard makes it", (),
-                      "the exercise is to write the change of layout with collectives or messages", figures,
-                      compared.cases)
+        return Answer(
+            False,
+            subject,
+            "the result is right, and device.reshard makes it",
+            (),
+            "the exercise is to write the change of layout with collectives or messages",
+            figures,
+            compared.cases,
+        )
     if cheapest and mine_bytes > least:
-        return Answer(False, subject, f"the result is right, and its ranks receive {mine_bytes} bytes where {least} "
-                      f"are enough, on {case.text}", (),
-                      "more is sent than the ranks lack: they throw a part of it away", figures, compared.cases)
-    times = "as in the cheapest known plan" if mine_bytes == least else (
-        f"{mine_bytes / least:.3g} times the least known" if least else "where none are needed")
-    return Answer(True, subject, f"right in all {compared.cases} cases; on {case.text} the ranks receive {mine_bytes} "
-                  f"bytes, {times}", (), "", figures, compared.cases)
+        return Answer(
+            False,
+            subject,
+            f"the result is right, and its ranks receive {mine_bytes} bytes where {least} "
+            f"are enough, on {case.text}",
+            (),
+            "more is sent than the ranks lack: they throw a part of it away",
+            figures,
+            compared.cases,
+        )
+    times = (
+        "as in the cheapest known plan"
+        if mine_bytes == least
+        else (f"{mine_bytes / least:.3g} times the least known" if least else "where none are needed")
+    )
+    return Answer(
+        True,
+        subject,
+        f"right in all {compared.cases} cases; on {case.text} the ranks receive {mine_bytes} bytes, {times}",
+        (),
+        "",
+        figures,
+        compared.cases,
+    )
 
 
 def plural_steps(count: int) -> str:
@@ -69,7 +101,9 @@ def plural_steps(count: int) -> str:
 def _written(layout: TensorSharding) -> str:
     """The layout as `vcluster.check_kernel` reads it, with letters for dims."""
     names = string.ascii_uppercase.replace("U", "")
-    dims = [f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name
-            for name, dim in zip(names, layout.dims, strict=False)]
+    dims = [
+        f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name
+        for name, dim in zip(names, layout.dims, strict=False)
+    ]
     partial = f" {{U_{{{','.join(layout.partial)}}}}}" if layout.partial else ""
     return (", ".join(dims) or "()") + partial

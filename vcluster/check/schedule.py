@@ -19,8 +19,10 @@ from vcluster.check.limited import limited, raised
 
 _KNOWN = ("gpipe", "1f1b")
 _OTHER_SIZES = ((2, 3), (3, 2), (1, 2), (4, 1), (3, 7))
-_TOO_LONG = ("the warm-up is too long, or behind it a forward stands before the backward of its pair: the backward "
-             "comes first")
+_TOO_LONG = (
+    "the warm-up is too long, or behind it a forward stands before the backward of its pair: the backward "
+    "comes first"
+)
 _EXCHANGED = {"F": "B", "B": "F"}
 Rows = list[list[Any]]
 
@@ -34,7 +36,10 @@ class _Wrong(Exception):
 
 
 def check_schedule(
-    mine: Callable[..., Iterable[Any]] | Schedule | Sequence[Sequence[Any]], *, stages: int = 4, microbatches: int = 8,
+    mine: Callable[..., Iterable[Any]] | Schedule | Sequence[Sequence[Any]],
+    *,
+    stages: int = 4,
+    microbatches: int = 8,
     like: str | None = None,
 ) -> Answer:
     """Check the order of work of a pipeline.
@@ -75,18 +80,36 @@ def check_schedule(
             likely = finding.likely
             if count > 1 and not likely:
                 likely = f"it is right with {plural(stages, 'stage')} and {_microbatches(microbatches)}"
-            return Answer(False, subject, f"with {plural(p, 'stage')} and {_microbatches(m)}, {finding.sentence}",
-                          finding.details, likely, cases=count)
+            return Answer(
+                False,
+                subject,
+                f"with {plural(p, 'stage')} and {_microbatches(m)}, {finding.sentence}",
+                finding.details,
+                likely,
+                cases=count,
+            )
     assert shown is not None
-    others = [Pipeline(stages, microbatches, name).schedule
-              for name in dict.fromkeys([like] if like == "gpipe" else (*_KNOWN, *([like] if like else [])))]
-    figures = (("", "cycles", "bubble", "microbatches kept, by rank"),
-               *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))))
+    others = [
+        Pipeline(stages, microbatches, name).schedule
+        for name in dict.fromkeys([like] if like == "gpipe" else (*_KNOWN, *([like] if like else [])))
+    ]
+    figures = (
+        ("", "cycles", "bubble", "microbatches kept, by rank"),
+        *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))),
+    )
     sentence = f"it can run at all {len(sizes)} sizes" if function is not None else "it can run"
     if wanted is not None:
         sentence += f", with the bubble and the memory of {wanted.name}"
-    return Answer(True, subject, sentence, tuple(str(shown).split("\n")), "", figures, len(sizes),
-                  picture=shown.timeline(SLOTS)._repr_html_())
+    return Answer(
+        True,
+        subject,
+        sentence,
+        tuple(str(shown).split("\n")),
+        "",
+        figures,
+        len(sizes),
+        picture=shown.timeline(SLOTS)._repr_html_(),
+    )
 
 
 def _microbatches(count: int) -> str:
@@ -94,8 +117,12 @@ def _microbatches(count: int) -> str:
 
 
 def _row(name: str, schedule: Schedule) -> tuple[str, ...]:
-    return (name, str(schedule.makespan()), f"{schedule.idle_fraction():.1%}",
-            " ".join(map(str, schedule.peak_live())))
+    return (
+        name,
+        str(schedule.makespan()),
+        f"{schedule.idle_fraction():.1%}",
+        " ".join(map(str, schedule.peak_live())),
+    )
 
 
 def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Schedule:
@@ -120,9 +147,11 @@ def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Sc
         text = re.sub(r"^schedule '[^']*', ", "", str(error)).replace("schedule 'mine'", "your schedule")
         text = re.sub(r" \((\w+)\) for (\w+)", r": its \1 needs \2", text)
         text = re.sub(r"its \d+([FBIW]\d+) needs", r"its \1 needs", text)
-        if callable(mine) and " needs " not in text:        # one stage on each rank: its number says nothing
+        if callable(mine) and " needs " not in text:  # one stage on each rank: its number says nothing
             text = re.sub(r"\b\d+([FBIW]\d)", r"\1", text)
-        raise _Wrong(Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text, like))) from None
+        raise _Wrong(
+            Finding(text.split("\n")[0], tuple(text.split("\n")[1:]), _why(rows, text, like))
+        ) from None
     return schedule
 
 
@@ -156,39 +185,69 @@ def _parts(action: Any) -> tuple[int, str, int]:
     if isinstance(action, tuple) and len(action) == 3:
         return action
     shown = re.sub(r"^\d+(?=[FBIW])", "", action) if isinstance(action, str) else action
-    raise _Wrong(Finding(f"{shown!r} is no action", likely="an action is a kind and a microbatch, 'F0' for the forward "
-                         "of microbatch 0 or 'B0' for its backward; a list has one text for each"))
+    raise _Wrong(
+        Finding(
+            f"{shown!r} is no action",
+            likely="an action is a kind and a microbatch, 'F0' for the forward "
+            "of microbatch 0 or 'B0' for its backward; a list has one text for each",
+        )
+    )
 
 
 def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:
     """`_Wrong` if actions are missing or doubled, or of other stages."""
     for rank, (row, warm_up) in enumerate(zip(rows, _warm_ups(rows), strict=True)):
         actions = [_parts(action) for action in row]
-        if like != "gpipe" and warm_up > microbatches and any(k < 0 or k >= microbatches for _, _, k in actions):
+        if (
+            like != "gpipe"
+            and warm_up > microbatches
+            and any(k < 0 or k >= microbatches for _, _, k in actions)
+        ):
             wrong = next(f"{kind}{k}" for _, kind, k in actions if k < 0 or k >= microbatches)
-            raise _Wrong(Finding(
-                f"rank {rank} begins with {plural(warm_up, 'forward')} and has {wrong}, where microbatches are 0 to "
-                f"{microbatches - 1}",
-                likely=f"the warm-up of stage {rank} is too long for so few microbatches: it is not limited to their "
-                "number"))
+            raise _Wrong(
+                Finding(
+                    f"rank {rank} begins with {plural(warm_up, 'forward')} and has {wrong}, where microbatches are 0 to "
+                    f"{microbatches - 1}",
+                    likely=f"the warm-up of stage {rank} is too long for so few microbatches: it is not limited to their "
+                    "number",
+                )
+            )
         if other := [action for action in actions if action[0] != rank]:
             stage, kind, k = other[0]
-            raise _Wrong(Finding(f"rank {rank} has {stage}{kind}{k}, and it holds stage {rank} only",
-                                 likely="the stage and the microbatch are exchanged, or a rank lists the work of "
-                                 "another one"))
+            raise _Wrong(
+                Finding(
+                    f"rank {rank} has {stage}{kind}{k}, and it holds stage {rank} only",
+                    likely="the stage and the microbatch are exchanged, or a rank lists the work of "
+                    "another one",
+                )
+            )
         by_kind = {kind: [k for _, of, k in actions if of == kind] for kind in "FBIW"}
         if not by_kind["F"] and not actions:
-            raise _Wrong(Finding(f"rank {rank} has no actions", likely="the rank is left out, or its loops are empty"))
+            raise _Wrong(
+                Finding(f"rank {rank} has no actions", likely="the rank is left out, or its loops are empty")
+            )
         if sorted(by_kind["F"]) == list(range(1, microbatches + 1)):
-            raise _Wrong(Finding(f"rank {rank} has forwards of microbatches 1 to {microbatches}",
-                                 likely="microbatches are counted from 0"))
+            raise _Wrong(
+                Finding(
+                    f"rank {rank} has forwards of microbatches 1 to {microbatches}",
+                    likely="microbatches are counted from 0",
+                )
+            )
         _check_kind(rank, "F", by_kind["F"], microbatches)
         if not any(by_kind[kind] for kind in "BIW"):
-            raise _Wrong(Finding(f"rank {rank} has {plural(microbatches, 'forward')} and no backward",
-                                 likely="the backwards are missing"))
+            raise _Wrong(
+                Finding(
+                    f"rank {rank} has {plural(microbatches, 'forward')} and no backward",
+                    likely="the backwards are missing",
+                )
+            )
         if by_kind["I"] and not by_kind["W"]:
-            raise _Wrong(Finding(f"rank {rank} has backwards for the input (I) and none for the weights (W)",
-                                 likely="each I needs its W"))
+            raise _Wrong(
+                Finding(
+                    f"rank {rank} has backwards for the input (I) and none for the weights (W)",
+                    likely="each I needs its W",
+                )
+            )
         _check_kind(rank, "B", by_kind["B"] + by_kind["I"], microbatches)
 
 
@@ -198,23 +257,41 @@ def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> No
     missing = sorted(set(range(microbatches)) - set(found))
     doubled = sorted(k for k, count in Counter(found).items() if count > 1)
     if beyond:
-        raise _Wrong(Finding(f"rank {rank} has {kind}{beyond[0]}, and microbatches are 0 to {microbatches - 1}",
-                             likely="a loop begins below microbatch 0" if beyond[0] < 0 else
-                             "off by one: a loop runs a step too far"))
+        raise _Wrong(
+            Finding(
+                f"rank {rank} has {kind}{beyond[0]}, and microbatches are 0 to {microbatches - 1}",
+                likely="a loop begins below microbatch 0"
+                if beyond[0] < 0
+                else "off by one: a loop runs a step too far",
+            )
+        )
     if doubled:
-        raise _Wrong(Finding(f"rank {rank} has {kind}{doubled[0]} twice",
-                             likely="the number of the microbatch does not change in the loop"
-                             if len(set(found)) == 1 < len(found) - 1 else
-                             "the part with a backward and a forward in turn begins with microbatch 0 again, which the "
-                             "warm-up has done" if kind == "F" and found[0] == doubled[0] == 0 and not missing else
-                             f"{what} are counted twice, where two loops meet" if not missing else
-                             f"the number of the {what} is off: {kind}{missing[0]} is missing"))
+        raise _Wrong(
+            Finding(
+                f"rank {rank} has {kind}{doubled[0]} twice",
+                likely="the number of the microbatch does not change in the loop"
+                if len(set(found)) == 1 < len(found) - 1
+                else "the part with a backward and a forward in turn begins with microbatch 0 again, which the "
+                "warm-up has done"
+                if kind == "F" and found[0] == doubled[0] == 0 and not missing
+                else f"{what} are counted twice, where two loops meet"
+                if not missing
+                else f"the number of the {what} is off: {kind}{missing[0]} is missing",
+            )
+        )
     if missing:
         names = ", ".join(f"{kind}{k}" for k in missing[:4]) + (", ..." if len(missing) > 4 else "")
-        likely = f"off by one: the last of the {what} is left out" if missing == [microbatches - 1] else \
-            f"the first of the {what} is left out" if missing == [0] else \
-            ("part 3 is missing, the backwards that are left: those of the warm-up microbatches"
-             if kind == "B" and missing[-1] == microbatches - 1 else f"some {what} are left out")
+        likely = (
+            f"off by one: the last of the {what} is left out"
+            if missing == [microbatches - 1]
+            else f"the first of the {what} is left out"
+            if missing == [0]
+            else (
+                "part 3 is missing, the backwards that are left: those of the warm-up microbatches"
+                if kind == "B" and missing[-1] == microbatches - 1
+                else f"some {what} are left out"
+            )
+        )
         raise _Wrong(Finding(f"rank {rank} lacks {names}", likely=likely))
 
 
@@ -231,15 +308,18 @@ def _uneven(schedule: Schedule) -> Finding | None:
     """Stages without work, or ranks with more stages than others."""
     held = [{work.stage for entry in row for work in entry.works} for row in schedule.actions]
     if sum(map(len, held)) > len(set().union(*held)):
-        return None                                         # a stage on two ranks, which the validation names
+        return None  # a stage on two ranks, which the validation names
     if lacking := sorted(set(range(schedule.stages)) - set().union(*held)):
         numbers = ", ".join(map(str, lacking))
         rows = "there is 1 row" if schedule.ranks == 1 else f"there are {schedule.ranks} rows"
         idle = [rank for rank, stages in enumerate(held) if not stages]
         word = "stage" if len(lacking) == 1 else "stages"
-        return Finding(f"{rows} of actions, and none has work of {word} {numbers}",
-                       likely=f"{ranks_in_words(idle)} {'has' if len(idle) == 1 else 'have'} no actions" if idle else
-                       "the row of a rank is missing, or the work of one of its stages")
+        return Finding(
+            f"{rows} of actions, and none has work of {word} {numbers}",
+            likely=f"{ranks_in_words(idle)} {'has' if len(idle) == 1 else 'have'} no actions"
+            if idle
+            else "the row of a rank is missing, or the work of one of its stages",
+        )
     if any(len(stages) != schedule.chunks for stages in held):
         numbers = ", ".join(str(len(stages)) for stages in held)
         return Finding(f"ranks have work of {numbers} stages, and should have as many each")
@@ -251,12 +331,17 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
     if "too early" in text:
         if like == "gpipe":
             return "the backwards stand before the forwards: with GPipe all forwards come first"
-        if _can_run([[f"{stage}{_EXCHANGED.get(kind, kind)}{k}" for stage, kind, k in map(_parts, row)]
-                     for row in rows]):
+        if _can_run(
+            [
+                [f"{stage}{_EXCHANGED.get(kind, kind)}{k}" for stage, kind, k in map(_parts, row)]
+                for row in rows
+            ]
+        ):
             return "F and B are exchanged"
         rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
         return "a backward comes before the forward of the same microbatch on the same rank" + (
-            "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short")
+            "" if rank is None else f": rank {rank} begins with a backward, so its warm-up is too short"
+        )
     if "cannot go on" not in text:
         return ""
     try:
@@ -267,8 +352,10 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
     if len(set(map(tuple, orders))) > 1:
         return "the ranks run their forwards in different orders: each waits for what the other does later"
     if any(before < after for before, after in pairwise(ahead)):
-        return (f"the warm-up grows with the rank ({', '.join(map(str, ahead))} forwards before the first backward): "
-                "a later rank waits for forwards that an earlier one runs only after a backward")
+        return (
+            f"the warm-up grows with the rank ({', '.join(map(str, ahead))} forwards before the first backward): "
+            "a later rank waits for forwards that an earlier one runs only after a backward"
+        )
     return "ranks wait for each other in a circle"
 
 
@@ -289,25 +376,47 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
     ahead, usual = _warm_ups(mine_rows), _warm_ups(wanted_rows)
     cycles, least = mine.makespan(), wanted.makespan()
     if wanted.name == "gpipe" and ahead != usual:
-        raise _Wrong(Finding(
-            f"it can run, but rank 0 has a backward after {plural(ahead[0], 'forward')}",
-            likely="a backward follows each forward: with GPipe all forwards come first"))
+        raise _Wrong(
+            Finding(
+                f"it can run, but rank 0 has a backward after {plural(ahead[0], 'forward')}",
+                likely="a backward follows each forward: with GPipe all forwards come first",
+            )
+        )
     different = next((rank for rank in range(mine.ranks) if ahead[rank] != usual[rank]), None)
-    told = "" if different is None else (f"rank {different} runs {plural(ahead[different], 'forward')} before its "
-                                         f"first backward, {wanted.name} runs {usual[different]}")
+    told = (
+        ""
+        if different is None
+        else (
+            f"rank {different} runs {plural(ahead[different], 'forward')} before its "
+            f"first backward, {wanted.name} runs {usual[different]}"
+        )
+    )
     if cycles > least:
         short = different is not None and ahead[different] < usual[different]
-        raise _Wrong(Finding(
-            f"it can run and takes {cycles} cycles, where {wanted.name} takes {least}", (told,) if told else (),
-            "the warm-up is too short: later ranks wait for work" if short else
-            "the order of the backwards, or of the work behind the warm-up, makes ranks wait" if different is None else
-            f"the warm-up is as long on each rank ({plural(ahead[0], 'forward')}): the nearer a rank is to the last "
-            "stage, the fewer forwards it needs before its first backward"
-            if len(set(ahead)) == 1 < len(ahead) else _TOO_LONG))
+        raise _Wrong(
+            Finding(
+                f"it can run and takes {cycles} cycles, where {wanted.name} takes {least}",
+                (told,) if told else (),
+                "the warm-up is too short: later ranks wait for work"
+                if short
+                else "the order of the backwards, or of the work behind the warm-up, makes ranks wait"
+                if different is None
+                else f"the warm-up is as long on each rank ({plural(ahead[0], 'forward')}): the nearer a rank is to the last "
+                "stage, the fewer forwards it needs before its first backward"
+                if len(set(ahead)) == 1 < len(ahead)
+                else _TOO_LONG,
+            )
+        )
     for rank, (held, most) in enumerate(zip(mine.peak_live(), wanted.peak_live(), strict=True)):
         if held > most:
             every = held == mine.microbatches and held > most + 1
-            raise _Wrong(Finding(
-                f"it can run, and rank {rank} keeps the activations of {_microbatches(held)}, where {wanted.name} "
-                f"keeps {most}", (told,) if told else (),
-                "all forwards come first: this is gpipe, which keeps every microbatch" if every else _TOO_LONG))
+            raise _Wrong(
+                Finding(
+                    f"it can run, and rank {rank} keeps the activations of {_microbatches(held)}, where {wanted.name} "
+                    f"keeps {most}",
+                    (told,) if told else (),
+                    "all forwards come first: this is gpipe, which keeps every microbatch"
+                    if every
+                    else _TOO_LONG,
+                )
+            )

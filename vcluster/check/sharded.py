@@ -32,7 +32,10 @@ class Compared(NamedTuple):
 
 
 def check_sharded(
-    mine: Callable[..., Any], layouts: str, reference: Callable[..., npt.ArrayLike], *,
+    mine: Callable[..., Any],
+    layouts: str,
+    reference: Callable[..., npt.ArrayLike],
+    *,
     meshes: Iterable[Mesh | Mapping[str, int]] | None = None,
 ) -> Answer:
     """Check ``mine(device, *shards)``, which computes on shards what ``reference(*arrays)`` computes in NumPy.
@@ -58,18 +61,35 @@ def check_sharded(
     assert case is not None
     assert run is not None
     mesh = case.cluster.mesh
-    gathered = sum(sum(plan_resharding(layout, TensorSharding.replicated(array.ndim), array.shape, array.dtype,
-                                       mesh).bytes_received)
-                   for array, layout in case.arguments if not layout.partial)
-    figures = (("", "bytes received, all ranks", "collectives"),
-               ("yours", str(run.trace.bytes_received()), calls(run.trace)),
-               ("each argument gathered whole", str(gathered), "all_gather"))
-    return Answer(True, subject, f"right in all {compared.cases} cases. The figures are of the largest: {case.text}",
-                  (), "", figures, compared.cases)
+    gathered = sum(
+        sum(
+            plan_resharding(
+                layout, TensorSharding.replicated(array.ndim), array.shape, array.dtype, mesh
+            ).bytes_received
+        )
+        for array, layout in case.arguments
+        if not layout.partial
+    )
+    figures = (
+        ("", "bytes received, all ranks", "collectives"),
+        ("yours", str(run.trace.bytes_received()), calls(run.trace)),
+        ("each argument gathered whole", str(gathered), "all_gather"),
+    )
+    return Answer(
+        True,
+        subject,
+        f"right in all {compared.cases} cases. The figures are of the largest: {case.text}",
+        (),
+        "",
+        figures,
+        compared.cases,
+    )
 
 
 def compare(
-    mine: Callable[..., Any], reference: Callable[..., npt.ArrayLike], layouts: str,
+    mine: Callable[..., Any],
+    reference: Callable[..., npt.ArrayLike],
+    layouts: str,
     meshes: Iterable[Mesh | Mapping[str, int]] | None,
 ) -> Compared:
     """Run the cases up to the first mesh on which one fails."""
@@ -101,7 +121,7 @@ def compare(
             found.append(_on(case, Finding(f"the outputs are no arrays that can be compared: {error}")))
     if not found:
         return Compared(count, None, last, run)
-    finding = found[-1]                     # of the sizes on one mesh the last one tells most
+    finding = found[-1]  # of the sizes on one mesh the last one tells most
     if right and not finding.likely:
         finding = finding._replace(likely="it is right where all extents divide by the axes")
     return Compared(count, finding, last, run)
@@ -115,8 +135,10 @@ def _changed_dtype(run: Run[Any], case: KernelCase) -> Finding | None:
     if not wrong:
         return None
     rank, dtype = next(iter(wrong.items()))
-    return Finding(f"rank {rank} returns {dtype} and should return {wanted}",
-                   likely=f"the dtype changes: {dtype} comes out where it should be {wanted}")
+    return Finding(
+        f"rank {rank} returns {dtype} and should return {wanted}",
+        likely=f"the dtype changes: {dtype} comes out where it should be {wanted}",
+    )
 
 
 def _on(case: KernelCase, finding: Finding) -> Finding:
@@ -125,7 +147,9 @@ def _on(case: KernelCase, finding: Finding) -> Finding:
 
 def calls(trace: Trace) -> str:
     """The collectives of a run, with their counts."""
-    names = dict.fromkeys(event.name for event in trace if event.kind == "collective" and event.parent is None)
+    names = dict.fromkeys(
+        event.name for event in trace if event.kind == "collective" and event.parent is None
+    )
     messages = sum(event.kind == "send" and event.parent is None for event in trace)
     told = [f"{trace.count(name)} {name}" for name in names] + ([f"{messages} send"] if messages else [])
     return ", ".join(told) or "none"

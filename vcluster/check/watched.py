@@ -23,8 +23,13 @@ DEADLINE_SECONDS = 8.0
 """A run of a student's function takes milliseconds.  One that takes so long is in a loop that never ends."""
 
 _LOG, _SENT = "vcluster.check: messages", "vcluster.check: arrays"
-_PEERS = {"send": (("send", 0, "dst"),), "isend": (("send", 0, "dst"),), "recv": (("recv", 0, "src"),),
-          "irecv": (("recv", 0, "src"),), "sendrecv": (("send", 0, "dst"), ("recv", 1, "src"))}
+_PEERS = {
+    "send": (("send", 0, "dst"),),
+    "isend": (("send", 0, "dst"),),
+    "recv": (("recv", 0, "src"),),
+    "irecv": (("recv", 0, "src"),),
+    "sendrecv": (("send", 0, "dst"), ("recv", 1, "src")),
+}
 """By call: what it does with which peer, and where that peer stands among the arguments behind the value."""
 
 
@@ -101,8 +106,14 @@ def one_second_a_message(devices: int) -> Hardware:
 def cluster_of(mesh: Mesh | int, channel_capacity: int = 16) -> VirtualCluster:
     """Threads: they start at once, and a deadlock is found in a tenth of a second."""
     size = mesh if isinstance(mesh, int) else mesh.size
-    return VirtualCluster(mesh, backend="thread", channel_capacity=channel_capacity, compute="modelled",
-                          hardware=one_second_a_message(max(size, 2)), deadline_seconds=DEADLINE_SECONDS)
+    return VirtualCluster(
+        mesh,
+        backend="thread",
+        channel_capacity=channel_capacity,
+        compute="modelled",
+        hardware=one_second_a_message(max(size, 2)),
+        deadline_seconds=DEADLINE_SECONDS,
+    )
 
 
 def watch(cluster: VirtualCluster, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Watch:
@@ -114,8 +125,9 @@ def watch(cluster: VirtualCluster, function: Callable[..., Any], arguments: Sequ
         return failed(cluster, error)
     outputs, changed, said, sent = zip(*run.outputs, strict=True)
     ranks = tuple(rank for rank, each in enumerate(changed) if each)
-    return Watch(cluster.size, outputs, tuple(map(tuple, said)), ranks, trace_of(run),
-                 sent=tuple(map(tuple, sent)))
+    return Watch(
+        cluster.size, outputs, tuple(map(tuple, said)), ranks, trace_of(run), sent=tuple(map(tuple, sent))
+    )
 
 
 def trace_of(run: Run[Any]) -> Trace:
@@ -142,14 +154,19 @@ def forget(cluster: VirtualCluster) -> None:
     cluster.run(_forget)
 
 
-def _call(device: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool, list[Said], list[Any]]:
+def _call(
+    device: Any, function: Callable[..., Any], *arguments: Any
+) -> tuple[Any, bool, list[Said], list[Any]]:
     before = [np.array(argument, copy=True) for argument in arguments]
-    with device.compute("arithmetic", seconds=0.0):     # a makespan counts steps of messages alone
+    with device.compute("arithmetic", seconds=0.0):  # a makespan counts steps of messages alone
         output = function(Watched(device), *arguments)
-    if isinstance(output, np.ndarray) and any(np.may_share_memory(output, each) for each in arguments
-                                              if isinstance(each, np.ndarray)):
+    if isinstance(output, np.ndarray) and any(
+        np.may_share_memory(output, each) for each in arguments if isinstance(each, np.ndarray)
+    ):
         output = output.copy()
-    changed = any(not np.array_equal(was, np.asarray(now)) for was, now in zip(before, arguments, strict=True))
+    changed = any(
+        not np.array_equal(was, np.asarray(now)) for was, now in zip(before, arguments, strict=True)
+    )
     return output, changed, device.state[_LOG], device.state[_SENT]
 
 

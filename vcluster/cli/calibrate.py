@@ -13,30 +13,50 @@ from vcluster.cli.command_line import Parser, WrongWords, accessing, whole, writ
 
 def calibrate(program: str, words: Sequence[str]) -> int:
     """Measure this machine and write a hardware file."""
-    arguments = Parser({
-        "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
-        "--check": {"action": "store_true", "help": "write nothing"},
-        "--mpi": {"action": "store_true", "help": "measure the ranks of this MPI job, and what joins them"},
-        "--published": {
-            "metavar": "TABLE", "help": "fit the stack of a table of published runs to it, and tell the errors"},
-        "--gpu": {"action": "store_true", "help": "measure a GPU through PyTorch, and write a stack to --output"},
-        "--output": {"type": Path, "metavar": "FILE.toml", "help": "the stack file that --gpu writes"},
-        "--seconds": {"type": whole(1), "metavar": "N", "help": "the time for --gpu (default: 300)"},
-        "--gpu-device": {"metavar": "DEVICE", "help": "cuda (default), cuda:1, or cpu for a try without a GPU"},
-        "--tables": {
-            "metavar": "NAME", "help": "with --gpu: measure nothing, fit to what was measured once: tables that are "
-                                       "kept, as h100, or a .json file beside a stack"},
-        "--quick": {"action": "store_true", "help": "with --gpu: a little of everything, in seconds"},
-        "--devices": {
-            "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
-            "help": "number of devices that compute at the same time (default: the number of cores)"},
-    }, prog=f"{program} calibrate", description="""\
+    arguments = Parser(
+        {
+            "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
+            "--check": {"action": "store_true", "help": "write nothing"},
+            "--mpi": {
+                "action": "store_true",
+                "help": "measure the ranks of this MPI job, and what joins them",
+            },
+            "--published": {
+                "metavar": "TABLE",
+                "help": "fit the stack of a table of published runs to it, and tell the errors",
+            },
+            "--gpu": {
+                "action": "store_true",
+                "help": "measure a GPU through PyTorch, and write a stack to --output",
+            },
+            "--output": {"type": Path, "metavar": "FILE.toml", "help": "the stack file that --gpu writes"},
+            "--seconds": {"type": whole(1), "metavar": "N", "help": "the time for --gpu (default: 300)"},
+            "--gpu-device": {
+                "metavar": "DEVICE",
+                "help": "cuda (default), cuda:1, or cpu for a try without a GPU",
+            },
+            "--tables": {
+                "metavar": "NAME",
+                "help": "with --gpu: measure nothing, fit to what was measured once: tables that are "
+                "kept, as h100, or a .json file beside a stack",
+            },
+            "--quick": {"action": "store_true", "help": "with --gpu: a little of everything, in seconds"},
+            "--devices": {
+                "type": whole(2, 64),
+                "default": max(2, min(64, os.cpu_count() or 2)),
+                "metavar": "N",
+                "help": "number of devices that compute at the same time (default: the number of cores)",
+            },
+        },
+        prog=f"{program} calibrate",
+        description="""\
 Measures this machine, describes it in a hardware file, and reports the error of
 virtual time against wall time on cases that were not used for the fit. This
 takes about a minute; run nothing else meanwhile.""",
         epilog=f"""Without a FILE, the hardware is written to the file that hardware="host" reads:
   $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json.
-  {VARIABLE}=PATH names another file; if it is empty, there is none.""").parse(words)
+  {VARIABLE}=PATH names another file; if it is empty, there is none.""",
+    ).parse(words)
     if arguments.published is not None:
         return _published(arguments.published)
     if arguments.gpu:
@@ -64,9 +84,13 @@ takes about a minute; run nothing else meanwhile.""",
 
         try:
             job = current(arguments.devices)
-            medium = over_mpi(len(ranks_by_node([job.places[rank] for rank in job.next_ranks(arguments.devices)])))
+            medium = over_mpi(
+                len(ranks_by_node([job.places[rank] for rank in job.next_ranks(arguments.devices)]))
+            )
         except (ClusterError, ImportError) as error:
-            raise WrongWords(str(error).replace("script.py", "-m vcluster calibrate --mpi FILE.json")) from None
+            raise WrongWords(
+                str(error).replace("script.py", "-m vcluster calibrate --mpi FILE.json")
+            ) from None
     print(measured(arguments.devices, path, medium))
     if path is not None:
         print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
@@ -101,7 +125,9 @@ def _of_gpu(arguments: argparse.Namespace) -> int:
     from vcluster.calibration.gpu.through_torch.torch_found import NoTorchError
 
     try:
-        return run(arguments.gpu_device or "cuda", output, seconds=arguments.seconds or 300, quick=arguments.quick)
+        return run(
+            arguments.gpu_device or "cuda", output, seconds=arguments.seconds or 300, quick=arguments.quick
+        )
     except NoTorchError as error:
         raise WrongWords(str(error)) from None
 

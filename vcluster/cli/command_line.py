@@ -52,14 +52,16 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-        self._negative_number_matcher = re.compile(r"-\.?\d")     # -5GB is a value, too, as from Python 3.14 on
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # -5GB is a value, too, as from Python 3.14 on
         self.hints = hints or {}
         for name, keywords in (arguments or {}).items():
             self.add_argument(name, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        raise WrongWords(message.removeprefix("argument ") + (
-            "; see --help" if message.startswith("the following arguments are required") else ""))
+        raise WrongWords(
+            message.removeprefix("argument ")
+            + ("; see --help" if message.startswith("the following arguments are required") else "")
+        )
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As usual; but argparse takes the value of ``--x=--`` for the end of the options, and gives an empty list."""
@@ -78,9 +80,15 @@ class Parser(argparse.ArgumentParser):
                 raise WrongWords(f"nothing is expected here: {word!r}")
             if (hint := self.hints.get(word)) is not None:
                 value = value or next((each for each in unknown[1:2] if not each.startswith("-")), "...")
-                raise WrongWords(f"there is no option {word}; did you mean {hint}{value * hint.endswith('=')}?")
+                raise WrongWords(
+                    f"there is no option {word}; did you mean {hint}{value * hint.endswith('=')}?"
+                )
             options = [option for option in self._option_string_actions if option.startswith("--")]
-            told = nearest(word, options) if len(options) <= MOST_LISTED or closest(word, options) else "; see --help"
+            told = (
+                nearest(word, options)
+                if len(options) <= MOST_LISTED or closest(word, options)
+                else "; see --help"
+            )
             raise WrongWords(f"there is no option {word}{told}")
         return namespace
 
@@ -93,7 +101,9 @@ def nearest(word: str, right: Sequence[str]) -> str:
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
     """A type for argparse: an integer of at least ``least`` and at most ``most``."""
-    expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    expected = (
+        f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    )
 
     def convert(text: str) -> int:
         try:
@@ -141,8 +151,10 @@ def mesh_arguments(**axes: str) -> Arguments:
     known = [axis for axis in AXES if axis in axes]
     return {
         **{f"--{axis}": {"type": whole(), "metavar": "N", "help": axes[axis]} for axis in known},
-        "--mesh": {"metavar": "AXES", "help": "the whole mesh, outermost axis first, as "
-                                              + ",".join(f"{axis}=2" for axis in known)},
+        "--mesh": {
+            "metavar": "AXES",
+            "help": "the whole mesh, outermost axis first, as " + ",".join(f"{axis}=2" for axis in known),
+        },
     }
 
 
@@ -157,8 +169,12 @@ def mesh_of(
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
         if flags:
-            raise WrongWords(f"--mesh gives all axes; leave out {' and '.join('--' + axis for axis in flags)}")
-        flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
+            raise WrongWords(
+                f"--mesh gives all axes; leave out {' and '.join('--' + axis for axis in flags)}"
+            )
+        flags = _axes_of(
+            arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)]
+        )
     mesh = Mesh(**flags) if flags else usual
     if most is not None and mesh.size > most:
         raise WrongWords(f"{mesh!r} has {mesh.size} devices; at most {most} are run here")
@@ -191,7 +207,9 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
         if not equals:
             raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
         if known is None and not axis.isidentifier():
-            raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
+            raise WrongWords(
+                f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}"
+            )
         if known is not None and axis not in known:
             raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
         if axis in extents:
@@ -209,7 +227,9 @@ def accessing(path: Path, verb: str = "written", option: str = "") -> Iterator[N
     try:
         yield
     except OSError as error:
-        raise WrongWords(f"{option and f'--{option}: '}{path} cannot be {verb}: {error.strerror or error}") from None
+        raise WrongWords(
+            f"{option and f'--{option}: '}{path} cannot be {verb}: {error.strerror or error}"
+        ) from None
 
 
 def writable(path: Path, option: str = "") -> Path:
@@ -217,7 +237,9 @@ def writable(path: Path, option: str = "") -> Path:
     with accessing(path, option=option):
         existed = path.exists()
         if path.is_fifo():  # opening it would wait for a reader
-            raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
+            raise WrongWords(
+                f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file"
+            )
         path.open("ab").close()
         if not existed:
             path.unlink()
@@ -245,7 +267,9 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
             warnings.showwarning = partial(_in_one_line, warnings.showwarning, program)
             return main(sys.argv[1:] if words is None else words)
     except WrongWords as error:
-        print(f"{program} {error.command}".strip() + f": {cut(' '.join(str(error).split()))}", file=sys.stderr)
+        print(
+            f"{program} {error.command}".strip() + f": {cut(' '.join(str(error).split()))}", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"{program}: stopped", file=sys.stderr)

@@ -27,12 +27,28 @@ def found_elsewhere(path: Path, kind: str) -> Found:
 
 def convert(program: str, words: Sequence[str]) -> int:
     """Write a program in another format, which the ending of the second file names."""
-    arguments = Parser({
-        "a": {"type": Path, "metavar": "A", "help": "a program: our text, StableHLO or ONNX, told apart by content"},
-        "b": {"type": Path, "metavar": "B", "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text"},
-        "--size": {"action": "append", "default": [], "metavar": "B=64",
-                   "help": "the value of a symbol in the shapes; may be repeated; .onnx and .stablehlo need all"},
-    }, prog=f"{program} convert", description="Writes a program in another format.").parse(words)
+    arguments = Parser(
+        {
+            "a": {
+                "type": Path,
+                "metavar": "A",
+                "help": "a program: our text, StableHLO or ONNX, told apart by content",
+            },
+            "b": {
+                "type": Path,
+                "metavar": "B",
+                "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text",
+            },
+            "--size": {
+                "action": "append",
+                "default": [],
+                "metavar": "B=64",
+                "help": "the value of a symbol in the shapes; may be repeated; .onnx and .stablehlo need all",
+            },
+        },
+        prog=f"{program} convert",
+        description="Writes a program in another format.",
+    ).parse(words)
     given = found_in(arguments.a)
     found = given.program
     if not isinstance(found, Function):

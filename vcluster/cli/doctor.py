@@ -18,7 +18,8 @@ DESCRIPTORS_PER_DEVICE = 3
 WANTED_MEMORY = 512 << 20
 LONGEST_START_SECONDS = 10.0
 PRIVATE_MEMORY = {
-    None: "unknown", True: "devices read large arrays there (ptrace allows it)",
+    None: "unknown",
+    True: "devices read large arrays there (ptrace allows it)",
     False: "is copied once more (ptrace_scope forbids more); device.empty is not",
 }
 """Whether devices can read each other's private memory. This is never a problem: without it, arrays there are copied
@@ -40,11 +41,21 @@ class Finding:
 def examine(facts: Facts) -> list[Finding]:
     """The findings about all facts."""
     return [
-        _versions(facts.versions), _cores(facts), _memory(facts), _container(facts.container),
-        _shared_memory(facts), *_start(facts.started), _files(facts), _processes(facts), _space(facts),
+        _versions(facts.versions),
+        _cores(facts),
+        _memory(facts),
+        _container(facts.container),
+        _shared_memory(facts),
+        *_start(facts.started),
+        _files(facts),
+        _processes(facts),
+        _space(facts),
         Finding("private memory", PRIVATE_MEMORY[facts.started.private]),
-        Finding("bytecode", "kept") if facts.keeps_bytecode else
-        Finding("bytecode", "not kept: every start compiles all modules again", "unset PYTHONDONTWRITEBYTECODE"),
+        Finding("bytecode", "kept")
+        if facts.keeps_bytecode
+        else Finding(
+            "bytecode", "not kept: every start compiles all modules again", "unset PYTHONDONTWRITEBYTECODE"
+        ),
     ]
 
 
@@ -70,13 +81,17 @@ def _memory(facts: Facts) -> Finding:
     if free >= WANTED_MEMORY:
         return Finding("memory", found)
     remedy = "raise the memory limit of the container" if free == left else "end other programs"
-    return Finding("memory", found, f"{remedy}: with less than {nbytes(WANTED_MEMORY)}, a device may be killed")
+    return Finding(
+        "memory", found, f"{remedy}: with less than {nbytes(WANTED_MEMORY)}, a device may be killed"
+    )
 
 
 def _container(box: Container) -> Finding:
-    limits = (box.cores is not None and f"{box.cores:g} cores' time",
-              box.memory is not None and f"{nbytes(box.memory)} memory",
-              box.processes is not None and f"{box.processes} processes and threads")
+    limits = (
+        box.cores is not None and f"{box.cores:g} cores' time",
+        box.memory is not None and f"{nbytes(box.memory)} memory",
+        box.processes is not None and f"{box.processes} processes and threads",
+    )
     told = ", ".join(limit for limit in limits if limit)
     return Finding("container", f"limits to {told}" if told else "no limits")
 
@@ -84,7 +99,9 @@ def _container(box: Container) -> Finding:
 def _shared_memory(facts: Facts) -> Finding:
     if facts.shared_memory_error is None:
         return Finding("shared memory", f"{facts.shared_memory or 'unknown'}; /dev/shm is not used")
-    return Finding("shared memory", facts.shared_memory_error, 'allow memfd_create, or run with backend="thread"')
+    return Finding(
+        "shared memory", facts.shared_memory_error, 'allow memfd_create, or run with backend="thread"'
+    )
 
 
 def _start(started: Started) -> list[Finding]:
@@ -96,9 +113,17 @@ def _start(started: Started) -> list[Finding]:
     if started.threads is None:
         return [start, Finding("BLAS", "unknown; pip install threadpoolctl to see its threads")]
     several = " and ".join(name for name, count in started.threads.items() if count > 1)
-    threads = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
-    return [start, Finding("BLAS", threads or "uses no threads of its own",
-                           f"limit {several} to 1 thread, or devices crowd the cores" if several else None)]
+    threads = ", ".join(
+        f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items()
+    )
+    return [
+        start,
+        Finding(
+            "BLAS",
+            threads or "uses no threads of its own",
+            f"limit {several} to 1 thread, or devices crowd the cores" if several else None,
+        ),
+    ]
 
 
 def _files(facts: Facts) -> Finding:
@@ -111,9 +136,14 @@ def _files(facts: Facts) -> Finding:
 
 def _processes(facts: Facts) -> Finding:
     box = facts.container
-    rooms = [(limit - used, to_do) for limit, used, to_do in (
-        (facts.processes_limit, facts.processes_used, "ulimit -u 4096"),
-        (box.processes, box.processes_used, "raise the container's limit of processes (pids)")) if limit is not None]
+    rooms = [
+        (limit - used, to_do)
+        for limit, used, to_do in (
+            (facts.processes_limit, facts.processes_used, "ulimit -u 4096"),
+            (box.processes, box.processes_used, "raise the container's limit of processes (pids)"),
+        )
+        if limit is not None
+    ]
     if not rooms:
         return Finding("processes", "no limit")
     room, to_do = min(rooms)
@@ -138,8 +168,10 @@ def _ranks() -> list[Finding]:
     if not is_host():
         return []
     job = current(1)
-    return [Finding("MPI", f"{job.library}, {plural(job.size, 'rank')}"),
-            *(Finding(name, ranks) for name, ranks in node_lines(job.places))]
+    return [
+        Finding("MPI", f"{job.library}, {plural(job.size, 'rank')}"),
+        *(Finding(name, ranks) for name, ranks in node_lines(job.places)),
+    ]
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -153,7 +185,9 @@ def report(findings: Sequence[Finding]) -> str:
         if finding.to_do is not None:
             lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
-    return "\n".join([*map(fit, lines), "", f"{plural(wrong, 'problem')}, marked with !" if wrong else "No problems."])
+    return "\n".join(
+        [*map(fit, lines), "", f"{plural(wrong, 'problem')}, marked with !" if wrong else "No problems."]
+    )
 
 
 def run_checks() -> int:
@@ -165,7 +199,10 @@ def run_checks() -> int:
 
 def doctor(program: str, words: Sequence[str]) -> int:
     """Report what would cause problems on this machine. Returns 1 if there is a problem."""
-    Parser(prog=f"{program} doctor", description="""\
+    Parser(
+        prog=f"{program} doctor",
+        description="""\
 Reports what this machine offers and what would cause problems. The exit status
-is 1 if there is a problem.""").parse(words)
+is 1 if there is a problem.""",
+    ).parse(words)
     return run_checks()

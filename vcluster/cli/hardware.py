@@ -14,9 +14,14 @@ def preset_list() -> str:
     """The presets, one line each, and this machine; then the stacks, each behind a preset that it is made for."""
     presets = [(hardware.name, hardware.title) for hardware in map(Hardware.preset, Hardware.presets())]
     stacks = [(f"{_preset_for(name)}+{name}", str(read_stack(name)["title"])) for name in stack_names()]
-    return "\n".join([*in_columns([*presets, ("host", host_summary())], 2), "",
-                      "A preset with a stack behind a +, which is what a software reaches on it:",
-                      *in_columns(stacks, 2)])
+    return "\n".join(
+        [
+            *in_columns([*presets, ("host", host_summary())], 2),
+            "",
+            "A preset with a stack behind a +, which is what a software reaches on it:",
+            *in_columns(stacks, 2),
+        ]
+    )
 
 
 def _preset_for(stack: str) -> str:
@@ -35,24 +40,44 @@ def description(name: str) -> str:
         return f"host: {host_summary()}"
     lines = [str(hardware), *(["", "where the numbers are from"] if hardware.sources else [])]
     for source, fields in keys_by_value(hardware.sources).items():
-        lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
-        lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
-                      break_on_hyphens=False)
+        lines += wrap(
+            ", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False
+        )
+        lines += wrap(
+            source,
+            WIDTH,
+            initial_indent="      ",
+            subsequent_indent="      ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return "\n".join(lines)
 
 
 def hardware(program: str, words: Sequence[str]) -> int:
     """Print the list of described hardware, or one of it."""
-    name = Parser(
-        {"name": {"nargs": "?", "metavar": "NAME | FILE.toml | FILE.json | host", "help": "the hardware to print"}},
-        prog=f"{program} hardware", description="""\
+    name = (
+        Parser(
+            {
+                "name": {
+                    "nargs": "?",
+                    "metavar": "NAME | FILE.toml | FILE.json | host",
+                    "help": "the hardware to print",
+                }
+            },
+            prog=f"{program} hardware",
+            description="""\
 Lists all described clusters and stacks, one line each; or prints one cluster
 with the sources of its numbers: a preset, a file, or host, which is this
 machine if it is calibrated.""",
-        epilog=f"""\
+            epilog=f"""\
   {program} hardware dgx-h100
   {program} hardware dgx-h100:8       eight nodes of it
-  {program} hardware tpu-v4:4x4x8     a slice""").parse(words).name
+  {program} hardware tpu-v4:4x4x8     a slice""",
+        )
+        .parse(words)
+        .name
+    )
     try:
         print(preset_list() if name is None else description(name))
     except ValueError as error:

@@ -24,18 +24,37 @@ h1 {{ font-size: 1.2em; }}
 def layouts_document(plans: AutoPlans) -> dict[str, Any]:
     """The figures of layouts that were found, for JSON: those of the best mesh, and one line for each mesh."""
     document: dict[str, Any] = {
-        "program": plans.function.name, "hardware": plans.hardware.name, "devices": plans.devices,
+        "program": plans.function.name,
+        "hardware": plans.hardware.name,
+        "devices": plans.devices,
         "memory_bytes": plans.limit_bytes,
-        "meshes": [*({"mesh": _extents(each.mesh), "seconds": each.seconds, "peak_bytes": each.peak_bytes,
-                      "gap": each.choice.gap} for each in plans.solutions),
-                   *({"mesh": _extents(each.mesh), "least_bytes": each.least_bytes, "refused": each.reason}
-                     for each in plans.refused)]}
+        "meshes": [
+            *(
+                {
+                    "mesh": _extents(each.mesh),
+                    "seconds": each.seconds,
+                    "peak_bytes": each.peak_bytes,
+                    "gap": each.choice.gap,
+                }
+                for each in plans.solutions
+            ),
+            *(
+                {"mesh": _extents(each.mesh), "least_bytes": each.least_bytes, "refused": each.reason}
+                for each in plans.refused
+            ),
+        ],
+    }
     if plans:
         best = plans.best
         document |= {
-            "layouts": {name: best.layout(name).short() for each in best.problem.values for name in each.names},
-            "collectives": [{"kind": each.kind, "axes": list(each.axes), "calls": each.calls, "bytes": each.nbytes}
-                            for each in best.collectives]}
+            "layouts": {
+                name: best.layout(name).short() for each in best.problem.values for name in each.names
+            },
+            "collectives": [
+                {"kind": each.kind, "axes": list(each.axes), "calls": each.calls, "bytes": each.nbytes}
+                for each in best.collectives
+            ],
+        }
     return document
 
 
@@ -45,11 +64,17 @@ def write_layouts(plans: AutoPlans, path: Path) -> None:
     verdict, program = "Nothing fits.", ""
     if plans:
         best = plans.best
-        verdict = (f"{seconds(best.seconds)} a step on {best.mesh!r}, {decimal_bytes(best.peak_bytes)} on each device. "
-                   "Below, values are coloured by the axes that split them; reshard is a change of layout.")
+        verdict = (
+            f"{seconds(best.seconds)} a step on {best.mesh!r}, {decimal_bytes(best.peak_bytes)} on each device. "
+            "Below, values are coloured by the axes that split them; reshard is a change of layout."
+        )
         program = best.function._repr_html_()
     with written_whole(path, errors="xmlcharrefreplace") as file:
-        file.write(_PAGE.format(title=escape(title), verdict=escape(verdict), text=escape(str(plans)), program=program))
+        file.write(
+            _PAGE.format(
+                title=escape(title), verdict=escape(verdict), text=escape(str(plans)), program=program
+            )
+        )
 
 
 def _extents(mesh: Mesh) -> dict[str, int]:

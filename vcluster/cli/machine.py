@@ -79,15 +79,22 @@ def gather() -> Facts:
     shared, shared_error = _try_shared_memory()
     memory: Any = attempt(lambda: import_module("psutil").virtual_memory())
     return Facts(
-        versions=_versions(), cores=os.cpu_count(), usable_cores=attempt(lambda: len(os.sched_getaffinity(0))),
-        memory=memory and int(memory.total), memory_available=memory and int(memory.available),
+        versions=_versions(),
+        cores=os.cpu_count(),
+        usable_cores=attempt(lambda: len(os.sched_getaffinity(0))),
+        memory=memory and int(memory.total),
+        memory_available=memory and int(memory.available),
         container=attempt(container_limits) or Container(),
-        shared_memory=shared, shared_memory_error=shared_error,
-        shared_memory_needed=attempt(lambda: Layout.for_devices(DEVICES).nbytes) or 0, started=_start_some(),
+        shared_memory=shared,
+        shared_memory_error=shared_error,
+        shared_memory_needed=attempt(lambda: Layout.for_devices(DEVICES).nbytes) or 0,
+        started=_start_some(),
         files_limit=_limit("RLIMIT_NOFILE"),
         files_open=attempt(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
-        processes_limit=_limit("RLIMIT_NPROC"), processes_used=attempt(_own_processes) or 0,
-        address_space_limit=_limit("RLIMIT_AS"), file_size_limit=_limit("RLIMIT_FSIZE"),
+        processes_limit=_limit("RLIMIT_NPROC"),
+        processes_used=attempt(_own_processes) or 0,
+        address_space_limit=_limit("RLIMIT_AS"),
+        file_size_limit=_limit("RLIMIT_FSIZE"),
         keeps_bytecode=not sys.dont_write_bytecode,
     )
 
@@ -95,7 +102,9 @@ def gather() -> Facts:
 def container_limits(root: Path = Path("/")) -> Container:
     """The limits of this process's cgroup and of its ancestors, in version 2 or 1. ``root`` is the file system's
     root."""
-    lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines())
+    lines = (
+        line.split(":", 2) for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    )
     paths = {name: path.strip("/") for _, controllers, path in lines for name in controllers.split(",")}
     base, names = root / "sys/fs/cgroup", ("cpu", "memory", "pids")
     if "" in paths and (base / "cgroup.controllers").exists():
@@ -107,11 +116,17 @@ def container_limits(root: Path = Path("/")) -> Container:
     cores = []
     for directory in cpu:
         quota, _, period = _read(directory / "cpu.max").partition(" ")
-        quota, period = quota or _read(directory / "cpu.cfs_quota_us"), period or _read(directory / "cpu.cfs_period_us")
+        quota, period = (
+            quota or _read(directory / "cpu.cfs_quota_us"),
+            period or _read(directory / "cpu.cfs_period_us"),
+        )
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             cores.append(int(quota) / int(period))
-    return Container(min(cores, default=None), *_tightest(memory, limit, used),
-                     *_tightest(pids, "pids.max", "pids.current"))
+    return Container(
+        min(cores, default=None),
+        *_tightest(memory, limit, used),
+        *_tightest(pids, "pids.max", "pids.current"),
+    )
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
@@ -124,8 +139,11 @@ def _upwards(base: Path, path: str) -> list[Path]:
 def _tightest(directories: Sequence[Path], limit: str, used: str) -> tuple[int | None, int]:
     """The limit that leaves the least room, and the amount already used of it."""
     texts = [(_read(directory / limit), _read(directory / used)) for directory in directories]
-    limits = [(int(text), int(count) if count.isdigit() else 0) for text, count in texts
-              if text.isdigit() and int(text) < 1 << 60]    # version 1 writes a very large number for "no limit"
+    limits = [
+        (int(text), int(count) if count.isdigit() else 0)
+        for text, count in texts
+        if text.isdigit() and int(text) < 1 << 60
+    ]  # version 1 writes a very large number for "no limit"
     return min(limits, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
@@ -146,8 +164,12 @@ def attempt(look: Callable[[], T]) -> T | None:
 
 def _versions() -> str:
     modules = {name: attempt(partial(import_module, name)) for name in ("numpy", "cloudpickle", "psutil")}
-    return ", ".join([f"Python {platform.python_version()}", *(
-        f"{name} {getattr(module, '__version__', 'missing')}" for name, module in modules.items())])
+    return ", ".join(
+        [
+            f"Python {platform.python_version()}",
+            *(f"{name} {getattr(module, '__version__', 'missing')}" for name, module in modules.items()),
+        ]
+    )
 
 
 def _own_processes() -> int:
@@ -182,8 +204,13 @@ def _start_some() -> Started:
     path = os.pathsep.join(search_path())
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from vcluster.cli.machine import probe; probe()"], stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False,
+            [sys.executable, "-c", "from vcluster.cli.machine import probe; probe()"],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
         )
         if done.returncode == 0:
             return Started(**json.loads(done.stdout))
@@ -202,8 +229,16 @@ def probe() -> None:
     start = time.perf_counter()
     with VirtualCluster(DEVICES) as cluster:
         threads, private = cluster.run(_kernel)[0]
-    print(json.dumps({"seconds": time.perf_counter() - start, "method": default_start_method(), "threads": threads,
-                      "private": private}))
+    print(
+        json.dumps(
+            {
+                "seconds": time.perf_counter() - start,
+                "method": default_start_method(),
+                "threads": threads,
+                "private": private,
+            }
+        )
+    )
 
 
 def _kernel(device: Any) -> tuple[dict[str, int] | None, bool]:

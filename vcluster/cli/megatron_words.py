@@ -38,7 +38,7 @@ def is_model(word: str) -> bool:
     is missing.
     """
     known = word.lower().replace("_", "-")
-    if word.startswith("-") or os.path.exists(word):    # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
+    if word.startswith("-") or os.path.exists(word):  # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
         return False
     models = (PLAIN, *TRANSFORMERS)
     if known not in models and not _FILE.fullmatch(word):
@@ -50,34 +50,74 @@ def is_model(word: str) -> bool:
 
 
 def training_parser(
-    program: str, command: str, description: str, examples: Sequence[str], own: Arguments, *, optional: bool = False,
+    program: str,
+    command: str,
+    description: str,
+    examples: Sequence[str],
+    own: Arguments,
+    *,
+    optional: bool = False,
     hints: Mapping[str, str] = MappingProxyType({}),
 ) -> Parser:
     """A parser with all flags of Megatron-LM that are known, and those of the command's ``own``.
 
     ``optional``: model and hardware may be left out.  ``hints``, as of `Parser`, are beside those for the devices.
     """
-    unchanging = wrap("accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING), WIDTH,
-                      break_on_hyphens=False)
-    parser = Parser({
-        "model": {"metavar": "MODEL", **({"nargs": "?"} if optional else {}),
-                  "help": f"{PLAIN}, with all its figures as flags, or a published model, such as llama3-70b, of which "
-                          "flags change figures"},
-        "--hardware": {"required": not optional, "metavar": "NAME", "help": "a preset (see `hardware`), or a file"},
-        "--devices": {"type": whole(), "metavar": "N", "help": "number of devices (default: all of the hardware)"},
-        **own,
-    }, {**DEVICES, **hints}, prog=f"{program} {command}", description=description, epilog="\n".join([
-        "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]), "", *unchanging, "",
-        "examples:", *(f"  {program} {command} {example}" for example in examples)]))
+    unchanging = wrap(
+        "accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING),
+        WIDTH,
+        break_on_hyphens=False,
+    )
+    parser = Parser(
+        {
+            "model": {
+                "metavar": "MODEL",
+                **({"nargs": "?"} if optional else {}),
+                "help": f"{PLAIN}, with all its figures as flags, or a published model, such as llama3-70b, of which "
+                "flags change figures",
+            },
+            "--hardware": {
+                "required": not optional,
+                "metavar": "NAME",
+                "help": "a preset (see `hardware`), or a file",
+            },
+            "--devices": {
+                "type": whole(),
+                "metavar": "N",
+                "help": "number of devices (default: all of the hardware)",
+            },
+            **own,
+        },
+        {**DEVICES, **hints},
+        prog=f"{program} {command}",
+        description=description,
+        epilog="\n".join(
+            [
+                "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]),
+                "",
+                *unchanging,
+                "",
+                "examples:",
+                *(f"  {program} {command} {example}" for example in examples),
+            ]
+        ),
+    )
     group = parser.add_argument_group("flags of Megatron-LM")
     for option in OPTIONS:
         group.add_argument(f"--{option.name}", **_keywords(option))
     for name, count in UNCHANGING.items():
-        if f"--{name}" in own:      # `--save` of a plan writes the plans
+        if f"--{name}" in own:  # `--save` of a plan writes the plans
             continue
-        values: dict[str, Any] = {"action": "store_true"} if count == 0 else {"nargs": "*" if count is None else count}
-        group.add_argument(f"--{name}", dest=f"unchanging {name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
-                           **values)
+        values: dict[str, Any] = (
+            {"action": "store_true"} if count == 0 else {"nargs": "*" if count is None else count}
+        )
+        group.add_argument(
+            f"--{name}",
+            dest=f"unchanging {name}",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+            **values,
+        )
     return parser
 
 
@@ -85,7 +125,7 @@ def _keywords(option: Option) -> dict[str, Any]:
     shown: dict[str, Any] = {"help": option.help}
     if option.switch:
         return shown | {"action": "store_true", "default": None}
-    if option.name == "optimizer":      # a program in a file takes others, with a rate
+    if option.name == "optimizer":  # a program in a file takes others, with a rate
         return shown | {"metavar": "|".join(option.choices)}
     if option.choices:
         return shown | {"type": choice(option.choices), "metavar": "|".join(option.choices)}
@@ -133,14 +173,16 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
         hardware: Hardware | None = hardware_of(name) if name == "host" else sized_hardware(name, devices)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None
-    assert hardware is not None     # `hardware_of` refuses an uncalibrated host
+    assert hardware is not None  # `hardware_of` refuses an uncalibrated host
     return hardware, hardware.ranks if devices is None else devices
 
 
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
     """Says on stderr how many devices a preset has, where no word says it."""
     if arguments.devices is None and arguments.hardware in Hardware.presets():
-        print(f"without --devices the step is on all {devices} devices of {arguments.hardware}", file=sys.stderr)
+        print(
+            f"without --devices the step is on all {devices} devices of {arguments.hardware}", file=sys.stderr
+        )
 
 
 def check_rate(hardware: Hardware, dtype: str) -> None:

@@ -29,10 +29,15 @@ def told(program: Partitioned, rank: int, hardware: Hardware | None) -> str:
     """The program of a rank, and its collectives with their prices."""
     own = right(program.program, rank)
     received = sum(op.bytes_received for op in own.ops)
-    return "\n".join([
-        f"the program of rank {rank} of {program.mesh!r}:\n", str(own),
-        f"{plural(len(own.ops), 'op')}, {own.flops} flops, {ir.peak_bytes(own)} bytes at most, {received} bytes "
-        "received\n", collectives_told(program, rank, hardware)])
+    return "\n".join(
+        [
+            f"the program of rank {rank} of {program.mesh!r}:\n",
+            str(own),
+            f"{plural(len(own.ops), 'op')}, {own.flops} flops, {ir.peak_bytes(own)} bytes at most, {received} bytes "
+            "received\n",
+            collectives_told(program, rank, hardware),
+        ]
+    )
 
 
 def collectives_told(program: Executable, rank: int, hardware: Hardware | None) -> str:
@@ -50,11 +55,19 @@ def collectives_told(program: Executable, rank: int, hardware: Hardware | None) 
     for event in events:
         groups = next(of_ranks) if event.axes is None else program.mesh.groups(event.axes)
         call = CollectiveCall.of_event(event)
-        assert call is not None     # a program has no operation of several collectives
+        assert call is not None  # a program has no operation of several collectives
         cost = costs.collective(call.kind, call.nbytes, call.group, root=call.root or 0, pairs=call.pairs)
-        rows.append((
-            event.name, "-" if event.axes is None else ",".join(event.axes), _in_words(groups), nbytes(call.nbytes),
-            nbytes(event.bytes_received), cost.algorithm, seconds(cost.seconds)))
+        rows.append(
+            (
+                event.name,
+                "-" if event.axes is None else ",".join(event.axes),
+                _in_words(groups),
+                nbytes(call.nbytes),
+                nbytes(event.bytes_received),
+                cost.algorithm,
+                seconds(cost.seconds),
+            )
+        )
     title = f"{plural(len(events), 'collective')} of rank {rank}, priced on {found.name}"
     return "\n".join([title, "", *in_columns(rows, 3)])
 
@@ -86,7 +99,9 @@ def inputs_of(program: Partitioned, arrays: dict[str, Any] | None, seed: int) ->
     if arrays is None:
         size = program.mesh.size
         return [list(drawn(function, seed * size + rank).values()) for rank in range(size)]
-    return [[_given(arrays, value.name, rank) for value in function.inputs] for rank in range(program.mesh.size)]
+    return [
+        [_given(arrays, value.name, rank) for value in function.inputs] for rank in range(program.mesh.size)
+    ]
 
 
 def _given(arrays: dict[str, Any], name: str, rank: int) -> Any:
@@ -98,6 +113,7 @@ def _given(arrays: dict[str, Any], name: str, rank: int) -> Any:
 
 def results_told(program: Partitioned, results: Any) -> Iterator[str]:
     """The results, a line or more for each."""
+
     def shown(array: Any) -> str:
         return np.array2string(array, threshold=8, edgeitems=2, precision=6)
 

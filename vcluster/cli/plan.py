@@ -40,12 +40,26 @@ from vcluster.runs.verified import verified
 ORDER = "pp dp cp tp"
 _FIXED = SETTINGS.with_flag()
 """The settings of a plan that flags of Megatron-LM fix, by field."""
-_OTHER = ("fp16", "bf16", "fp32", "use_distributed_optimizer", "recompute_activations",
-          "num_layers_per_virtual_pipeline_stage")
+_OTHER = (
+    "fp16",
+    "bf16",
+    "fp32",
+    "use_distributed_optimizer",
+    "recompute_activations",
+    "num_layers_per_virtual_pipeline_stage",
+)
 """The flags about the strategy that have a meaning of their own here."""
-_OPTIONS = {option.field: option for option in OPTIONS
-            if option.field in (*_FIXED, "use_distributed_optimizer", "recompute_activations",
-                                "num_layers_per_virtual_pipeline_stage")}
+_OPTIONS = {
+    option.field: option
+    for option in OPTIONS
+    if option.field
+    in (
+        *_FIXED,
+        "use_distributed_optimizer",
+        "recompute_activations",
+        "num_layers_per_virtual_pipeline_stage",
+    )
+}
 """The flags that a question may have, by field."""
 
 HINTS = {f"--{name}": f"--fix {name}=" for name in SETTINGS}
@@ -53,25 +67,50 @@ HINTS = {f"--{name}": f"--fix {name}=" for name in SETTINGS}
 
 OWN: Arguments = {
     "--batch": {"metavar": "B=512", "help": "the rows of a step, of a program in a file"},
-    "--size": {"action": "append", "default": [], "metavar": "S=128",
-               "help": "the value of another symbol of a program in a file; may be repeated"},
+    "--size": {
+        "action": "append",
+        "default": [],
+        "metavar": "S=128",
+        "help": "the value of another symbol of a program in a file; may be repeated",
+    },
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
-    "--again": {"action": "store_true",
-                "help": "print the `simulate` lines of the plans of the front, too; with --json, the front"},
-    "--fix": {"action": "append", "default": [], "metavar": "NAME=VALUES",
-              "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}"},
-    "--why-not": {"action": "append", "default": [], "metavar": "NAME=VALUE",
-                  "help": "tell why the best plan with this setting is not the first, as tp=8, 'pp=2 chunks=4' or "
-                          "recompute-granularity=full"},
-    "--simulations": {"type": whole(0), "default": 8, "metavar": "N",
-                      "help": "the most full simulations, to prove which plan is best (default: 8)"},
-    "--auto": {"action": "store_true",
-               "help": "of a program in a file: find the layout of each value, not a strategy"},
-    "--slices": {"type": whole(), "metavar": "MICROBATCHES",
-                 "help": "find stages of different sizes, on meshes of their own, for 1F1B with so many microbatches"},
-    "--verify": {"action": "store_true",
-                 "help": "run a small model under the first plan on processes, and compare with its simulation"},
+    "--again": {
+        "action": "store_true",
+        "help": "print the `simulate` lines of the plans of the front, too; with --json, the front",
+    },
+    "--fix": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUES",
+        "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}",
+    },
+    "--why-not": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "tell why the best plan with this setting is not the first, as tp=8, 'pp=2 chunks=4' or "
+        "recompute-granularity=full",
+    },
+    "--simulations": {
+        "type": whole(0),
+        "default": 8,
+        "metavar": "N",
+        "help": "the most full simulations, to prove which plan is best (default: 8)",
+    },
+    "--auto": {
+        "action": "store_true",
+        "help": "of a program in a file: find the layout of each value, not a strategy",
+    },
+    "--slices": {
+        "type": whole(),
+        "metavar": "MICROBATCHES",
+        "help": "find stages of different sizes, on meshes of their own, for 1F1B with so many microbatches",
+    },
+    "--verify": {
+        "action": "store_true",
+        "help": "run a small model under the first plan on processes, and compare with its simulation",
+    },
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
     "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
@@ -84,17 +123,25 @@ def planned(program: str, words: Sequence[str]) -> int:
     loads = any(word == "--load" or word.startswith("--load=") for word in words)
     began = perf_counter()
     parser = training_parser(
-        program, "plan", "Finds the best split of a step of training over the devices of a described hardware.\n"
-                         "Flags that say how to split restrict the search.",
-        ("gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
-         "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
-         "      --hardware dgx-h100 --devices 64",
-         "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
-         "      --memory 72GB --why-not tp=8 --save plans.json",
-         "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
-         "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
-         "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
-         "--load plans.json --json"), OWN, optional=True, hints=HINTS)
+        program,
+        "plan",
+        "Finds the best split of a step of training over the devices of a described hardware.\n"
+        "Flags that say how to split restrict the search.",
+        (
+            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
+            "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
+            "      --hardware dgx-h100 --devices 64",
+            "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
+            "      --memory 72GB --why-not tp=8 --save plans.json",
+            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
+            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
+            "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
+            "--load plans.json --json",
+        ),
+        OWN,
+        optional=True,
+        hints=HINTS,
+    )
     arguments = parser.parse(words)
     if loads:
         _check_loads(parser, arguments)
@@ -113,8 +160,12 @@ def planned(program: str, words: Sequence[str]) -> int:
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
             write_page(document, trace, arguments.html)
-    told = {**document, "plans": document["plans"][:arguments.top]}
-    print(printed_json(told, again=arguments.again) if arguments.json else plan_text(told, again=arguments.again))
+    told = {**document, "plans": document["plans"][: arguments.top]}
+    print(
+        printed_json(told, again=arguments.again)
+        if arguments.json
+        else plan_text(told, again=arguments.again)
+    )
     if arguments.html is not None and not arguments.json:
         print(f"\nThe page is {arguments.html}")
     if document["plans"]:
@@ -128,8 +179,14 @@ def _check_loads(parser: Parser, arguments: argparse.Namespace) -> None:
     told = ("load", "top", "again", "json", "html", "save")
     given = vars(arguments)
     usual = {name: parser.get_default(name) for name in given}
-    if asked := next((name for name, value in given.items() if name not in told and value != usual[name]), None):
-        shown = arguments.model if asked == "model" else f"--{asked.removeprefix('unchanging ').replace('_', '-')}"
+    if asked := next(
+        (name for name, value in given.items() if name not in told and value != usual[name]), None
+    ):
+        shown = (
+            arguments.model
+            if asked == "model"
+            else f"--{asked.removeprefix('unchanging ').replace('_', '-')}"
+        )
         raise WrongWords(f"--load tells what was found before, without a search; leave out {shown}")
 
 
@@ -149,14 +206,19 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
     refused = ("fix", "why_not", "save", "load", "verify", "again", *(("html",) if arguments.slices else ()))
     for name in (*refused, *(("auto",) if arguments.slices else ())):
         if getattr(arguments, name):
-            raise WrongWords(f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
-                             if name != "auto" else "--auto and --slices are two searches; leave one out")
+            raise WrongWords(
+                f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
+                if name != "auto"
+                else "--auto and --slices are two searches; leave one out"
+            )
     optimizer, flags = optimizer_and_flags(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
         if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
-            raise ValueError(f"{asked} finds {'the layouts' if arguments.auto else 'stages and their meshes'} itself; "
-                             f"leave out {given[0]}")
+            raise ValueError(
+                f"{asked} finds {'the layouts' if arguments.auto else 'stages and their meshes'} itself; "
+                f"leave out {given[0]}"
+            )
         if arguments.slices:
             if isinstance(model, TransformerSpec):
                 model = _in_precision(model, flags, arguments)
@@ -164,8 +226,16 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
         with progress("finding layouts") as told:
-            plans = find_plan(model, hardware=arguments.hardware, devices=arguments.devices, batch=batch,
-                              memory=arguments.memory, optimizer=optimizer, strategies="auto", progress=told)
+            plans = find_plan(
+                model,
+                hardware=arguments.hardware,
+                devices=arguments.devices,
+                batch=batch,
+                memory=arguments.memory,
+                optimizer=optimizer,
+                strategies="auto",
+                progress=told,
+            )
             bought = dual(plans.best) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
@@ -188,19 +258,29 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
     optimizer, flags = optimizer_and_flags(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
-        asked = Asked(program, arguments.model, model, flags, arguments.hardware, arguments.devices, optimizer)
+        asked = Asked(
+            program, arguments.model, model, flags, arguments.hardware, arguments.devices, optimizer
+        )
         if not isinstance(model, TransformerSpec):
             asked = replace(asked, rows=_rows(arguments)[0], sizes=sizes_of(arguments.size))
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
             model = _in_precision(model, flags, arguments)
         else:
-            fixed.setdefault("order", ORDER)        # as in the mesh of a strategy's text
+            fixed.setdefault("order", ORDER)  # as in the mesh of a strategy's text
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
         with progress("listing the splits") as told:
             plans = find_plan(
-                model, hardware=arguments.hardware, devices=arguments.devices, batch=batch, memory=arguments.memory,
-                optimizer=optimizer, simulations=arguments.simulations, progress=told, **fixed)
+                model,
+                hardware=arguments.hardware,
+                devices=arguments.devices,
+                batch=batch,
+                memory=arguments.memory,
+                optimizer=optimizer,
+                simulations=arguments.simulations,
+                progress=told,
+                **fixed,
+            )
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
             document, trace = document_of(asked, plans, arguments.top, questions, told)
@@ -210,8 +290,11 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         raise WrongWords(str(error)) from None
     if len(plans):
         tell_unchanging(arguments)
-        idle = [name for name in flags.given("update") if name != "optimizer" and (
-            name != "sgd_momentum" or flags.optimizer != "sgd")]
+        idle = [
+            name
+            for name in flags.given("update")
+            if name != "optimizer" and (name != "sgd_momentum" or flags.optimizer != "sgd")
+        ]
         if update := [f"--{name.replace('_', '-')}" for name in idle]:
             print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
     return document, trace
@@ -228,26 +311,37 @@ def optimizer_and_flags(arguments: argparse.Namespace) -> tuple[SGD | Adam, Mega
     return ADAM_W if text is None else optimizer_of(text), flags_of(arguments)
 
 
-def _model_and_batch(arguments: argparse.Namespace, flags: MegatronFlags) -> tuple[TransformerSpec | ir.Function, int]:
+def _model_and_batch(
+    arguments: argparse.Namespace, flags: MegatronFlags
+) -> tuple[TransformerSpec | ir.Function, int]:
     """The model of the first word, a name or a file, and the rows of a step."""
     if is_model(arguments.model):
         if arguments.size:
             raise ValueError("--size is for a program in a file; a model by its name has flags")
         if arguments.batch is not None:
-            raise ValueError("--batch is for a program in a file; a model by its name has --global-batch-size")
+            raise ValueError(
+                "--batch is for a program in a file; a model by its name has --global-batch-size"
+            )
         if flags.global_batch_size is None:
             raise ValueError("--global-batch-size must say how many sequences a step has")
         return flags.spec(named_model(arguments.model)), flags.global_batch_size
-    if given := [f"--{name.replace('_', '-')}" for name in (*flags.given("model"), *flags.given())
-                 if name in (*flags.given("model"), "fp16", "bf16", "fp32", "global_batch_size")]:
+    if given := [
+        f"--{name.replace('_', '-')}"
+        for name in (*flags.given("model"), *flags.given())
+        if name in (*flags.given("model"), "fp16", "bf16", "fp32", "global_batch_size")
+    ]:
         raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
     program = program_in(Path(arguments.model))
     if not isinstance(program, ir.Function):
-        raise ValueError(f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss")
+        raise ValueError(
+            f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss"
+        )
     return loss_of_rows(program, _rows(arguments)[0], sizes_of(arguments.size)), _rows(arguments)[1]
 
 
-def _in_precision(model: TransformerSpec, flags: MegatronFlags, arguments: argparse.Namespace) -> TransformerSpec:
+def _in_precision(
+    model: TransformerSpec, flags: MegatronFlags, arguments: argparse.Namespace
+) -> TransformerSpec:
     dtype = "float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"
     check_rate(sized_hardware(arguments.hardware, arguments.devices), dtype)
     return replace(model, dtype=dtype)
@@ -257,15 +351,20 @@ def _rows(arguments: argparse.Namespace) -> tuple[str, int]:
     """The symbol for the rows of a program in a file, and their number."""
     name, _, rows = (arguments.batch or "").partition("=")
     if not name or not rows.isdecimal() or not 0 < int(rows) < 10**9:
-        raise ValueError("--batch must give the rows of a step, as the symbol that the program has for them and a "
-                         f"number: {ROWS}=512")
+        raise ValueError(
+            "--batch must give the rows of a step, as the symbol that the program has for them and a "
+            f"number: {ROWS}=512"
+        )
     return name, int(rows)
 
 
-def fixed_settings(flags: MegatronFlags, model: TransformerSpec | ir.Function, fix: Sequence[str]) -> dict[str, Any]:
+def fixed_settings(
+    flags: MegatronFlags, model: TransformerSpec | ir.Function, fix: Sequence[str]
+) -> dict[str, Any]:
     """The settings of plans that the flags and ``--fix`` restrict.  ``ValueError`` where they contradict each other."""
-    given = flags.given("strategy") | {name: value for name, value in flags.given("batch").items()
-                                       if name != "global_batch_size"}
+    given = flags.given("strategy") | {
+        name: value for name, value in flags.given("batch").items() if name != "global_batch_size"
+    }
     if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in (*_FIXED, *_OTHER)]:
         raise ValueError(f"a search cannot be restricted by {', '.join(unknown)}; --fix restricts settings")
     fixed = {setting: given[name] for name, setting in _FIXED.items() if name in given}
@@ -277,8 +376,10 @@ def fixed_settings(flags: MegatronFlags, model: TransformerSpec | ir.Function, f
         stages = each * fixed.get("pp", 0)
         layers = model.layers if isinstance(model, TransformerSpec) else 0
         if not stages or layers % stages or not layers:
-            raise ValueError("--num-layers-per-virtual-pipeline-stage restricts a search with a "
-                             f"--pipeline-model-parallel-size such that both divide the {layers} layers")
+            raise ValueError(
+                "--num-layers-per-virtual-pipeline-stage restricts a search with a "
+                f"--pipeline-model-parallel-size such that both divide the {layers} layers"
+            )
         fixed |= {"chunks": layers // stages, "schedule": "interleaved_1f1b"}
     more = settings(fix)
     if both := sorted({*fixed} & {*more}):
@@ -298,8 +399,10 @@ def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str
         if option is None:
             more = settings([each])
             if twice := next((name for name in more if name in found), None):
-                raise ValueError(f"--why-not gives {twice} twice: it asks for one value; several questions are several "
-                                 "--why-not")
+                raise ValueError(
+                    f"--why-not gives {twice} twice: it asks for one value; several questions are several "
+                    "--why-not"
+                )
             found |= more
         elif not option.switch:
             flags[option.field] = value if option.choices else int(value) if value.isdecimal() else value
@@ -322,8 +425,10 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
         if not equals or not values:
             raise ValueError(f"a setting is a name and a value, as tp=8; got {shown(text)}")
         if name in found:
-            raise ValueError(f"{name} is given twice; several values of a setting are one list, as {name}=1,2: got "
-                             f"{shown(text)}")
+            raise ValueError(
+                f"{name} is given twice; several values of a setting are one list, as {name}=1,2: got "
+                f"{shown(text)}"
+            )
         several = [_value(name, each) for each in values.split(",")]
         found[name] = several if len(several) > 1 else several[0]
     return found
@@ -333,4 +438,3 @@ def _value(name: str, text: str) -> Any:
     if name in SETTINGS and SETTINGS[name].is_switch and text in ("0", "1"):
         return text == "1"
     return int(text) if text.isdecimal() and len(text) < 10 else text
-

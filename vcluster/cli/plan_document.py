@@ -59,7 +59,9 @@ class Asked:
             sizes = [word for name, size in self.sizes.items() for word in ("--size", f"{name}={size}")]
             return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer, *sizes]
         flags = MegatronFlags(**self.flags.given("model"))
-        on = ["--hardware", self.hardware] + (["--devices", str(self.devices)] if self.devices is not None else [])
+        on = ["--hardware", self.hardware] + (
+            ["--devices", str(self.devices)] if self.devices is not None else []
+        )
         return [*self.program.split(), "simulate", self.name, *flags.words(), *on]
 
     @property
@@ -71,7 +73,10 @@ class Asked:
 
 
 def document_of(
-    asked: Asked, plans: Plans, top: int, questions: Mapping[str, Mapping[str, Any]],
+    asked: Asked,
+    plans: Plans,
+    top: int,
+    questions: Mapping[str, Mapping[str, Any]],
     told: Callable[[str, int, int], object] = lambda *_: None,
 ) -> tuple[dict[str, Any], Trace | None]:
     """The document of a search, and the trace of the first plan.
@@ -82,25 +87,53 @@ def document_of(
     """
     best = tuple(islice(plans.programs(), top))
     described = side_by_side(
-        [*(partial(_row, asked, plan) for plan in best), *(partial(_of_front, asked, plan) for plan in plans.front)],
-        told=partial(told, "parts of the best plans"))
-    rows, front = described[:len(best)], described[len(best):]
+        [
+            *(partial(_row, asked, plan) for plan in best),
+            *(partial(_of_front, asked, plan) for plan in plans.front),
+        ],
+        told=partial(told, "parts of the best plans"),
+    )
+    rows, front = described[: len(best)], described[len(best) :]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
     document = {
-        "format": FORMAT, "version": VERSION, "model": asked.name, "parameters": asked.parameters,
-        "batch": plans.task.batch, "devices": plans.task.devices, "hardware": plans.task.hardware.name,
-        "memory_bytes": plans.memory, "prefix": shlex.join(asked.prefix),
+        "format": FORMAT,
+        "version": VERSION,
+        "model": asked.name,
+        "parameters": asked.parameters,
+        "batch": plans.task.batch,
+        "devices": plans.task.devices,
+        "hardware": plans.task.hardware.name,
+        "memory_bytes": plans.memory,
+        "prefix": shlex.join(asked.prefix),
         "plans": rows,
         "front": front,
-        "considered": plans.considered, "refused": {reason: each.count for reason, each in plans.refused.items()},
-        "timed": plans.timed, "simulated": plans.simulated, "elapsed_seconds": plans.elapsed_seconds, "gap": plans.gap,
-        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()] if rows else [],
-        **({"tokens": tokens_text(asked.name, asked.flags),
-            "assumed": _assumed(asked.model, plans.task)}
-           if isinstance(asked.model, TransformerSpec) else {}),
-        "needs": [{"without": next(iter(need.setting), ""), "split": need.split, "stage": need.stage,
-                   "memory": need.memory, "setting": dict(need.setting)} for need in plans.needs()] if not rows else [],
+        "considered": plans.considered,
+        "refused": {reason: each.count for reason, each in plans.refused.items()},
+        "timed": plans.timed,
+        "simulated": plans.simulated,
+        "elapsed_seconds": plans.elapsed_seconds,
+        "gap": plans.gap,
+        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
+        if rows
+        else [],
+        **(
+            {"tokens": tokens_text(asked.name, asked.flags), "assumed": _assumed(asked.model, plans.task)}
+            if isinstance(asked.model, TransformerSpec)
+            else {}
+        ),
+        "needs": [
+            {
+                "without": next(iter(need.setting), ""),
+                "split": need.split,
+                "stage": need.stage,
+                "memory": need.memory,
+                "setting": dict(need.setting),
+            }
+            for need in plans.needs()
+        ]
+        if not rows
+        else [],
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
@@ -109,15 +142,22 @@ def document_of(
 def _assumed(spec: TransformerSpec, task: Task) -> str:
     """What is planned for that no figure of the model says: precision, optimizer, kernel of attention, and software."""
     stack, slow = task.hardware.stack, precision_remark(task.model.dtype, task.hardware)
-    kernel = "flash attention, a kernel that writes no scores" if spec.fused_attention else (
-        "attention that writes its scores (--use-flash-attn: a kernel that does not)")
-    return (f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}"
-            f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}")
+    kernel = (
+        "flash attention, a kernel that writes no scores"
+        if spec.fused_attention
+        else ("attention that writes its scores (--use-flash-attn: a kernel that does not)")
+    )
+    return (
+        f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}"
+        f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
+    )
 
 
 def optimizer_text(optimizer: SGD | Adam) -> str:
     """An optimizer in words."""
-    momentum = f" with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) and optimizer.momentum else ""
+    momentum = (
+        f" with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) and optimizer.momentum else ""
+    )
     return f"{type(optimizer).__name__}{momentum}"
 
 
@@ -126,25 +166,38 @@ def _all(plans: Plans) -> dict[str, Any]:
     chosen, most = plans.choices, min(len(plans), MOST_ROWS)
     names = [name for name in SETTINGS if name in chosen.columns]
     return {
-        "names": names, "columns": {name: chosen[name][:most].tolist() for name in names},
+        "names": names,
+        "columns": {name: chosen[name][:most].tolist() for name in names},
         "words": {name: list(chosen.words[name]) for name in names if name in chosen.words},
         "switches": [name for name in names if SETTINGS[name].is_switch],
-        "seconds": plans.seconds[:most].tolist(), "peaks": plans.peaks[:most].tolist(),
-        "full": [place in plans.full for place in range(most)]}
+        "seconds": plans.seconds[:most].tolist(),
+        "peaks": plans.peaks[:most].tolist(),
+        "full": [place in plans.full for place in range(most)],
+    }
 
 
 def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan with its figures, from its full simulation."""
     flags = words_of(plan.run, plan.task.hardware, asked.rows)
-    return {**plan.figures.json(), "microbatch": plan.microbatch, "command": shlex.join([*asked.prefix, *flags]),
-            "split": plan.split, "flags": shlex.join(flags), "links": plan.figures.links}
+    return {
+        **plan.figures.json(),
+        "microbatch": plan.microbatch,
+        "command": shlex.join([*asked.prefix, *flags]),
+        "split": plan.split,
+        "flags": shlex.join(flags),
+        "links": plan.figures.links,
+    }
 
 
 def _of_front(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan of the front.  If it was not simulated fully, its seconds are a lower bound."""
-    return {"seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "split": plan.split,
-            "simulated": plan.is_simulated,
-            "flags": shlex.join(words_of(plan.run, plan.task.hardware, asked.rows))}
+    return {
+        "seconds": plan.seconds,
+        "peak_bytes": plan.peak_bytes,
+        "split": plan.split,
+        "simulated": plan.is_simulated,
+        "flags": shlex.join(words_of(plan.run, plan.task.hardware, asked.rows)),
+    }
 
 
 def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str]:
@@ -155,13 +208,19 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
     if isinstance(run.model, Function):
         extents = "x".join(map(str, hardware.links[-1].extents))
         named = f"{hardware.name}:{extents}" if hardware.name in Hardware.presets() else hardware.name
-        parts = [replace(each, batch=rows) if isinstance(each, Pipeline) else each for each in run.strategy.transforms]
+        parts = [
+            replace(each, batch=rows) if isinstance(each, Pipeline) else each
+            for each in run.strategy.transforms
+        ]
         text = Strategy(*parts).text_on(run.mesh)
         return ["--strategy", text, "--size", f"{rows}={run.batch}", "--hardware", named]
     flags = MegatronFlags.of(run)
     if flags is not None:
-        given = {name: value for name, value in flags.given().items()
-                 if not (name.endswith("_parallel_size") and value == 1) and name != "bf16"}
+        given = {
+            name: value
+            for name, value in flags.given().items()
+            if not (name.endswith("_parallel_size") and value == 1) and name != "bf16"
+        }
         return [*MegatronFlags(**given).words()]
     batch = ["--global-batch-size", str(run.batch), *MegatronFlags(**update_flags(run.optimizer)).words()]
     text = run.strategy.text_on(run.mesh)
@@ -173,15 +232,23 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
 
 
 def _why_not(
-    asked: Asked, plans: Plans, words: str, settings: Mapping[str, Any], first: Plan, first_row: Mapping[str, Any]
+    asked: Asked,
+    plans: Plans,
+    words: str,
+    settings: Mapping[str, Any],
+    first: Plan,
+    first_row: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The best plan with these settings, or why there is none."""
     plan, reason = plans.with_settings(**settings)
     if plan is None:
         return {"question": words, "answer": reason}
     row = _row(asked, plan)
-    same = f"the first plan has {words}" if row["command"] == first_row["command"] else (
-        f"with {words} the program is that of the first plan" if plan.program == first.program else "")
+    same = (
+        f"the first plan has {words}"
+        if row["command"] == first_row["command"]
+        else (f"with {words} the program is that of the first plan" if plan.program == first.program else "")
+    )
     return {"question": words, "answer": same, "plan": row}
 
 
@@ -239,7 +306,9 @@ def loaded(path: Path) -> dict[str, Any]:
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError("it was not written by plan --save")
         if document.get("version") != VERSION:
-            raise ValueError(f"it has version {document.get('version')!r}, and versions up to {VERSION} are read")
+            raise ValueError(
+                f"it has version {document.get('version')!r}, and versions up to {VERSION} are read"
+            )
         _check(document)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise WrongWords(f"--load: {path} cannot be read: {error}") from None
@@ -247,21 +316,39 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 _TEXTS = ("model", "hardware", "prefix")
-_NUMBERS = ("parameters", "batch", "devices", "memory_bytes", "considered", "timed", "simulated", "elapsed_seconds",
-            "gap")
+_NUMBERS = (
+    "parameters",
+    "batch",
+    "devices",
+    "memory_bytes",
+    "considered",
+    "timed",
+    "simulated",
+    "elapsed_seconds",
+    "gap",
+)
 _PLAN_TEXTS = ("strategy", "hardware", "command", "split", "flags")
 _PLAN_NUMBERS = ("seconds", "tflops_per_device", "mfu", "hfu", "bubble", "peak_bytes", "microbatch")
 
 
 def _check(document: Mapping[str, Any]) -> None:
     """``ValueError`` unless the document has what is printed of it."""
-    _fields(document, (*_TEXTS, *(name for name in ("tokens", "assumed") if name in document)),
-            (*_NUMBERS, *(name for name in ("all_seconds",) if name in document)), "the document")
+    _fields(
+        document,
+        (*_TEXTS, *(name for name in ("tokens", "assumed") if name in document)),
+        (*_NUMBERS, *(name for name in ("all_seconds",) if name in document)),
+        "the document",
+    )
     _mapping(document.get("refused"), "refused")
     for name in ("plans", "front", "why_not", "needs"):
-        if not isinstance(document.get(name), list) or not all(isinstance(each, dict) for each in document[name]):
+        if not isinstance(document.get(name), list) or not all(
+            isinstance(each, dict) for each in document[name]
+        ):
             raise ValueError(f"{name} must be a list of objects")
-    for plan in [*document["plans"], *(each["plan"] for each in document["why_not"] if each.get("plan") is not None)]:
+    for plan in [
+        *document["plans"],
+        *(each["plan"] for each in document["why_not"] if each.get("plan") is not None),
+    ]:
         if not isinstance(plan, dict):
             raise ValueError("a plan must be an object")
         _fields(plan, _PLAN_TEXTS, _PLAN_NUMBERS, "a plan")
@@ -276,10 +363,14 @@ def _check(document: Mapping[str, Any]) -> None:
     if (run := document.get("verified")) is not None:
         if not isinstance(run, dict) or not isinstance(run.get("differences"), list):
             raise ValueError("verified must be an object with differences")
-        _fields(run, ("strategy",), ("apart", "seconds", "received_bytes", *({"limit"} & run.keys())), "verified")
+        _fields(
+            run, ("strategy",), ("apart", "seconds", "received_bytes", *({"limit"} & run.keys())), "verified"
+        )
         _mapping(run.get("mesh"), "mesh")
     for each in document["front"]:
-        _fields(each, ("split", *(["flags"] if "flags" in each else [])), ("seconds", "peak_bytes"), "the front")
+        _fields(
+            each, ("split", *(["flags"] if "flags" in each else [])), ("seconds", "peak_bytes"), "the front"
+        )
     _check_columns(document.get("all"))
     for each in document["why_not"]:
         _fields(each, ("question", "answer"), (), "why_not")
@@ -294,7 +385,11 @@ def _check_columns(found: Any) -> None:
     """``ValueError`` unless these are columns of one length, with a word for each number of a word."""
     columns = found.get("columns") if isinstance(found, dict) else None
     names = found.get("names") if isinstance(found, dict) else None
-    if not isinstance(columns, dict) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if (
+        not isinstance(columns, dict)
+        or not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+    ):
         raise ValueError("all must be an object with the names of settings")
     switches = found.get("switches", [])
     if not isinstance(switches, list) or not all(isinstance(name, str) for name in switches):
@@ -303,12 +398,19 @@ def _check_columns(found: Any) -> None:
     if not isinstance(words, dict) or {*columns} != {*names} or not {*words} <= {*columns}:
         raise ValueError("all must have a column for each setting")
     numbers = [found.get("seconds"), found.get("peaks"), found.get("full"), *columns.values()]
-    if not all(isinstance(each, list) and all(isinstance(x, int | float) and abs(x) < inf for x in each)
-               for each in numbers) or len({len(each) for each in numbers}) != 1:
+    if (
+        not all(
+            isinstance(each, list) and all(isinstance(x, int | float) and abs(x) < inf for x in each)
+            for each in numbers
+        )
+        or len({len(each) for each in numbers}) != 1
+    ):
         raise ValueError("the columns of all must be lists of numbers, as many in each")
     for name, texts in words.items():
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or any(
-            not isinstance(x, int) or not 0 <= x < len(texts) for x in columns[name]
+        if (
+            not isinstance(texts, list)
+            or not all(isinstance(text, str) for text in texts)
+            or any(not isinstance(x, int) or not 0 <= x < len(texts) for x in columns[name])
         ):
             raise ValueError(f"{name} must be numbers of words")
 

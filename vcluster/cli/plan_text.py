@@ -18,13 +18,28 @@ from vcluster.runs.verified import verified_text
 
 LEAST_TOLD = 0.0005
 """Parts of a smaller share of each step are not told."""
-NAMES = {"products": "prod", "attention": "attn", "elementwise": "elem", "recompute": "again", "update": "upd",
-         "communication": "comm"}
+NAMES = {
+    "products": "prod",
+    "attention": "attn",
+    "elementwise": "elem",
+    "recompute": "again",
+    "update": "upd",
+    "communication": "comm",
+}
 """Short names of parts, as heads of columns."""
 MEANINGS = {
-    "prod": "products", "attn": "attention", "elem": "other ops", "upd": "update", "again": "recomputed",
-    "comm": "communication", "zero=": "ZeRO stage", "cp=": "context parallel", "sp": "sequence parallel",
-    "x": "chunks a device", "mb=": "rows of a microbatch"}
+    "prod": "products",
+    "attn": "attention",
+    "elem": "other ops",
+    "upd": "update",
+    "again": "recomputed",
+    "comm": "communication",
+    "zero=": "ZeRO stage",
+    "cp=": "context parallel",
+    "sp": "sequence parallel",
+    "x": "chunks a device",
+    "mb=": "rows of a microbatch",
+}
 """What the short words of the tables mean."""
 
 
@@ -33,47 +48,77 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
     plans = document["plans"]
     lines = [*_search(document), ""]
     if plans:
-        lines += [*_table(plans), *_same_programs(document), "", *_parts(plans), *_legend(document), "",
-                  *_front(document["front"], plans), ""]
+        lines += [
+            *_table(plans),
+            *_same_programs(document),
+            "",
+            *_parts(plans),
+            *_legend(document),
+            "",
+            *_front(document["front"], plans),
+            "",
+        ]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*_commands(document, again), ""]
     if "all_seconds" in document:
-        lines += [f"{document['all_seconds']:.1f} s in all, {document['elapsed_seconds']:.1f} s of them the search"]
+        lines += [
+            f"{document['all_seconds']:.1f} s in all, {document['elapsed_seconds']:.1f} s of them the search"
+        ]
     return "\n".join(lines).rstrip()
 
 
 def _lines(start: str, text: str) -> list[str]:
     """A text of any length behind ``start``, without what a terminal might obey; further lines begin below it."""
-    return wrap(fit(text, max(len(text), 3)), WIDTH, initial_indent=start, subsequent_indent=" " * len(start),
-                break_on_hyphens=False) or [start.rstrip()]
+    return wrap(
+        fit(text, max(len(text), 3)),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_on_hyphens=False,
+    ) or [start.rstrip()]
 
 
 def _heading(document: Mapping[str, Any]) -> list[str]:
     """What is planned for, and what is assumed."""
     tokens = f", {document['tokens']}" if "tokens" in document else ""
-    text = (f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
-            f"step on {document['devices']} devices of {document['hardware']}, "
-            f"{gigabytes(document['memory_bytes'])} GB each")
+    text = (
+        f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
+        f"step on {document['devices']} devices of {document['hardware']}, "
+        f"{gigabytes(document['memory_bytes'])} GB each"
+    )
     return [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
-    proof = "none fits" if not document["plans"] else "the first is the best of all" if not gap else (
-        f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
+    proof = (
+        "none fits"
+        if not document["plans"]
+        else "the first is the best of all"
+        if not gap
+        else (f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
+    )
     refused = document["refused"]
-    lines = [*(line for text in _heading(document) for line in wrap(text, WIDTH)), "", *wrap(
-        f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "
-        f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s; {proof}", WIDTH)]
+    lines = [
+        *(line for text in _heading(document) for line in wrap(text, WIDTH)),
+        "",
+        *wrap(
+            f"{document['considered']} combinations: {sum(refused.values())} refused, {document['timed']} timed, "
+            f"{document['simulated']} simulated in {document['elapsed_seconds']:.1f} s; {proof}",
+            WIDTH,
+        ),
+    ]
     return lines + [line for reason, number in refused.items() for line in _lines(f"  {number:>8}  ", reason)]
 
 
 def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("", "step", "MFU", "GB", "plan")]
-    rows += [(str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
-             for place, plan in enumerate(plans, 1)]
+    rows += [
+        (str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
+        for place, plan in enumerate(plans, 1)
+    ]
     splits = ["plan", *(plan["split"] for plan in plans)]
     cells = in_columns([row[:-1] for row in rows], 0)
     return [line for start, split in zip(cells, splits, strict=True) for line in _lines(f"{start}  ", split)]
@@ -85,23 +130,35 @@ def _same_programs(document: Mapping[str, Any]) -> list[str]:
 
 def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     """The percentages of the step of each part, by plan."""
-    names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
-             if any(plan["parts"].get(name, 0) >= LEAST_TOLD * plan["seconds"] for plan in plans)]
+    names = [
+        name
+        for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
+        if any(plan["parts"].get(name, 0) >= LEAST_TOLD * plan["seconds"] for plan in plans)
+    ]
     rows = [("%", *(NAMES.get(name, name) for name in names))]
-    rows += [(str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
-             for place, plan in enumerate(plans, 1)]
+    rows += [
+        (str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
+        for place, plan in enumerate(plans, 1)
+    ]
     return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
 
 
 def _legend(document: Mapping[str, Any]) -> list[str]:
     """What the short words mean that the tables have."""
     plans = document["plans"]
-    words = {NAMES.get(name, name) for plan in plans for name, value in plan["parts"].items()
-             if value >= LEAST_TOLD * plan["seconds"]}
+    words = {
+        NAMES.get(name, name)
+        for plan in plans
+        for name, value in plan["parts"].items()
+        if value >= LEAST_TOLD * plan["seconds"]
+    }
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
         words |= {match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=)|(?<=[a-z])x(?=\d)", split)}
-    told = [f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}" for word, meaning in MEANINGS.items()
-            if word in words]
+    told = [
+        f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}"
+        for word, meaning in MEANINGS.items()
+        if word in words
+    ]
     return wrap(f"({', '.join(told)}; docs/glossary.md)", WIDTH, break_on_hyphens=False)
 
 
@@ -110,15 +167,28 @@ def _front(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]
     shown = _shown(front)
     names = _names(front, plans)
     times = [f"{'' if each.get('simulated', True) else '>= '}{seconds(each['seconds'])}" for each in shown]
-    rows = in_columns([(names[each["split"]], time, f"{gigabytes(each['peak_bytes'])} GB")
-                       for each, time in zip(shown, times, strict=True)], 0)
+    rows = in_columns(
+        [
+            (names[each["split"]], time, f"{gigabytes(each['peak_bytes'])} GB")
+            for each, time in zip(shown, times, strict=True)
+        ],
+        0,
+    )
     part = "" if len(shown) == len(front) else f", {len(rows)} of {len(front)}"
-    return [f"no plan is both faster and smaller than these{part}:",
-            *(line for row, each in zip(rows, shown, strict=True) for line in _lines(f"  {row}  ", each["split"]))]
+    return [
+        f"no plan is both faster and smaller than these{part}:",
+        *(
+            line
+            for row, each in zip(rows, shown, strict=True)
+            for line in _lines(f"  {row}  ", each["split"])
+        ),
+    ]
 
 
 def _shown(front: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    chosen = sorted({round(i * (len(front) - 1) / 7) for i in range(8)}) if len(front) > 8 else range(len(front))
+    chosen = (
+        sorted({round(i * (len(front) - 1) / 7) for i in range(8)}) if len(front) > 8 else range(len(front))
+    )
     return [front[i] for i in chosen]
 
 
@@ -147,10 +217,20 @@ def _commands(document: Mapping[str, Any], every: bool) -> list[str]:
     The others are those of the table, those that were asked for, and with ``every`` those of the front.
     """
     plans, front = document["plans"], document["front"]
-    flags = {each["split"]: each.get("flags", "") for each in front} | {plan["split"]: plan["flags"] for plan in plans}
-    names = {split: name for split, name in _names(front, plans).items()
-             if split != plans[0]["split"] and (every or name.isdigit())}
-    others = [line for split, name in names.items() if flags[split] for line in _wrapped(flags[split], f"{name:>4}  ")]
+    flags = {each["split"]: each.get("flags", "") for each in front} | {
+        plan["split"]: plan["flags"] for plan in plans
+    }
+    names = {
+        split: name
+        for split, name in _names(front, plans).items()
+        if split != plans[0]["split"] and (every or name.isdigit())
+    }
+    others = [
+        line
+        for split, name in names.items()
+        if flags[split]
+        for line in _wrapped(flags[split], f"{name:>4}  ")
+    ]
     for each in document["why_not"]:
         if each.get("plan") and not each["answer"]:
             others += [*_lines("  ", f"with {each['question']}:"), *_wrapped(each["plan"]["flags"], "      ")]
@@ -159,7 +239,9 @@ def _commands(document: Mapping[str, Any], every: bool) -> list[str]:
         bound = " (the seconds behind >= are a bound, without shared links)" if every else ""
         lines += [f"The others again{bound}:", *_wrapped(f"{document['prefix']} ...", "  "), *others]
     if not every and any(name.isalpha() for name in _names(front, plans).values()):
-        lines += wrap("Those of the front: --again. To have no second search, --save now and --load then.", WIDTH)
+        lines += wrap(
+            "Those of the front: --again. To have no second search, --save now and --load then.", WIDTH
+        )
     return lines
 
 
@@ -169,22 +251,34 @@ def _wrapped(words: str, start: str) -> list[str]:
     Quotes are double ones, in which a shell takes a line that goes on, too.  A word that is longer than a line is
     broken behind a comma, and goes on where the next line begins.
     """
-    together = re.sub(r"(--[a-z-]+) (?!--)", "\\1\0", words.replace("'", '"'))    # a flag stands beside its value
-    lines = [line.replace("\0", " ") for line in wrap(
-        together, WIDTH - 2, initial_indent=start, subsequent_indent=" " * (len(start) + 2), break_on_hyphens=False,
-        break_long_words=False)]
+    together = re.sub(
+        r"(--[a-z-]+) (?!--)", "\\1\0", words.replace("'", '"')
+    )  # a flag stands beside its value
+    lines = [
+        line.replace("\0", " ")
+        for line in wrap(
+            together,
+            WIDTH - 2,
+            initial_indent=start,
+            subsequent_indent=" " * (len(start) + 2),
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    ]
     broken = []
     for line in lines:
         while len(line) > WIDTH - 2 and (comma := line.rfind(",", 0, WIDTH - 2)) > 0:
-            broken.append(f"{line[:comma + 1]}\\")
-            line = line[comma + 1:]
+            broken.append(f"{line[: comma + 1]}\\")
+            line = line[comma + 1 :]
         broken.append(f"{line} \\")
     return [*broken[:-1], broken[-1].removesuffix(" \\")]
 
 
 def needs_text(document: Mapping[str, Any]) -> str:
     """Why nothing fits, on one line: the least memory that is needed, by category."""
-    needs = [Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]]
+    needs = [
+        Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]
+    ]
     return f"no plan fits: {need_text(needs, document['memory_bytes'])}"
 
 
@@ -198,21 +292,39 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
     verdict = [search] if plans else [search, needs_text(document)]
     if plans:
         first = plans[0]
-        verdict = [f"Best: {first['split']}, {seconds(first['seconds'])} a step, MFU {first['mfu']:.1%}, "
-                   f"{gigabytes(first['peak_bytes'])} GB on the fullest device.", search, *_why_text(plans)]
+        verdict = [
+            f"Best: {first['split']}, {seconds(first['seconds'])} a step, MFU {first['mfu']:.1%}, "
+            f"{gigabytes(first['peak_bytes'])} GB on the fullest device.",
+            search,
+            *_why_text(plans),
+        ]
         if document.get("verified"):
             verdict.append(" ".join(verified_text(document["verified"]).split()))
-    facts = [("combinations", f"{document['considered']:,}"), ("refused", f"{sum(document['refused'].values()):,}"),
-             ("timed", f"{document['timed']:,}"), ("simulated", f"{document['simulated']:,}"),
-             ("seconds of search", f"{document['elapsed_seconds']:.1f}"),
-             ("gap", "0, proved" if not document["gap"] else f"at most {document['gap']:.1%}")]
-    answers = [(_why_not_text(each, plans[0]), (each.get("plan") or {}).get("command", ""))
-               for each in document["why_not"]]
+    facts = [
+        ("combinations", f"{document['considered']:,}"),
+        ("refused", f"{sum(document['refused'].values()):,}"),
+        ("timed", f"{document['timed']:,}"),
+        ("simulated", f"{document['simulated']:,}"),
+        ("seconds of search", f"{document['elapsed_seconds']:.1f}"),
+        ("gap", "0, proved" if not document["gap"] else f"at most {document['gap']:.1%}"),
+    ]
+    answers = [
+        (_why_not_text(each, plans[0]), (each.get("plan") or {}).get("command", ""))
+        for each in document["why_not"]
+    ]
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
     plan_html(
-        path, title=f"Plans of {document['model']} on {document['devices']} devices of {document['hardware']}",
-        verdict=verdict, facts=facts, plans=found, front=_front_of(found), rows=plans,
-        refused=sorted(document["refused"].items(), key=lambda item: -item[1]), answers=answers, trace=trace)
+        path,
+        title=f"Plans of {document['model']} on {document['devices']} devices of {document['hardware']}",
+        verdict=verdict,
+        facts=facts,
+        plans=found,
+        front=_front_of(found),
+        rows=plans,
+        refused=sorted(document["refused"].items(), key=lambda item: -item[1]),
+        answers=answers,
+        trace=trace,
+    )
 
 
 def _front_of(found: Mapping[str, Any]) -> list[int]:

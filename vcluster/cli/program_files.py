@@ -74,13 +74,17 @@ class Given:
         if isinstance(self.program, ir.Function):
             return self.program
         assert isinstance(self.program, Step)
-        function: ir.Function = right(self.program.function.specialize, **{self.program.pipeline.batch: self.rows})
+        function: ir.Function = right(
+            self.program.function.specialize, **{self.program.pipeline.batch: self.rows}
+        )
         return function
 
     @property
     def trains(self) -> bool:
         """Whether it is a training step."""
-        return isinstance(self.program, Step) or (isinstance(self.program, ir.Function) and bool(carried(self.program)))
+        return isinstance(self.program, Step) or (
+            isinstance(self.program, ir.Function) and bool(carried(self.program))
+        )
 
     @property
     def on(self) -> dict[str, Any]:
@@ -99,11 +103,16 @@ class Given:
         if isinstance(self.program, Step):
             for option in ("donate", "profile"):
                 if getattr(arguments, option):
-                    raise WrongWords(f"--{option} is for programs that are not cut into a pipeline; leave it out")
+                    raise WrongWords(
+                        f"--{option} is for programs that are not cut into a pipeline; leave it out"
+                    )
             pipelined: TrainedPipeline = right(operation_on, self.program, mesh)
             return pipelined
-        of_step = {"categories": right(categories, self.program), "donate": donate or carried(self.program)} \
-            if self.trains else {"donate": donate}
+        of_step = (
+            {"categories": right(categories, self.program), "donate": donate or carried(self.program)}
+            if self.trains
+            else {"donate": donate}
+        )
         seconds = None if arguments.profile is None else right(Profile, arguments.profile)
         localized = right(localize, self.program, mesh)
         executable: Executable = right(Executable, localized, seconds=seconds, **of_step)
@@ -121,7 +130,9 @@ class Given:
         return arrays | {name: array for name, array in self.weights.items() if name in arrays}
 
 
-def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False) -> Given:
+def given(
+    arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False
+) -> Given:
     """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh."""
     strategy, mesh = _mesh(arguments, most)
     found = found_in(arguments.file)
@@ -139,7 +150,9 @@ def given(arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, s
         program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
     numbers = sizes_of(arguments.size)
     if getattr(arguments, "inputs", None) is not None:
-        numbers = sizes_in(arguments.inputs, program.function if isinstance(program, Step) else program) | numbers
+        numbers = (
+            sizes_in(arguments.inputs, program.function if isinstance(program, Step) else program) | numbers
+        )
     pipeline = program.pipeline if isinstance(program, Step) else strategy and strategy.pipeline
     rows = numbers.pop(pipeline.batch, None) if pipeline else None
     if numbers:
@@ -164,8 +177,10 @@ def refuse_words(arguments: argparse.Namespace, mesh: Mesh) -> None:
     """`WrongWords` for words that place or change a program, of one that is placed on ``mesh`` already."""
     for option in ("mesh", "strategy", "optimizer", "gradient", "size"):
         if getattr(arguments, option):
-            raise WrongWords(f"{arguments.file} is the program of one of {mesh.size} devices already, with its "
-                             f"collectives; leave out --{option}")
+            raise WrongWords(
+                f"{arguments.file} is the program of one of {mesh.size} devices already, with its "
+                f"collectives; leave out --{option}"
+            )
 
 
 def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> ir.Function:
@@ -174,12 +189,15 @@ def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> i
     ``ValueError`` if it has no such symbol, and for a symbol without a size.
     """
     if name not in program.symbols:
-        has = f"its symbols are {', '.join(sorted(program.symbols))}" if program.symbols else (
-            "it has none, and a fixed number of rows cannot be dealt to replicas and microbatches")
+        has = (
+            f"its symbols are {', '.join(sorted(program.symbols))}"
+            if program.symbols
+            else ("it has none, and a fixed number of rows cannot be dealt to replicas and microbatches")
+        )
         raise ValueError(f"@{program.name} has no symbol {name} for the rows of its batch: {has}")
     numbers: dict[str, Any] = dict(sizes)
     if name != ROWS:
-        numbers[name], = ir.symbols(ROWS)
+        (numbers[name],) = ir.symbols(ROWS)
     found = program.specialize(**numbers)
     if missing := sorted(found.symbols - {ROWS}):
         raise ValueError(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
@@ -193,12 +211,18 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     strategy, mesh = _mesh(arguments, MOST_DESCRIBED)
     assert strategy is not None and mesh is not None
     sizes = sizes_of(arguments.size)
-    name = strategy.pipeline.batch if strategy.pipeline else ROWS if ROWS in sizes else next(iter(sizes), ROWS)
+    name = (
+        strategy.pipeline.batch if strategy.pipeline else ROWS if ROWS in sizes else next(iter(sizes), ROWS)
+    )
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     loss = right(loss_of_rows, _function(program_in(arguments.file), "--optimizer"), name, sizes)
-    inside = [replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms]
-    run: TrainingRun = right(TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer))
+    inside = [
+        replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms
+    ]
+    run: TrainingRun = right(
+        TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer)
+    )
     return run
 
 
@@ -211,8 +235,10 @@ def _check_complete(found: Given, path: Path, *, symbols: bool) -> None:
     axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
     axes |= {step.pipeline.axis: None} if step else {}
     if axes and found.mesh is None and not symbols:
-        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
-                         f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
+        raise WrongWords(
+            f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
+            f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}"
+        )
     missing = sorted(function.symbols - ({step.pipeline.batch} if step and found.rows else set()))
     if missing and not symbols:
         raise WrongWords(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")
@@ -238,8 +264,10 @@ def _mesh(arguments: argparse.Namespace, most: int | None) -> tuple[Strategy | N
 def _check_size(mesh: Mesh | None, subject: str, most: int | None) -> None:
     """`WrongWords` for a mesh of more than so many devices."""
     if most is not None and mesh is not None and mesh.size > most:
-        raise WrongWords(f"{subject}: {mesh!r} has {mesh.size} devices; at most {most} are "
-                         f"{'supported' if most == MOST_DESCRIBED else 'run here'}")
+        raise WrongWords(
+            f"{subject}: {mesh!r} has {mesh.size} devices; at most {most} are "
+            f"{'supported' if most == MOST_DESCRIBED else 'run here'}"
+        )
 
 
 OURS, STABLEHLO, ONNX = "our text", "StableHLO", "ONNX"
@@ -250,7 +278,7 @@ def format_of(content: bytes) -> str:
     """The format of a file, by its content."""
     if content[:4] == b"ML\xefR" or _STABLEHLO.match(content):
         return STABLEHLO
-    return ONNX if content[:1] == b"\x08" else OURS    # the field of the version, with which a model begins
+    return ONNX if content[:1] == b"\x08" else OURS  # the field of the version, with which a model begins
 
 
 class Found(NamedTuple):
@@ -267,7 +295,9 @@ def program_in(path: Path) -> ir.Function | Step:
     """The program in a file.  `WrongWords` if there is none, or if it is that of one of several devices."""
     program = found_in(path).program
     if isinstance(program, Partitioned):
-        raise WrongWords(f"{path} is the program of one of {program.mesh.size} devices already, with its collectives")
+        raise WrongWords(
+            f"{path} is the program of one of {program.mesh.size} devices already, with its collectives"
+        )
     return program
 
 
@@ -292,8 +322,10 @@ def found_in(path: Path) -> Found:
 
 def _function(program: ir.Function | Step, option: str) -> ir.Function:
     if isinstance(program, Step):
-        raise WrongWords(f"{option} is for programs that are not cut into a pipeline; this one begins with "
-                         f"{str(program.pipeline)!r}")
+        raise WrongWords(
+            f"{option} is for programs that are not cut into a pipeline; this one begins with "
+            f"{str(program.pipeline)!r}"
+        )
     return program
 
 
@@ -340,14 +372,19 @@ def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
     """The arrays in a file, by their names."""
     try:
         with accessing(path, "read", "inputs"):
-            zipfile.ZipFile(path).close()       # NumPy would take another file for a pickle
+            zipfile.ZipFile(path).close()  # NumPy would take another file for a pickle
             with np.load(path, allow_pickle=False) as arrays:
                 found = dict(arrays)
     except WrongWords:
         raise
-    except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
-        raise WrongWords(f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})") from None
+    except Exception as error:  # a broken archive raises many types, in zipfile and in its decompressors
+        raise WrongWords(
+            f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})"
+        ) from None
     types = {value.name: value.type.dtype for value in function.inputs}
-    return {        # NumPy saves narrow floats as bytes
-        name: array.view(types[name]) if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype)) else array
-        for name, array in found.items()}
+    return {  # NumPy saves narrow floats as bytes
+        name: array.view(types[name])
+        if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype))
+        else array
+        for name, array in found.items()
+    }

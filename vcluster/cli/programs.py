@@ -26,9 +26,23 @@ from parallelism.trace import Trace, UndeclaredComputeWarning
 from parallelism.training import figures
 from parallelism.transforms import Step, TensorParallel
 from parallelism.transforms.parts import NEXT
-from vcluster.cli.command_line import MOST_DEVICES, Arguments, Parser, WrongWords, hardware_of, whole, writable
+from vcluster.cli.command_line import (
+    MOST_DEVICES,
+    Arguments,
+    Parser,
+    WrongWords,
+    hardware_of,
+    whole,
+    writable,
+)
 from vcluster.cli.megatron_words import is_model
-from vcluster.cli.partitioned import USUAL_HARDWARE, collectives_told, inputs_of, results_told, told as program_told
+from vcluster.cli.partitioned import (
+    USUAL_HARDWARE,
+    collectives_told,
+    inputs_of,
+    results_told,
+    told as program_told,
+)
 from vcluster.cli.program_files import ONE_DEVICE, Given, arrays_in, given, right, trained_run
 from vcluster.cli.training import simulated_training
 from vcluster.cli.written_files import CHAKRA, keep
@@ -81,14 +95,25 @@ docs/strategies.md. Its words may stand in any order:
 def show(program: str, words: Sequence[str]) -> int:
     """Print a program, or the program of one device of a mesh."""
     arguments = _parsed(
-        words, program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
+        words,
+        program,
+        "show",
+        "Checks and prints a program; with --mesh, lays it out and prints one device's.",
         ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3", "step.mlir --strategy 'dp=2 tp=2 sp'"),
-        {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"},
-         "--hardware": {"metavar": "NAME", "help": "what its collectives are priced on: a preset, a file, or host "
-                                                   f"(default of a partitioned module: {USUAL_HARDWARE})"}})
+        {
+            "--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"},
+            "--hardware": {
+                "metavar": "NAME",
+                "help": "what its collectives are priced on: a preset, a file, or host "
+                f"(default of a partitioned module: {USUAL_HARDWARE})",
+            },
+        },
+    )
     found = given(arguments, symbols=True)
     if found.mesh is None and not isinstance(found.program, Partitioned):
-        _refuse_idle(arguments, ("rank", "hardware"), "is about one device of a mesh; --mesh or --strategy gives one")
+        _refuse_idle(
+            arguments, ("rank", "hardware"), "is about one device of a mesh; --mesh or --strategy gives one"
+        )
         print(found.program, end="")
         function = found.program.function if isinstance(found.program, Step) else found.program
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
@@ -99,7 +124,11 @@ def show(program: str, words: Sequence[str]) -> int:
     if found.strategy is not None:
         say(f"{found.strategy.text_on(found.mesh)} on {found.mesh!r}")
         print()
-    scoped = [each for each in found.strategy.transforms if isinstance(each, TensorParallel)] if found.strategy else []
+    scoped = (
+        [each for each in found.strategy.transforms if isinstance(each, TensorParallel)]
+        if found.strategy
+        else []
+    )
     patterns = [pattern for each in scoped for pattern in each.regions or ()]
     if isinstance(found.program, Step):
         _show_stages(found, found.program, found.mesh, arguments.rank, patterns)
@@ -120,8 +149,10 @@ def _show_device(
     priced = "" if hardware is None else collectives_told(right(Executable, localized), rank, hardware)
     print(localized.function, f"the program of rank {rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
-    say(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
-        f"{sum(localized.received(rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
+    say(
+        f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
+        f"{sum(localized.received(rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device"
+    )
     for conflict in conflicts:
         print(f"\n{conflict}")
     if function.regions:
@@ -138,8 +169,10 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
     assert rows is not None
     part = right(pipelined.parts, rows, 1 + max(number for _, number in pipelined.places(mesh)))[replica][0]
     stages = pipelined.stages_on(position)
-    say(f"rank {rank} of {mesh!r}: stage {' and '.join(map(str, stages))} of {len(pipelined.stages)}, replica "
-        f"{replica}, microbatches of {part[1]} rows")
+    say(
+        f"rank {rank} of {mesh!r}: stage {' and '.join(map(str, stages))} of {len(pipelined.stages)}, replica "
+        f"{replica}, microbatches of {part[1]} rows"
+    )
     say(f"actions: {' '.join(map(str, pipelined.pipeline.schedule.actions[position]))}")
     kinds = dict.fromkeys(work.kind for work in pipelined.pipeline.schedule.works[position])
     for number in stages:
@@ -159,19 +192,35 @@ def simulated(program: str, words: Sequence[str]) -> int:
     if words and is_model(words[0]):
         return simulated_training(program, words)
     arguments = _parsed(
-        words, program, "simulate",
+        words,
+        program,
+        "simulate",
         "Predicts the time of a program on described hardware, op by op; runs nothing.",
-        ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2",
-         "loss.mlir --optimizer adam --size B=64 \\\n      --strategy 'pp=2 1f1b:8 dp=2 zero=1' --hardware dgx-h100"),
-        {**_priced(required=True), **CHAKRA,
-         "--fold": {"action": argparse.BooleanOptionalAction,
-                    "help": "simulate one representative of each class of equal devices "
-                            f"(default: from {FOLDED_FROM} devices on, where it is possible)"},
-         "--json": {"action": "store_true",
-                    "help": "print the figures of a step of training as JSON; with --optimizer and --strategy"}})
+        (
+            "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100",
+            "model.mlir --mesh dp=16 --hardware dgx-h100:2",
+            "loss.mlir --optimizer adam --size B=64 \\\n      --strategy 'pp=2 1f1b:8 dp=2 zero=1' --hardware dgx-h100",
+        ),
+        {
+            **_priced(required=True),
+            **CHAKRA,
+            "--fold": {
+                "action": argparse.BooleanOptionalAction,
+                "help": "simulate one representative of each class of equal devices "
+                f"(default: from {FOLDED_FROM} devices on, where it is possible)",
+            },
+            "--json": {
+                "action": "store_true",
+                "help": "print the figures of a step of training as JSON; with --optimizer and --strategy",
+            },
+        },
+    )
     if arguments.json:
-        _refuse_idle(arguments, ("report", "save", "chakra", "profile", "donate", "fold", "priced_dtype", "gradient"),
-                     "has no effect on the figures of a training step; leave it out with --json")
+        _refuse_idle(
+            arguments,
+            ("report", "save", "chakra", "profile", "donate", "fold", "priced_dtype", "gradient"),
+            "has no effect on the figures of a training step; leave it out with --json",
+        )
         print(json.dumps(right(figures, trained_run(arguments), arguments.hardware).json(), indent=1))
         return 0
     found = given(arguments)
@@ -187,15 +236,17 @@ def simulated(program: str, words: Sequence[str]) -> int:
         except WrongWords:
             if arguments.fold or not fold:
                 raise
-            fold = False    # folding was not requested, and is refused where links are shared
+            fold = False  # folding was not requested, and is refused where links are shared
             trace = right(predict)
     print(trace.summary())
     if fold:
         sizes = equal_devices(operation, **on).sizes.tolist()
         counts = [f"{rank} ({count})" for rank, count in zip(trace.ranks, sizes, strict=True)]
         print()
-        say(f"representatives, with the number of equal devices of each: {', '.join(counts[:8])}"
-            f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
+        say(
+            f"representatives, with the number of equal devices of each: {', '.join(counts[:8])}"
+            f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only"
+        )
     _memory(trace, arguments.hardware)
     keep(arguments, {"simulated": trace})
     return 0
@@ -204,16 +255,31 @@ def simulated(program: str, words: Sequence[str]) -> int:
 def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
     arguments = _parsed(
-        words, program, "run",
+        words,
+        program,
+        "run",
         "Runs a program on devices here; compares it with one process and the simulation.",
-        ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware host --report p.html",
-         "loss.mlir --optimizer adam --strategy 'dp=2 zero=3'"),
-        {**_priced(required=False),
-         "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
-         "--seed": {"type": whole(0), "default": 0, "metavar": "N",
-                    "help": "seed of the random arrays if no inputs are given (default: 0)"},
-         "--backend": {"choices": BACKENDS, "default": usual_backend(),
-                       "help": "backend of the cluster (default: process)"}})
+        (
+            "model.mlir --mesh dp=2,tp=2",
+            "model.mlir --mesh tp=4 --hardware host --report p.html",
+            "loss.mlir --optimizer adam --strategy 'dp=2 zero=3'",
+        ),
+        {
+            **_priced(required=False),
+            "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
+            "--seed": {
+                "type": whole(0),
+                "default": 0,
+                "metavar": "N",
+                "help": "seed of the random arrays if no inputs are given (default: 0)",
+            },
+            "--backend": {
+                "choices": BACKENDS,
+                "default": usual_backend(),
+                "help": "backend of the cluster (default: process)",
+            },
+        },
+    )
     if arguments.hardware is None:
         _refuse_idle(arguments, ("priced_dtype",), "is about prices, which are those of a --hardware")
     if arguments.inputs is not None:
@@ -245,8 +311,12 @@ def run(program: str, words: Sequence[str]) -> int:
 
 def _tell(found: Judgement, mesh: Mesh, *, given: bool) -> None:
     """Print how far the results are apart, and which are no numbers."""
-    left_out = f", {plural(found.rounding, 'array')} aside that rounding alone decides" if found.rounding else ""
-    say(f"the results on {mesh!r} and in one process differ by {found.apart:.2g} of the largest number{left_out}")
+    left_out = (
+        f", {plural(found.rounding, 'array')} aside that rounding alone decides" if found.rounding else ""
+    )
+    say(
+        f"the results on {mesh!r} and in one process differ by {found.apart:.2g} of the largest number{left_out}"
+    )
     _tell_nan(found.nan, given=given)
 
 
@@ -269,7 +339,11 @@ def _run_partitioned(
             trace = done.trace
     print(*results_told(operation, done.result), sep="\n")
     flat = done.result if operation.takes_whole else [array for outputs in done.result for array in outputs]
-    nan = [f"result {place}" for place, array in enumerate(flat) if is_floating(array.dtype) and np.isnan(array).any()]
+    nan = [
+        f"result {place}"
+        for place, array in enumerate(flat)
+        if is_floating(array.dtype) and np.isnan(array).any()
+    ]
     _tell_nan(nan, given=arguments.inputs is not None)
     _told_and_kept(arguments, trace, lambda: simulate(operation, **price))
     return int(bool(nan))
@@ -302,26 +376,53 @@ def say(sentence: str) -> None:
 
 
 def _parsed(
-    words: Sequence[str], program: str, command: str, description: str, examples: Sequence[str], own: Arguments
+    words: Sequence[str],
+    program: str,
+    command: str,
+    description: str,
+    examples: Sequence[str],
+    own: Arguments,
 ) -> argparse.Namespace:
     """The arguments of all three commands, and those of this one's ``own``. The files can be written."""
-    epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
-    arguments = Parser({
-        "file": {"type": Path, "metavar": "MODEL.mlir",
-                 "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content"},
-        "--mesh": {"metavar": "AXES",
-                   "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
-        "--size": {"action": "append", "default": [], "metavar": "B=64",
-                   "help": "the value of a symbol in the shapes; may be repeated"},
-        "--strategy": {"metavar": "WORDS",
-                       "help": "split the program over the devices that it names, as 'dp=2 tp=2 sp zero=1'"},
-        "--optimizer": {"metavar": "NAME",
-                        "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
-                                "adam:0.001; it trains the inputs named as the first one, p for p.w"},
-        "--gradient": {"action": "store_true",
-                       "help": "take the program with the gradients of its result by its floating-point inputs"},
-        **own,
-    }, prog=f"{program} {command}", description=description, epilog=epilog).parse(words)
+    epilog = "\n".join(
+        [f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""]
+    )
+    arguments = Parser(
+        {
+            "file": {
+                "type": Path,
+                "metavar": "MODEL.mlir",
+                "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content",
+            },
+            "--mesh": {
+                "metavar": "AXES",
+                "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)",
+            },
+            "--size": {
+                "action": "append",
+                "default": [],
+                "metavar": "B=64",
+                "help": "the value of a symbol in the shapes; may be repeated",
+            },
+            "--strategy": {
+                "metavar": "WORDS",
+                "help": "split the program over the devices that it names, as 'dp=2 tp=2 sp zero=1'",
+            },
+            "--optimizer": {
+                "metavar": "NAME",
+                "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
+                "adam:0.001; it trains the inputs named as the first one, p for p.w",
+            },
+            "--gradient": {
+                "action": "store_true",
+                "help": "take the program with the gradients of its result by its floating-point inputs",
+            },
+            **own,
+        },
+        prog=f"{program} {command}",
+        description=description,
+        epilog=epilog,
+    ).parse(words)
     for option in ("report", "save", "profile"):
         if (path := getattr(arguments, option, None)) is not None:
             writable(path, option)
@@ -332,14 +433,28 @@ def _parsed(
 
 def _priced(*, required: bool) -> Arguments:
     return {
-        "--hardware": {"required": required, "metavar": "NAME", "help": "a preset (see `hardware`), a file, or host"},
+        "--hardware": {
+            "required": required,
+            "metavar": "NAME",
+            "help": "a preset (see `hardware`), a file, or host",
+        },
         "--priced-dtype": {"metavar": "DTYPE", "help": "price all floats as this dtype, as bfloat16"},
-        "--profile": {"type": Path, "metavar": "FILE.json",
-                      "help": "use the times of ops on this machine, measured once and stored in this file"},
-        "--donate": {"default": "", "metavar": "NAMES",
-                     "help": "inputs whose memory results take, as p,mean: names, or beginnings of names before a dot"},
+        "--profile": {
+            "type": Path,
+            "metavar": "FILE.json",
+            "help": "use the times of ops on this machine, measured once and stored in this file",
+        },
+        "--donate": {
+            "default": "",
+            "metavar": "NAMES",
+            "help": "inputs whose memory results take, as p,mean: names, or beginnings of names before a dot",
+        },
         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
-        "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
+        "--save": {
+            "type": Path,
+            "metavar": "FILE.json",
+            "help": "write the trace, for `report` and `compare`",
+        },
     }
 
 
@@ -349,5 +464,7 @@ def _memory(trace: Trace, hardware: Hardware) -> None:
     names = sorted({event.name for event in trace.filter(kind="memory", rank=rank)})
     parts = ", ".join(f"{name} {trace.peak_bytes(rank, name)}" for name in names)
     print()
-    say(f"peak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
-        f"{hardware.name} has {hardware.memory_bytes:.0f}")
+    say(
+        f"peak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
+        f"{hardware.name} has {hardware.memory_bytes:.0f}"
+    )

@@ -20,21 +20,38 @@ MOST_INPUTS = 6
 def shardings(program: str, words: Sequence[str]) -> int:
     """Print all shardings of an operator on a mesh."""
     arguments = Parser(
-        {"operator": {"help": "an operator of the table, such as matmul"},
-         "shapes": {"nargs": "*", "type": wholes, "default": [], "metavar": "SHAPE",
-                    "help": "of each input, such as 8,16,32 (default: of as many matrices as the operator takes)"},
-         "--mesh": {"required": True, "metavar": "x=2,y=4", "help": "the axes and their numbers of devices"},
-         "--dtype": {"default": "f4", "metavar": "NAME", "help": "of all inputs (default: f4)"},
-         "--attribute": {"action": "append", "default": [], "metavar": "NAME=VALUE",
-                         "help": "of the operator, such as axis=1; may be repeated"}},
-        prog=f"{program} shardings", description="""\
+        {
+            "operator": {"help": "an operator of the table, such as matmul"},
+            "shapes": {
+                "nargs": "*",
+                "type": wholes,
+                "default": [],
+                "metavar": "SHAPE",
+                "help": "of each input, such as 8,16,32 (default: of as many matrices as the operator takes)",
+            },
+            "--mesh": {
+                "required": True,
+                "metavar": "x=2,y=4",
+                "help": "the axes and their numbers of devices",
+            },
+            "--dtype": {"default": "f4", "metavar": "NAME", "help": "of all inputs (default: f4)"},
+            "--attribute": {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME=VALUE",
+                "help": "of the operator, such as axis=1; may be repeated",
+            },
+        },
+        prog=f"{program} shardings",
+        description="""\
 Lists every way to split an operator over the axes of a mesh: the letter of its
 rule that each axis splits, the layouts that it takes and leaves, and what the
 first device computes. A part of a sum that is left pending is "partial".""",
         epilog=f"""\
   {program} shardings matmul --mesh x=2,y=4
   {program} shardings matmul 64,512 512,2048 --mesh x=2,y=4
-  {program} shardings einsum 8,16 16,32 --attribute equation="'ij,jk->ik'" --mesh x=2""").parse(words)
+  {program} shardings einsum 8,16 16,32 --attribute equation="'ij,jk->ik'" --mesh x=2""",
+    ).parse(words)
     mesh = mesh_of(arguments, Mesh(x=1), any_axes=True, most=None)
     try:
         operator(arguments.operator)
@@ -83,7 +100,9 @@ def _attribute(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _op(kind: str, shapes: Sequence[tuple[int, ...]], dtype: str, attributes: dict[str, Any], mesh: Mesh) -> Op:
+def _op(
+    kind: str, shapes: Sequence[tuple[int, ...]], dtype: str, attributes: dict[str, Any], mesh: Mesh
+) -> Op:
     """The operator on inputs of these shapes; without shapes, on as many square matrices as it takes."""
     extent = 8 * mesh.size
     tries = [shapes] if shapes else [[(extent, extent)] * count for count in range(1, MOST_INPUTS + 1)]
@@ -99,5 +118,7 @@ def _op(kind: str, shapes: Sequence[tuple[int, ...]], dtype: str, attributes: di
         return Op(kind, inputs, op.attributes, tuple(Value(f"y{n}", type) for n, type in enumerate(types)))
     if shapes:
         raise ValueError(str(refused))
-    raise ValueError(f"{kind} does not take matrices alone ({refused}): give the shapes of its inputs, as 8,16, and "
-                     "its attributes, as --attribute axis=1")
+    raise ValueError(
+        f"{kind} does not take matrices alone ({refused}): give the shapes of its inputs, as 8,16, and "
+        "its attributes, as --attribute axis=1"
+    )

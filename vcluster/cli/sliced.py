@@ -22,9 +22,16 @@ def tell_slicings(
     try:
         with progress("cutting the model") as told:
             plans = find_slicing(
-                model, hardware=arguments.hardware, batch=batch, microbatches=arguments.slices, optimizer=optimizer,
-                devices=arguments.devices, memory=arguments.memory, progress=told,
-                simulations=min(arguments.simulations, arguments.top))
+                model,
+                hardware=arguments.hardware,
+                batch=batch,
+                microbatches=arguments.slices,
+                optimizer=optimizer,
+                devices=arguments.devices,
+                memory=arguments.memory,
+                progress=told,
+                simulations=min(arguments.simulations, arguments.top),
+            )
     except NoSlicingFits as error:
         print(error, file=sys.stderr)
         return 1
@@ -34,7 +41,9 @@ def tell_slicings(
         print(json.dumps(slicings_document(plans, arguments.top), indent=1))
         return 0
     best = plans.best
-    how = "by its simulation" if best.simulated_seconds is not None else "by its timeline, without a simulation"
+    how = (
+        "by its simulation" if best.simulated_seconds is not None else "by its timeline, without a simulation"
+    )
     print(f"{plans}\n\nThe first, {how}; as the text of a strategy:\n  {best}")
     for mesh, reason in plans.refused.items():
         print(f"refused: {mesh!r}: {reason}")
@@ -45,12 +54,25 @@ def slicings_document(plans: SlicedPlans, top: int) -> dict[str, Any]:
     """The figures of the first slicings, for JSON."""
     task = plans.task
     return {
-        "program": task.step.name, "hardware": task.hardware.name, "devices": task.devices, "batch": task.batch,
-        "microbatches": task.microbatches, "memory_bytes": plans.memory_bytes,
-        "plans": [{
-            "seconds": each.seconds, "simulated": each.simulated_seconds is not None,
-            "chosen_by_seconds": each.slicing.seconds, "peak_bytes": each.peak_bytes, "strategy": str(each),
-            "stages": [{"first_block": own.first, "last_block": own.last, "mesh": dict(mesh.shape)}
-                       for own, mesh in zip(each.slicing.slices, each.meshes, strict=True)],
-        } for each in plans[:top]],
-        "refused": [{"mesh": dict(mesh.shape), "reason": reason} for mesh, reason in plans.refused.items()]}
+        "program": task.step.name,
+        "hardware": task.hardware.name,
+        "devices": task.devices,
+        "batch": task.batch,
+        "microbatches": task.microbatches,
+        "memory_bytes": plans.memory_bytes,
+        "plans": [
+            {
+                "seconds": each.seconds,
+                "simulated": each.simulated_seconds is not None,
+                "chosen_by_seconds": each.slicing.seconds,
+                "peak_bytes": each.peak_bytes,
+                "strategy": str(each),
+                "stages": [
+                    {"first_block": own.first, "last_block": own.last, "mesh": dict(mesh.shape)}
+                    for own, mesh in zip(each.slicing.slices, each.meshes, strict=True)
+                ],
+            }
+            for each in plans[:top]
+        ],
+        "refused": [{"mesh": dict(mesh.shape), "reason": reason} for mesh, reason in plans.refused.items()],
+    }

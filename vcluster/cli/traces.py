@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
 def report(program: str, words: Sequence[str]) -> int:
     """Print the summary and the timeline of a recorded trace, and write its page if requested."""
-    arguments = Parser({
-        "trace": {"type": Path, "metavar": "TRACE.json", "help": "a file that Trace.save or a demo has written"},
-        "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
-        "--hardware": {
-            "metavar": "NAME",
-            "help": "hardware of the page's roofline: a preset, a file, or host (default: the trace's own)"},
-    }, prog=f"{program} report", description="A recorded trace: where its time goes, and when.").parse(words)
+    arguments = Parser(
+        {
+            "trace": {
+                "type": Path,
+                "metavar": "TRACE.json",
+                "help": "a file that Trace.save or a demo has written",
+            },
+            "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
+            "--hardware": {
+                "metavar": "NAME",
+                "help": "hardware of the page's roofline: a preset, a file, or host (default: the trace's own)",
+            },
+        },
+        prog=f"{program} report",
+        description="A recorded trace: where its time goes, and when.",
+    ).parse(words)
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
@@ -43,11 +52,19 @@ def report(program: str, words: Sequence[str]) -> int:
 
 def compare(program: str, words: Sequence[str]) -> int:
     """Print what got slower from the first to the second of two recorded traces, and why."""
-    arguments = Parser({
-        "a": {"type": Path, "metavar": "A.json", "help": "the trace before"},
-        "b": {"type": Path, "metavar": "B.json", "help": "the trace after"},
-        "--html": {"type": Path, "metavar": "FILE.html", "help": "write both on one time axis, as a page"},
-    }, prog=f"{program} compare", description="What is slower in B than in A, and why.").parse(words)
+    arguments = Parser(
+        {
+            "a": {"type": Path, "metavar": "A.json", "help": "the trace before"},
+            "b": {"type": Path, "metavar": "B.json", "help": "the trace after"},
+            "--html": {
+                "type": Path,
+                "metavar": "FILE.html",
+                "help": "write both on one time axis, as a page",
+            },
+        },
+        prog=f"{program} compare",
+        description="What is slower in B than in A, and why.",
+    ).parse(words)
     traces = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 

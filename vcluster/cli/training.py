@@ -34,27 +34,41 @@ from vcluster.report import html
 
 ONE_DEVICE = Mesh(devices=1)
 HINTS = {
-    "--tp": "--tensor-model-parallel-size", "--pp": "--pipeline-model-parallel-size", "--cp": "--context-parallel-size",
-    "--sp": "--sequence-parallel", "--zero": "--use-distributed-optimizer, or in --strategy zero="}
+    "--tp": "--tensor-model-parallel-size",
+    "--pp": "--pipeline-model-parallel-size",
+    "--cp": "--context-parallel-size",
+    "--sp": "--sequence-parallel",
+    "--zero": "--use-distributed-optimizer, or in --strategy zero=",
+}
 """What settings of plans that are written as flags may mean."""
 
 
 def simulated_training(program: str, words: Sequence[str]) -> int:
     """Predict the time and the memory of a training step."""
     arguments = training_parser(
-        program, "simulate",
+        program,
+        "simulate",
         "Predicts the time and the memory of a step of training, without running it.",
-        ("gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
-         "      --seq-length 2048 --vocab-size 51200 --tensor-model-parallel-size 4\n"
-         "      --global-batch-size 512 --bf16 --hardware dgx-a100 --devices 64",
-         "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
-         'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
-         "      --global-batch-size 512 --hardware dgx-h100"),
-        {"--strategy": {"metavar": "TEXT", "help": "the strategy with the sizes of its axes, in place of flags"},
-         "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
-         "--json": {"action": "store_true", "help": "print the figures as JSON"},
-         "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
-         **CHAKRA}, hints=HINTS).parse(words)
+        (
+            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
+            "      --seq-length 2048 --vocab-size 51200 --tensor-model-parallel-size 4\n"
+            "      --global-batch-size 512 --bf16 --hardware dgx-a100 --devices 64",
+            "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
+            'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
+            "      --global-batch-size 512 --hardware dgx-h100",
+        ),
+        {
+            "--strategy": {
+                "metavar": "TEXT",
+                "help": "the strategy with the sizes of its axes, in place of flags",
+            },
+            "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
+            "--json": {"action": "store_true", "help": "print the figures as JSON"},
+            "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
+            **CHAKRA,
+        },
+        hints=HINTS,
+    ).parse(words)
     if arguments.report is not None:
         writable(arguments.report, "report")
     flags = flags_of(arguments)
@@ -78,7 +92,11 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         if not arguments.json:
             print(f"\nThe page is {arguments.report}")
     if arguments.chakra is not None:
-        whole = found.trace if len(found.trace.ranks) == run.mesh.size else simulate(run.step, hardware, **run.placed)
+        whole = (
+            found.trace
+            if len(found.trace.ranks) == run.mesh.size
+            else simulate(run.step, hardware, **run.placed)
+        )
         where = keep_for_chakra(whole, arguments.chakra)
         if not arguments.json:
             print(f"\n{where}")
@@ -97,17 +115,29 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     if arguments.mesh is None:
         strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
     else:
-        strategy, mesh = Strategy.parse(arguments.strategy), mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
+        strategy, mesh = (
+            Strategy.parse(arguments.strategy),
+            mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None),
+        )
     if mesh.size != devices and arguments.devices is not None:
         raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
     pipelines = [each for each in strategy.transforms if isinstance(each, Pipeline)]
     dealt = mesh.shape.get("dp", 1) * (pipelines[0].microbatches if pipelines else 1)
     batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
-        raise ValueError(f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
-                         f"{flags.micro_batch_size} each")
-    return TrainingRun(flags.spec(named), batch, strategy, mesh, flags.trained_by, clip=flags.clip_grad or None,
-                       loss_scale=flags.loss_scale or None)
+        raise ValueError(
+            f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
+            f"{flags.micro_batch_size} each"
+        )
+    return TrainingRun(
+        flags.spec(named),
+        batch,
+        strategy,
+        mesh,
+        flags.trained_by,
+        clip=flags.clip_grad or None,
+        loss_scale=flags.loss_scale or None,
+    )
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
@@ -117,15 +147,28 @@ def told(found: Figures, name: str, tokens: str) -> str:
     """The figures in 80 columns; of a Transformer with how large its vocabulary is, in words."""
     run = found.run
     lines = [*_model(run.model, name, tokens), *_run(run, found.hardware), ""]
-    speeds = [f"step {seconds(found.seconds)}", f"{found.tflops_per_device:.1f} Tflop/s a device",
-              f"MFU {found.mfu:.1%}", f"HFU {found.hfu:.1%}"]
+    speeds = [
+        f"step {seconds(found.seconds)}",
+        f"{found.tflops_per_device:.1f} Tflop/s a device",
+        f"MFU {found.mfu:.1%}",
+        f"HFU {found.hfu:.1%}",
+    ]
     if found.tokens_per_second is not None:
         speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
-    lines += [", ".join(speeds), "", "the step by part, on the device that waits least for others", *_parts(found), ""]
+    lines += [
+        ", ".join(speeds),
+        "",
+        "the step by part, on the device that waits least for others",
+        *_parts(found),
+        "",
+    ]
     lines += ["GB of memory by stage, at the peak of its fullest device", *_memory(found)]
     if found.peak_bytes > found.hardware.memory_bytes:
-        lines += ["", f"It does not fit: {gigabytes(found.peak_bytes)} GB are needed, {found.hardware.name} has "
-                      f"{gigabytes(found.hardware.memory_bytes)} GB."]
+        lines += [
+            "",
+            f"It does not fit: {gigabytes(found.peak_bytes)} GB are needed, {found.hardware.name} has "
+            f"{gigabytes(found.hardware.memory_bytes)} GB.",
+        ]
     return "\n".join(lines)
 
 
@@ -138,24 +181,42 @@ def gigabytes(nbytes: float) -> str:
 def _model(model: Any, name: str, tokens: str) -> list[str]:
     if not isinstance(model, TransformerSpec):
         return [name]
-    return wrap(f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, "
-                f"{model.heads} heads, {tokens}", WIDTH)
+    return wrap(
+        f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, "
+        f"{model.heads} heads, {tokens}",
+        WIDTH,
+    )
 
 
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
-    text = (f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
-            f"microbatches of {run.microbatch}; {run.dtype}")
+    text = (
+        f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
+        f"microbatches of {run.microbatch}; {run.dtype}"
+    )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
     slow = precision_remark(run.dtype, hardware)
-    words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")      # lists of regions break, too
-    return [*wrap(text, WIDTH), *wrap(slow, WIDTH), *(line.replace(", ", ",") for line in wrap(
-        words, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))]
+    words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")  # lists of regions break, too
+    return [
+        *wrap(text, WIDTH),
+        *wrap(slow, WIDTH),
+        *(
+            line.replace(", ", ",")
+            for line in wrap(
+                words, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+            )
+        ),
+    ]
 
 
 def _parts(found: Figures) -> list[str]:
-    rows = in_columns([(f"  {name}", seconds(value), f"{value / found.seconds:.1%}")
-                       for name, value in found.parts.items()], 1)
+    rows = in_columns(
+        [
+            (f"  {name}", seconds(value), f"{value / found.seconds:.1%}")
+            for name, value in found.parts.items()
+        ],
+        1,
+    )
     bars = ("#" * round(36 * value / found.seconds) for value in found.parts.values())
     return [f"{row}  {bar}".rstrip() for row, bar in zip(rows, bars, strict=True)]
 
@@ -172,4 +233,6 @@ def _memory(found: Figures) -> list[str]:
             rows.append(cells)
             stages.append([stage])
     names = [f"  stage {each[0]}" + (f" to {each[-1]}" if len(each) > 1 else "") for each in stages]
-    return in_columns([("", *CATEGORIES, "all"), *((name, *row) for name, row in zip(names, rows, strict=True))], 1)
+    return in_columns(
+        [("", *CATEGORIES, "all"), *((name, *row) for name, row in zip(names, rows, strict=True))], 1
+    )

@@ -7,8 +7,13 @@ from parallelism.trace import Trace
 from vcluster.cli.command_line import Arguments, WrongWords
 from vcluster.report import beside, chakra, html
 
-CHAKRA: Arguments = {"--chakra": {
-    "type": Path, "metavar": "DIR", "help": "write the trace of each device in Chakra's format, for ASTRA-sim"}}
+CHAKRA: Arguments = {
+    "--chakra": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "write the trace of each device in Chakra's format, for ASTRA-sim",
+    }
+}
 
 
 def keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:

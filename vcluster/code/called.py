@@ -14,8 +14,15 @@ from typing import Any
 from parallelism.operation import is_installed
 
 OURS = ("vcluster", "parallelism", "tensor_parallelism", "pipeline_parallelism")
-_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FAST_CHECK",
-              "LOAD_FAST_BORROW")
+_VARIABLES = (
+    "LOAD_FAST",
+    "LOAD_DEREF",
+    "LOAD_GLOBAL",
+    "LOAD_NAME",
+    "LOAD_CLASSDEREF",
+    "LOAD_FAST_CHECK",
+    "LOAD_FAST_BORROW",
+)
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _NOT_CALLABLE, _METHOD = "object is not callable", "'method'"
 
@@ -79,5 +86,7 @@ def _inside(one: Any, other: Any) -> bool:
     """Whether code lies inside other code."""
     if None in (*one, *other):
         return False
-    return bool(_start(other) <= _start(one)
-                and (one.end_lineno, one.end_col_offset) <= (other.end_lineno, other.end_col_offset))
+    return bool(
+        _start(other) <= _start(one)
+        and (one.end_lineno, one.end_col_offset) <= (other.end_lineno, other.end_col_offset)
+    )

@@ -35,8 +35,11 @@ def environment(*, processes: bool = True) -> Environment:
         directory = os.getcwd()
     except FileNotFoundError:
         directory = None
-    return Environment(tuple(entry or directory or entry for entry in sys.path), directory,
-                       _registered(registry.version()) if processes else b"")
+    return Environment(
+        tuple(entry or directory or entry for entry in sys.path),
+        directory,
+        _registered(registry.version()) if processes else b"",
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,7 +87,12 @@ class ModuleWatcher:
     ) -> ModuleSpec | None:
         """Answer the import system as the usual finder does, and note the file's version."""
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.has_location and spec.origin is not None and not is_installed(spec.origin):
+        if (
+            spec is not None
+            and spec.has_location
+            and spec.origin is not None
+            and not is_installed(spec.origin)
+        ):
             self._versions[name] = spec.origin, _version(spec.origin)
         return spec
 
@@ -103,7 +111,9 @@ class ModuleWatcher:
                 package, _, attribute = name.rpartition(".")
                 if module is not None and getattr(sys.modules.get(package), attribute, None) is module:
                     delattr(sys.modules[package], attribute)
-                if name in changed:  # a .pyc stores whole seconds and the size, so it misses a quick edit of equal size
+                if (
+                    name in changed
+                ):  # a .pyc stores whole seconds and the size, so it misses a quick edit of equal size
                     with suppress(OSError, NotImplementedError):
                         os.unlink(importlib.util.cache_from_source(file))
             self._known.difference_update(self._versions)
@@ -115,7 +125,12 @@ class ModuleWatcher:
         for name in sys.modules.keys() - self._known:
             self._known.add(name)
             file = getattr(sys.modules.get(name), "__file__", None)
-            if name not in self._versions and name != "__main__" and isinstance(file, str) and not is_installed(file):
+            if (
+                name not in self._versions
+                and name != "__main__"
+                and isinstance(file, str)
+                and not is_installed(file)
+            ):
                 self._versions[name] = file, _version(file)
         self._seen = len(sys.modules), next(reversed(sys.modules), None)
 

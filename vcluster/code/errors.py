@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from vcluster.code.exceptions import Failure
 
 __all__ = [
-    "ChannelClosedError", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError", "DeadlockError",
-    "DeviceFailedError", "HostWaitWarning", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning",
+    "ChannelClosedError",
+    "ClusterError",
+    "ClusterTimeoutError",
+    "CollectiveMismatchError",
+    "DeadlockError",
+    "DeviceFailedError",
+    "HostWaitWarning",
+    "OperationCancelled",
+    "UndeliveredMessageError",
+    "UnusedResultWarning",
     "ranks_in_words",
 ]
 
@@ -43,8 +51,15 @@ class DeviceFailedError(ClusterError):
     """
 
     def __init__(
-        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
-        exceptions: Mapping[int, BaseException] | None = None, exitcode: int | None = None, signal: str | None = None,
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        operation: str | None = None,
+        locations: Sequence[str] = (),
+        exceptions: Mapping[int, BaseException] | None = None,
+        exitcode: int | None = None,
+        signal: str | None = None,
     ) -> None:
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
         self.exceptions = dict(exceptions or {})

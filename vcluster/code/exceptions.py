@@ -87,7 +87,9 @@ class Failure(NamedTuple):
         """The original exception with its causes. If it cannot be unpickled, a ``RuntimeError`` that names its type."""
         error: object = None
         if self.pickled is not None:
-            with suppress(BaseException):  # the constructor of a user's exception may raise anything, SystemExit too
+            with suppress(
+                BaseException
+            ):  # the constructor of a user's exception may raise anything, SystemExit too
                 error = load(self.pickled)
         if not isinstance(error, BaseException):
             error = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
@@ -136,8 +138,10 @@ class Failure(NamedTuple):
         if not self.omitted:
             return "".join(traceback.StackSummary.from_list(summaries).format())
         half = len(summaries) // 2
-        first, last = ("".join(traceback.StackSummary.from_list(part).format())
-                       for part in (summaries[:half], summaries[half:]))
+        first, last = (
+            "".join(traceback.StackSummary.from_list(part).format())
+            for part in (summaries[:half], summaries[half:])
+        )
         return f"{first}  [{self.omitted} more calls]\n{last}"
 
 
@@ -169,18 +173,27 @@ def where_cancelled(exception: BaseException) -> tuple[Frame, ...]:
 def _describe(exception: BaseException, above: frozenset[int], program: CodeType | None = None) -> Failure:
     above |= {id(exception)}
     frames = _frames(exception.__traceback__)
-    if program is not None and all(is_ours(frame.filename) for frame in frames) and not is_ours(program.co_filename):
+    if (
+        program is not None
+        and all(is_ours(frame.filename) for frame in frames)
+        and not is_ours(program.co_filename)
+    ):
         first = program.co_firstlineno
         frames = [Frame(program.co_filename, first, None, None, None, program.co_name, first)]
     if program is None and all(frame.filename == WORKER for frame in frames):
-        frames = []     # to call the program failed: it is built in, or the class of something
+        frames = []  # to call the program failed: it is built in, or the class of something
     omitted = max(0, len(frames) - LONGEST_TRACEBACK)
     if omitted:
         del frames[LONGEST_TRACEBACK // 2 : -(LONGEST_TRACEBACK // 2)]
     cause = exception.__cause__
     if cause is None and not exception.__suppress_context__:
         cause = exception.__context__
-    follow = cause is not None and id(cause) not in above and len(above) < DEEPEST_CHAIN and not _is_internal(cause)
+    follow = (
+        cause is not None
+        and id(cause) not in above
+        and len(above) < DEEPEST_CHAIN
+        and not _is_internal(cause)
+    )
     members: tuple[BaseException, ...] = ()
     if isinstance(exception, BaseExceptionGroup) and len(above) < DEEPEST_CHAIN:
         members = tuple(member for member in exception.exceptions if id(member) not in above)
@@ -205,10 +218,12 @@ def _frames(tb: TracebackType | None) -> list[Frame]:
     frames = []
     for entry in entries_of(tb):
         code = entry.tb_frame.f_code
-        hidden = "__tracebackhide__" in code.co_varnames and bool(entry.tb_frame.f_locals.get("__tracebackhide__"))
-        frames.append(Frame(
-            code.co_filename, entry.tb_lineno, *_span(entry), code.co_name, code.co_firstlineno, hidden
-        ))
+        hidden = "__tracebackhide__" in code.co_varnames and bool(
+            entry.tb_frame.f_locals.get("__tracebackhide__")
+        )
+        frames.append(
+            Frame(code.co_filename, entry.tb_lineno, *_span(entry), code.co_name, code.co_firstlineno, hidden)
+        )
     return [frame for frame in frames if not is_ours(frame.filename)] or frames
 
 
@@ -251,8 +266,12 @@ def _text(exception: BaseException) -> str:
 
 def _summary(exception: BaseException, name: str) -> str:
     text, notes = _text(exception), _notes(exception)
-    if len(text) > LONGEST_TEXT or sum(map(len, notes)) > LONGEST_TEXT:     # Python would take seconds to lay it out
-        return "".join(f"{line}\n" for line in (f"{name}: {_bounded(text)}", *map(_bounded, notes[:MOST_MEMBERS])))
+    if (
+        len(text) > LONGEST_TEXT or sum(map(len, notes)) > LONGEST_TEXT
+    ):  # Python would take seconds to lay it out
+        return "".join(
+            f"{line}\n" for line in (f"{name}: {_bounded(text)}", *map(_bounded, notes[:MOST_MEMBERS]))
+        )
     try:
         summary = str.__str__("".join(traceback.format_exception_only(exception)))
     except BaseException:
@@ -277,7 +296,10 @@ def _pickled(exception: BaseException) -> bytes | None:
     with suppress(BaseException):
         crossing = exception
         own = getattr(exception, "text", None) if isinstance(exception, SyntaxError) else None
-        if max(len(_text(exception)), len(own or "")) > LONGEST_TEXT or sum(map(len, _notes(exception))) > LONGEST_TEXT:
+        if (
+            max(len(_text(exception)), len(own or "")) > LONGEST_TEXT
+            or sum(map(len, _notes(exception))) > LONGEST_TEXT
+        ):
             crossing = _shortened(exception)
         return dump(crossing, "the exception")
     return None
@@ -286,7 +308,8 @@ def _pickled(exception: BaseException) -> bytes | None:
 def _shortened(exception: BaseException) -> BaseException:
     """An exception of the same type with short texts.  Raises for one that has more in it than texts and numbers."""
     if not all(isinstance(value, str | int | float | None) for value in exception.args) or {
-            *vars(exception)} - {"__notes__"}:
+        *vars(exception)
+    } - {"__notes__"}:
         raise TypeError(f"{type(exception).__name__} has more than a text")
     args = list(exception.args)
     for i, value in enumerate(args):

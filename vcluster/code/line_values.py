@@ -22,9 +22,15 @@ def values_on_lines(frame: FrameType, first: int, last: int) -> str:
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(frame.f_code):
         line = instruction.positions.lineno if instruction.positions is not None else None
-        if line is not None and first <= line <= last and instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        if (
+            line is not None
+            and first <= line <= last
+            and instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        ):
             read = instruction.argval
-            names.update(dict.fromkeys(read if isinstance(read, tuple) else (read,)))  # some instructions read two
+            names.update(
+                dict.fromkeys(read if isinstance(read, tuple) else (read,))
+            )  # some instructions read two
     variables = frame.f_locals
     texts = [(name, _text(variables[name])) for name in names if name in variables and name.isidentifier()]
     return ", ".join([f"{name} = {text}" for name, text in texts if text is not None][:MOST_VARIABLES])

@@ -26,7 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
-from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
+from cloudpickle import (
+    cloudpickle as _reducers,
+)  # the reducers that Pickler picks by itself have no public names
 
 from parallelism.operation import is_installed
 from vcluster.code.call_sites import code_of
@@ -80,7 +82,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         decorated = reduce_decorated(obj)
         if decorated is not None and (kind is functools.cached_property or travels_by_value(obj.__module__)):
             return decorated
-        if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
+        if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(
+            getattr(obj, "__module__", None)
+        ):
             if isinstance(obj, TypeVar):
                 return _reducers._make_typevar, _reducers._decompose_typevar(obj)
             return _reduce_class(obj) if isinstance(obj, type) else self._dynamic_function_reduce(obj)
@@ -111,8 +115,7 @@ def dump(value: object, subject: str, buffer_callback: BufferCallback | None = N
 
 
 def load(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """The value that was given to `dump`. Its arrays lie in ``buffers`` without a copy and are writable if those are.
-    """
+    """The value that was given to `dump`. Its arrays lie in ``buffers`` without a copy and are writable if those are."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301  (between processes of one program)
 
 
@@ -128,12 +131,14 @@ def _reduce_class(kind: type) -> tuple[Any, ...]:
 
 
 def _with_slots(
-    kind: type, arguments: tuple[Any, ...], state: tuple[Any, ...],
+    kind: type,
+    arguments: tuple[Any, ...],
+    state: tuple[Any, ...],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What makes a class, with its slots, which cloudpickle 3.1.3 leaves out: its objects would have a ``__dict__``,
     which those of this process do not have, and could not come back.
     """
-    mine, place = vars(kind), 3     # of what the new class begins with
+    mine, place = vars(kind), 3  # of what the new class begins with
     slots = {name for name, value in mine.items() if isinstance(value, types.MemberDescriptorType)}
     kept = {name: value for name, value in state[0].items() if name not in slots}
     slots |= {"__dict__", "__weakref__"} & {*mine}
@@ -201,9 +206,10 @@ def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str
 # -- why something cannot be pickled -----------------------------------------------------------------------------------
 
 
-def _culprit(value: object, error: Exception, above: frozenset[int] = frozenset()) -> tuple[list[str], object, str]:
-    """The smallest part that cannot be pickled: the steps that lead to it, outermost first, the part, and the reason.
-    """
+def _culprit(
+    value: object, error: Exception, above: frozenset[int] = frozenset()
+) -> tuple[list[str], object, str]:
+    """The smallest part that cannot be pickled: the steps that lead to it, outermost first, the part, and the reason."""
     above |= {id(value)}
     for step, part in _parts(value) if len(above) <= 32 else ():
         if id(part) not in above and (failure := _failure(part)) is not None:

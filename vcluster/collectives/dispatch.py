@@ -47,7 +47,15 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Calls, CheckedCall, Group, Ranks, may_be_prepared
+from vcluster.collectives.group import (
+    DESCRIPTION_BYTES,
+    Call,
+    Calls,
+    CheckedCall,
+    Group,
+    Ranks,
+    may_be_prepared,
+)
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
@@ -68,7 +76,7 @@ Counted = Generator[Wait, None, Outcome]
 def choose_prepared(calls: Calls) -> type[Prepared] | None:
     """The way of a direct call that is repeated, by the calls of all members; None: the general one again."""
     members = len(calls)
-    calls = list({id(call): call for call in calls}.values())   # most often all call the same
+    calls = list({id(call): call for call in calls}.values())  # most often all call the same
     givers = [call for call in calls if call.dtype is not None]
     if not may_be_prepared(calls) or any(len(call.description) > DESCRIPTION_BYTES for call in calls):
         return None
@@ -106,7 +114,9 @@ class KeptCalls(dict[Any, CheckedCall]):
 class Collectives:
     """Runs the collectives of one device."""
 
-    def __init__(self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, ways: Ways | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, ways: Ways | None
+    ) -> None:
         """``ways``: how groups meet, and how direct calls are run; None: in shared memory."""
         self.endpoint = endpoint
         self.recorder = recorder
@@ -156,23 +166,55 @@ class Collectives:
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def run(
-        self, kind: str, x: Any, axes: Axes = None, *, groups: Groups | None = None, out: Any = None,
-        algorithm: str | None = None, async_op: bool = False, dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
-        pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes = None,
+        *,
+        groups: Groups | None = None,
+        out: Any = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None,
+        root: int = 0,
+        op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None,
+        name: str | None = None,
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each argument means."""
         key: Any = None
         checked: CheckedCall | None = None
         x_type = type(x)
-        if groups is None and split_sizes is None and not callable(op) and (
-            x_type is np.ndarray or x is None
-            or (x_type in SCALARS and (x_type is not int or -(1 << 63) <= x < 1 << 63))
+        if (
+            groups is None
+            and split_sizes is None
+            and not callable(op)
+            and (
+                x_type is np.ndarray
+                or x is None
+                or (x_type in SCALARS and (x_type is not int or -(1 << 63) <= x < 1 << 63))
+            )
         ):
             if x_type is np.ndarray:
                 key = kind, axes, x.dtype, x.shape, algorithm, dim, concat_dim, root, op, pairs, name
-            elif x is None and type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
-                key = kind, axes, (out.dtype, out.shape), None, algorithm, dim, concat_dim, root, op, pairs, name
+            elif (
+                x is None and type(out) is np.ndarray
+            ):  # a member that gives nothing is known by what it gets
+                key = (
+                    kind,
+                    axes,
+                    (out.dtype, out.shape),
+                    None,
+                    algorithm,
+                    dim,
+                    concat_dim,
+                    root,
+                    op,
+                    pairs,
+                    name,
+                )
             else:
                 key = kind, axes, x_type, None, algorithm, dim, concat_dim, root, op, pairs, name
             try:
@@ -189,14 +231,30 @@ class Collectives:
         if members is None:
             return self._outside(kind, x, out, async_op)
         base = {
-            "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
-            "root": checked_root(kind, root, len(members)), "pairs": plain_pairs(pairs),
+            "ranks": members,
+            "position": members.index(self._rank),
+            "axes": axis_names,
+            "algorithm": algorithm,
+            "root": checked_root(kind, root, len(members)),
+            "pairs": plain_pairs(pairs),
         }
-        return self._run_new(key, kind, x, op, dim, concat_dim, split_sizes, factors, base, out, name, async_op)
+        return self._run_new(
+            key, kind, x, op, dim, concat_dim, split_sizes, factors, base, out, name, async_op
+        )
 
     def _run_new(
-        self, key: Any, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int,
-        sizes: Sequence[int] | None, factors: Sequence[int], base: dict[str, Any], out: Any, name: str | None,
+        self,
+        key: Any,
+        kind: str,
+        x: Any,
+        op: ReduceOp | None,
+        dim: int,
+        concat_dim: int,
+        sizes: Sequence[int] | None,
+        factors: Sequence[int],
+        base: dict[str, Any],
+        out: Any,
+        name: str | None,
         async_op: bool,
     ) -> Any:
         """Check a call, run it, and keep it by its key if it has one; see `described` for the arguments."""
@@ -211,7 +269,9 @@ class Collectives:
             self._checked.keep(key, checked)
             if not async_op and self._guesses(checked):
                 try:
-                    return self._run_prepared(checked, checked.prepared, x if type(x) is np.ndarray else array, out)
+                    return self._run_prepared(
+                        checked, checked.prepared, x if type(x) is np.ndarray else array, out
+                    )
                 finally:
                     checked.guessed = False
         return self._run_checked(checked, x, array, out, name or kind, async_op)
@@ -223,8 +283,13 @@ class Collectives:
         """
         call, group = checked.call, self._groups.get(checked.call.ranks)
         if (
-            group is None or not group.has_met or call.of_kind.gives == "root" or call.algorithm not in (None, "direct")
-            or call.kind in self._misguessed or group.ways.direct is not General or self._lanes
+            group is None
+            or not group.has_met
+            or call.of_kind.gives == "root"
+            or call.algorithm not in (None, "direct")
+            or call.kind in self._misguessed
+            or group.ways.direct is not General
+            or self._lanes
         ):
             return False
         checked.calls = [call] * call.size
@@ -244,7 +309,10 @@ class Collectives:
                 self.dropped.setdefault(site.location, template[1])
             recorder.begins(template[1], site.location)
             if not prepared.run():
-                checked.prepared, checked.surprised = None, not checked.guessed  # prepare when the new call is repeated
+                checked.prepared, checked.surprised = (
+                    None,
+                    not checked.guessed,
+                )  # prepare when the new call is repeated
                 if checked.guessed:
                     self._misguessed.add(checked.call.kind)
                 steps = partial(self._steps, checked, x, x, out, posted=prepared)
@@ -260,11 +328,17 @@ class Collectives:
         if out is not None:
             refuse_out_of_tree(checked.call.kind, x, out)
             seen = array if array is None or array.flags.c_contiguous else np.empty(0, array.dtype)
-            check_out(checked.call, checked.call.position, out, seen)   # out= may overlap what is copied anyway
+            check_out(
+                checked.call, checked.call.position, out, seen
+            )  # out= may overlap what is copied anyway
         return self._drive(checked, partial(self._steps, checked, x, array, out), name, async_op, out)
 
     def _drive(
-        self, checked: CheckedCall, steps: Callable[[Row], Counted], name: str, async_op: bool,
+        self,
+        checked: CheckedCall,
+        steps: Callable[[Row], Counted],
+        name: str,
+        async_op: bool,
         out: Any = None,
     ) -> Any:
         """Run the steps of a call, recorded as one event."""
@@ -275,7 +349,8 @@ class Collectives:
             if out is None and site.drops_result and checked.warns:
                 self.dropped.setdefault(site.location, name)
             event = recorder.add_collective(
-                name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
+                name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype
+            )
 
             def whole() -> Steps:
                 result, traffic_of = yield from steps(event)
@@ -289,7 +364,13 @@ class Collectives:
             return issue(self, checked.lane, whole(), checked, work, name, site.location)
 
     def _steps(
-        self, checked: CheckedCall, x: Any, array: Array | None, out: Any, event: Row, *,
+        self,
+        checked: CheckedCall,
+        x: Any,
+        array: Array | None,
+        out: Any,
+        event: Row,
+        *,
         posted: PreparedCall | None = None,
     ) -> Counted:
         """Run a checked call, or go on with what a prepared one posted; the result has the form of the value."""
@@ -319,16 +400,22 @@ class Collectives:
         group = self._groups[call.ranks]
         way = (group.ways.prepared or choose_prepared)(calls)
         if way is not None:
-            checked.prepared = way(
-                self.endpoint, group, calls, checked.reduction, checked.lane, checked)
+            checked.prepared = way(self.endpoint, group, calls, checked.reduction, checked.lane, checked)
             checked.template = self.recorder.collective_template(
-                checked.name, call.axes, call.ranks, call.algorithm or "direct", checked.dtype,
-                partial(traffic, tuple(calls), call.ranks, call.position))
+                checked.name,
+                call.axes,
+                call.ranks,
+                call.algorithm or "direct",
+                checked.dtype,
+                partial(traffic, tuple(calls), call.ranks, call.position),
+            )
 
     def _members(self, kind: str, axes: Axes, groups: Groups | None) -> Members:
         if groups is not None:
             return members_of(self._mesh, self._rank, kind, axes, groups)
-        found = self._along.get(axes) if axes.__hash__ is not None else None  # a list is refused with the right words
+        found = (
+            self._along.get(axes) if axes.__hash__ is not None else None
+        )  # a list is refused with the right words
         if found is None:
             found = self._along[axes] = members_of(self._mesh, self._rank, kind, axes, None)
         return found
@@ -345,7 +432,9 @@ class Collectives:
             result, count_traffic = yield from self._steps(checked, buffer, converted, None, event)
             counts.append(count_traffic)
             buffers.put(numbers, result)
-        return buffers.tree(), lambda: reduce(Traffic.plus, (count() for count in counts), Traffic(0, 0, 0, ()))
+        return buffers.tree(), lambda: reduce(
+            Traffic.plus, (count() for count in counts), Traffic(0, 0, 0, ())
+        )
 
     def _add_message(self, parent: Row, kind: str, peer: int, nbytes: int) -> None:
         """Record a message inside a collective."""
@@ -372,8 +461,15 @@ class Collectives:
 
 
 def described(
-    ways: Ways, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
-    factors: Sequence[int], base: dict[str, Any],
+    ways: Ways,
+    kind: str,
+    x: Any,
+    op: ReduceOp | None,
+    dim: int,
+    concat_dim: int,
+    sizes: Sequence[int] | None,
+    factors: Sequence[int],
+    base: dict[str, Any],
 ) -> tuple[Call, Array | None, Reduction | None]:
     """The checked call, its value as an array (None where it does not count), and how to reduce it.
 
@@ -381,7 +477,18 @@ def described(
     arguments, before anything is sent.
     """
     fields, array, reducing = call_fields(
-        kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
+        kind,
+        x,
+        op,
+        dim,
+        concat_dim,
+        sizes,
+        factors,
+        base["root"],
+        base["position"],
+        len(base["ranks"]),
+        _to_array,
+    )
     call = Call(kind, **fields, **base)
     if call.algorithm is not None or call.pairs is not None:
         call.over(call.size)  # refuses an algorithm, or pairs, that do not apply

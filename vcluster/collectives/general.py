@@ -71,7 +71,9 @@ def own_result(calls: Calls, position: int, views: Sequence[Any], reduction: Red
 def gets_scalar(calls: Calls, position: int) -> bool:
     """Whether the result of a member, if it is 0-d, is a scalar: its value was, or of a copy the one that it gets."""
     call = calls[position]
-    sources = call.of_kind.sources_of(position, call.size, call.root, call.pairs) if call.of_kind.copies else ()
+    sources = (
+        call.of_kind.sources_of(position, call.size, call.root, call.pairs) if call.of_kind.copies else ()
+    )
     return (calls[sources[0]] if sources else call).form == SCALAR
 
 
@@ -136,7 +138,9 @@ class General(Way):
         """Meet the other members.  Every member's call, in group order."""
         if self.sequence < 0:
             shown = self.shown
-            self.sequence = yield from self.group.post(self.call, self.payload, shown.place, shown.target_place)
+            self.sequence = yield from self.group.post(
+                self.call, self.payload, shown.place, shown.target_place
+            )
         self.calls = self.group.calls(self.sequence, self.call)
         return self.calls
 
@@ -158,7 +162,11 @@ class General(Way):
         empty = empty_result(calls, group.position, self.reduction)
         if isinstance(empty, list):
             copy = memory.copy_payload
-            return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(empty)]
+            return [
+                each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(empty)
+            ]
         if empty is None:
             return None
-        return empty._replace(fill=partial(memory.fill, self.sequence), target=memory.target(self.sequence, self.shown))
+        return empty._replace(
+            fill=partial(memory.fill, self.sequence), target=memory.target(self.sequence, self.shown)
+        )

@@ -73,13 +73,27 @@ class Call(MemberCall):
         dtype = None
         if self.dtype is not None:
             dtype = self.dtype.str if self.dtype.isbuiltin == 1 else code_of(self.dtype)
-        fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
-                  self.op, self.pairs, self.form)
+        fields = (
+            self.kind,
+            self.algorithm,
+            dtype,
+            self.shape,
+            self.dim,
+            self.concat_dim,
+            self.sizes,
+            self.root,
+            self.op,
+            self.pairs,
+            self.form,
+        )
         description = marshal.dumps(fields, 2)
         for name, value in (
             ("description", description),
             ("signature", int.from_bytes(blake2b(description, digest_size=8).digest(), "little") >> 2),
-            ("of_kind", KINDS.records.get(self.kind)),      # None only for a kind that another process alone knows
+            (
+                "of_kind",
+                KINDS.records.get(self.kind),
+            ),  # None only for a kind that another process alone knows
             ("nbytes", 0 if self.dtype is None else self.dtype.itemsize * prod(self.shape or ())),
         ):
             object.__setattr__(self, name, value)
@@ -92,8 +106,19 @@ class Call(MemberCall):
         """The call of another member of the group, from its description."""
         kind, name, dtype, shape, dim, concat_dim, sizes, root, op, pairs, form = marshal.loads(description)
         return replace(
-            self, kind=kind, position=position, algorithm=name, dtype=dtype and of_code(dtype),
-            shape=shape, dim=dim, concat_dim=concat_dim, sizes=sizes, root=root, op=op, pairs=pairs, form=form,
+            self,
+            kind=kind,
+            position=position,
+            algorithm=name,
+            dtype=dtype and of_code(dtype),
+            shape=shape,
+            dim=dim,
+            concat_dim=concat_dim,
+            sizes=sizes,
+            root=root,
+            op=op,
+            pairs=pairs,
+            form=form,
         )
 
     def __str__(self) -> str:
@@ -108,11 +133,24 @@ class CheckedCall:
     """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
 
     __slots__ = (
-        "_ranks", "_text", "call", "calls", "dtype", "guessed", "lane", "name", "prepared", "reduction", "surprised",
-        "template", "warns",
+        "_ranks",
+        "_text",
+        "call",
+        "calls",
+        "dtype",
+        "guessed",
+        "lane",
+        "name",
+        "prepared",
+        "reduction",
+        "surprised",
+        "template",
+        "warns",
     )
 
-    def __init__(self, call: Call, reduction: Reduction | None, size: int, text: str = "", name: str = "") -> None:
+    def __init__(
+        self, call: Call, reduction: Reduction | None, size: int, text: str = "", name: str = ""
+    ) -> None:
         """``size`` is that of the mesh, ``name`` of the events; ``text`` describes the call if its ``str`` does not."""
         self._text = text
         self._ranks = "" if call.ranks == tuple(range(size)) else f" of group {list(call.ranks)}"
@@ -168,7 +206,9 @@ class Buffer:
 
     def read_description(self) -> bytes:
         elsewhere = self.words[_DESCRIPTION]
-        return bytes((self._arena.view[elsewhere:] if elsewhere else self._description)[: self.words[_LENGTH]])
+        return bytes(
+            (self._arena.view[elsewhere:] if elsewhere else self._description)[: self.words[_LENGTH]]
+        )
 
     def write(self, call: Call, payload: int, out: int, elsewhere: int) -> None:
         """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
@@ -221,7 +261,7 @@ class Group:
         self.sequence = self._seen = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
-        self._in_turn = [*range(self.position + 1, self.size), *range(self.position)]   # each begins elsewhere
+        self._in_turn = [*range(self.position + 1, self.size), *range(self.position)]  # each begins elsewhere
         self.slots: list[Slot] = [None] * self.size  # type: ignore[list-item]
         """The members' slots, in group order, once each has posted something."""
         place = endpoint.heap.allocate(_SLOT_BYTES)
@@ -255,9 +295,7 @@ class Group:
             room = self._rooms[parity] = self._endpoint.heap.block(nbytes)[1]
         return np.ndarray(shape, dtype, room)
 
-    def post(
-        self, call: Call, payload: Array | None, place: int, out: int
-    ) -> Generator[Wait, None, int]:
+    def post(self, call: Call, payload: Array | None, place: int, out: int) -> Generator[Wait, None, int]:
         """Post an operation and return its number when every member has posted it.
 
         ``payload`` is a small array, for the slot; or None, and ``place`` is where a large one lies for as long as the
@@ -327,14 +365,19 @@ class Group:
         for slot in self.slots:
             if slot.tokens[parity][0] != token:
                 buffers = self.buffers(sequence)
-                calls = [call.as_seen_by(place, buffer.read_description()) for place, buffer in enumerate(buffers)]
+                calls = [
+                    call.as_seen_by(place, buffer.read_description()) for place, buffer in enumerate(buffers)
+                ]
                 check_agreement(call.ranks, call.kind, calls)
                 return calls
         return [call] * self.size
 
     def inline_views(self, parity: int, calls: Calls) -> list[Array | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
-        return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
+        return [
+            buffer.array(buffer.inline, call)
+            for buffer, call in zip(self.buffers(parity), calls, strict=True)
+        ]
 
     def views(self, sequence: int, calls: Calls) -> list[Array | None]:
         """The members' payloads, wherever they lie in the arena."""
@@ -405,4 +448,3 @@ class Group:
 def group_key(ranks: Ranks) -> int:
     """The number by which a group is known in shared memory: in every process the same, as integers hash alike."""
     return abs(hash(ranks)) or 1
-

@@ -31,7 +31,9 @@ TURNS_FOR_THE_LAST = 64
 
 def is_shared(kind: CollectiveKind) -> bool:
     """Whether all members get one array, or parts of one: the reduction of all arrays, or all of them joined."""
-    return kind.sources == "all" and kind.gets == "all" and kind.reduces != kind.joins and not kind.blocks_of_all
+    return (
+        kind.sources == "all" and kind.gets == "all" and kind.reduces != kind.joins and not kind.blocks_of_all
+    )
 
 
 class LastArriver(Prepared):
@@ -54,7 +56,9 @@ class LastArriver(Prepared):
         for parity, whole in enumerate(self._results):
             assert whole is not None
             if cuts:
-                whole = reduced([view for view in group.inline_views(parity, calls) if view is not None], reduction)
+                whole = reduced(
+                    [view for view in group.inline_views(parity, calls) if view is not None], reduction
+                )
             shared = self._endpoint.arena.array(group.slots[0].shared[parity], whole.shape, whole.dtype)
             if shared.nbytes <= INLINE_BYTES:
                 self._shared[parity] = shared
@@ -96,13 +100,15 @@ class LastArriver(Prepared):
             if released[0] == word:
                 return True
             if place < len(others) and others[place][0][0] == others[place][1] + sequence:
-                place += 1      # one at a time: if every member looked at all, all would look g^2 times
+                place += 1  # one at a time: if every member looked at all, all would look g^2 times
             if place == len(others):
                 left -= 1
                 if not left:
                     return False
         group = self._group
-        group.wake_if_last(sequence + 1, 0, place)  # this may be the last arriver for one that calls otherwise
+        group.wake_if_last(
+            sequence + 1, 0, place
+        )  # this may be the last arriver for one that calls otherwise
         coming = group.all_come_or(sequence, place, lambda: bool(released[0] == word))
         self._endpoint.tasks.drive(self._lane, coming, self._text)
         if released[0] == word:

@@ -28,11 +28,24 @@ class PreparedCall:
     """A call of one member whose checks are done, and whose result is made of arrays that lie in one place."""
 
     __slots__ = (
-        "_call", "_endpoint", "_gets_scalar", "_group", "_lane", "_results", "_text", "sequence", "shown",
+        "_call",
+        "_endpoint",
+        "_gets_scalar",
+        "_group",
+        "_lane",
+        "_results",
+        "_text",
+        "sequence",
+        "shown",
     )
 
     def __init__(
-        self, endpoint: Endpoint, group: Group, calls: Calls, reduction: Reduction | None, lane: Lane,
+        self,
+        endpoint: Endpoint,
+        group: Group,
+        calls: Calls,
+        reduction: Reduction | None,
+        lane: Lane,
         text: object,
     ) -> None:
         """``calls`` are the members' calls the last time, in group order; ``str(text)`` describes the call."""
@@ -65,12 +78,18 @@ class PreparedCall:
     def _takes(self, x: Array | None, out: Any) -> bool:
         """Whether the result can be written into ``out`` as it is."""
         result = self._results[0]
-        if result is None or type(out) is not np.ndarray or out.dtype != result.dtype or out.shape != result.shape:
+        if (
+            result is None
+            or type(out) is not np.ndarray
+            or out.dtype != result.dtype
+            or out.shape != result.shape
+        ):
             return False
         flags = out.flags
         return bool(flags.c_contiguous and flags.writeable) and (
-            out is x or type(x) is not np.ndarray
-            or (out.base is None and x.base is None)    # both own their memory
+            out is x
+            or type(x) is not np.ndarray
+            or (out.base is None and x.base is None)  # both own their memory
             or not np.may_share_memory(out, x)
         )
 
@@ -92,11 +111,19 @@ class Prepared(PreparedCall):
     __slots__ = ("_buffers", "_others", "_payloads", "_signature", "_tokens")
 
     def __init__(
-        self, endpoint: Endpoint, group: Group, calls: Calls, reduction: Reduction | None, lane: Lane,
+        self,
+        endpoint: Endpoint,
+        group: Group,
+        calls: Calls,
+        reduction: Reduction | None,
+        lane: Lane,
         text: object,
     ) -> None:
         self._buffers = group.own.buffers
-        self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
+        self._others = [
+            *range(group.position + 1, group.size),
+            *range(group.position),
+        ]  # each begins elsewhere
         self._payloads: list[Array | None] = [None, None]
         super().__init__(endpoint, group, calls, reduction, lane, text)
         self._signature = self._call.signature
@@ -172,7 +199,9 @@ class PreparedZeroCopy(Prepared):
             if x is None:
                 return False
             self.shown = show(self._endpoint, self._call, x, out, self._group)
-        self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)
+        self._buffers[self._group.sequence & 1].write(
+            self._call, self.shown.place, self.shown.target_place, 0
+        )
         return True
 
     def finish(self, out: Array | None) -> Any:

@@ -20,7 +20,8 @@ def no_library(call: Call, reduction: Reduction | None) -> None:
     """``ValueError``: there is no MPI library."""
     raise ValueError(
         f"{call.kind}: algorithm='mpi' asks for the collective of an MPI library, and the devices of this cluster are "
-        f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py")
+        f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py"
+    )
 
 
 class Ways(NamedTuple):

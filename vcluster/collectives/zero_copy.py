@@ -83,7 +83,9 @@ def show(
     assert dtype is not None
     smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
-        call.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
+        call.nbytes >= smallest
+        and (call.size == 2 or not kind.read_by_all)
+        and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
     target = target_place = None
@@ -98,7 +100,9 @@ def show(
     place = copied = None
     lasts = False
     is_whole = payload.flags.c_contiguous and payload.dtype == dtype
-    if is_whole and (target is not None or out is None or not np.may_share_memory(out, payload)):  # else overwritten
+    if is_whole and (
+        target is not None or out is None or not np.may_share_memory(out, payload)
+    ):  # else overwritten
         place = _place(endpoint, payload, private)
     if place is None:
         if group is not None and call.nbytes <= MOST_ROOM:
@@ -146,7 +150,8 @@ class Stretch:
         self._rank = rank
         self._address = -place
         self.view: Array | None = (
-            endpoint.arena.array(place, (count,), dtype) if place >= 0
+            endpoint.arena.array(place, (count,), dtype)
+            if place >= 0
             else endpoint.peers.view(rank, -place, dtype, count)
         )
         """The array itself, if this process can see it."""
@@ -293,9 +298,7 @@ def _step(stretches: Sequence[Stretch]) -> int:
     return max(1, nbytes // stretches[0].dtype.itemsize)
 
 
-def _combine(
-    terms: Sequence[Stretch], start: int, out: Array, scratch: Array, reduction: Reduction
-) -> None:
+def _combine(terms: Sequence[Stretch], start: int, out: Array, scratch: Array, reduction: Reduction) -> None:
     end = start + out.size
     total = terms[0].piece(start, end, out)
     if len(terms) == 1:

@@ -40,7 +40,9 @@ def main(words: Sequence[str]) -> int:
         raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
     try:
         arguments = parser_of(name).parse(rest)
-        from vcluster.demo.screen import Screen  # imported after the arguments are checked, because it is slow
+        from vcluster.demo.screen import (
+            Screen,
+        )  # imported after the arguments are checked, because it is slow
 
         screen = Screen()
         if arguments.html is not None:

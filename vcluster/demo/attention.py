@@ -54,19 +54,26 @@ class Policy:
 
 POLICIES = {
     "unsharded": Policy("only the batch is split", (), AttentionSharding.unsharded),
-    "megatron": Policy("heads over tp; the result is summed", ("tp",), lambda dp: AttentionSharding.megatron("tp", dp)),
+    "megatron": Policy(
+        "heads over tp; the result is summed", ("tp",), lambda dp: AttentionSharding.megatron("tp", dp)
+    ),
     "sequence": Policy(
-        "like megatron, and x and y are split along the sequence", ("tp",),
-        lambda dp: AttentionSharding.sequence("tp", dp)
+        "like megatron, and x and y are split along the sequence",
+        ("tp",),
+        lambda dp: AttentionSharding.sequence("tp", dp),
     ),
     "ring": Policy(
-        "rows over cp; keys and values travel round a ring", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
+        "rows over cp; keys and values travel round a ring",
+        ("cp",),
+        lambda dp: AttentionSharding.ring("cp", dp),
     ),
     "ulysses": Policy(
         "rows over cp, exchanged for heads and back", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
     ),
     "megatron_ring": Policy(
-        "a ring over cp of heads over tp", ("cp", "tp"), lambda dp: AttentionSharding.megatron_ring("tp", "cp", dp)
+        "a ring over cp of heads over tp",
+        ("cp", "tp"),
+        lambda dp: AttentionSharding.megatron_ring("tp", "cp", dp),
     ),
 }
 RINGS = ("ring", "megatron_ring")
@@ -80,8 +87,10 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     mesh = mesh_of(arguments, Mesh(**usual))
     if {*mesh.axes} - {"dp"} != {*policy.axes}:
         flags = " ".join(f"--{axis} {size}" for axis, size in usual.items())
-        raise WrongWords(f"policy {name} needs {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
-                         f"mesh is {mesh!r}")
+        raise WrongWords(
+            f"policy {name} needs {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
+            f"mesh is {mesh!r}"
+        )
     batch, sequence, heads, head_dim = extents_of(arguments, "BATCH,SEQUENCE,HEADS,HEAD_DIM", most=None)
     if batch * heads * sequence * sequence > MOST_SCORES or batch * sequence * heads * head_dim > MOST_SCORES:
         raise WrongWords(f"--shape: a demo takes up to {MOST_SCORES:,} scores, or elements of x")
@@ -89,8 +98,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     keys = (model, arguments.kv_heads or heads, head_dim)
     shapes = (batch, sequence, model), (model, heads, head_dim), keys, keys, (heads, head_dim, model)
     try:
-        operation = Attention(policy.sharding(tuple({"dp"}.intersection(mesh.axes))), AttentionShardingPolicy(name),
-                              causal=not arguments.full, zigzag=arguments.zigzag)
+        operation = Attention(
+            policy.sharding(tuple({"dp"}.intersection(mesh.axes))),
+            AttentionShardingPolicy(name),
+            causal=not arguments.full,
+            zigzag=arguments.zigzag,
+        )
         operation.plan(shapes, mesh)
     except ValueError as error:
         raise WrongWords(str(error).partition("; whole_keys")[0]) from None
@@ -102,9 +115,14 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     mesh, operation, shapes = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     plan, sharding = operation.plan(shapes, mesh), operation.sharding
-    screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {device_of(arguments.backend)}", "bold")
-    screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
-                f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}")
+    screen.line(
+        f"attention under {arguments.policy} on {mesh!r}, each device a {device_of(arguments.backend)}",
+        "bold",
+    )
+    screen.line(
+        f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
+        f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}"
+    )
     screen.line(f"  {POLICIES[arguments.policy].summary}")
     screen.heading("Keys by device and step")
     _show_steps(screen, plan)
@@ -113,8 +131,13 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     *values, grad = (rng.standard_normal(shape) for shape in (*shapes, plan.shapes.out))
     order = np.array([place for runs in plan.runs for run in runs for place in run], np.intp)
     layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
-    run = run_here(arguments, mesh, forward_backward, operation,
-                   *map(Sharded, (grad[:, order], values[0][:, order], *values[1:]), layouts))
+    run = run_here(
+        arguments,
+        mesh,
+        forward_backward,
+        operation,
+        *map(Sharded, (grad[:, order], values[0][:, order], *values[1:]), layouts),
+    )
 
     screen.heading("Plan")
     show_plan(screen, plan)
@@ -126,7 +149,10 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     results[:2] = [x[:, np.argsort(order)] for x in results[:2]]
     verdict_of_values(screen, results, in_one_process(values, grad, operation.mask))
     verdict_of_bytes(
-        screen, run.trace, planned_bytes(plan), "as planned, above; AttentionShardingPolicy has it as a formula"
+        screen,
+        run.trace,
+        planned_bytes(plan),
+        "as planned, above; AttentionShardingPolicy has it as a formula",
     )
     if screen.good and plan.policy.value in RINGS:
         _verdict_of_blocks(screen, plan, run.trace)
@@ -164,8 +190,9 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
         cells, scores = [], 0
         for step in range(steps):
             at = (place - step) % size
-            cell, computed = _seen(rows, whole if ulysses else plan.runs[at], "all" if steps == 1 else LETTERS[at],
-                                   plan.mask)
+            cell, computed = _seen(
+                rows, whole if ulysses else plan.runs[at], "all" if steps == 1 else LETTERS[at], plan.mask
+            )
             cells.append(cell)
             scores += computed
         spans = map(_spans, (rows, (heads.queries,), (heads.keys,)))
@@ -173,7 +200,9 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     screen.table(("device", "rows", "heads", "keys", "step 0", *map(str, range(1, steps)), "scores"), table)
     if steps > 1:
         screen.line("  keys and values of these rows; a small letter if some are masked, - if all:")
-        screen.line(fold([f"{LETTERS[i]}: {_spans(runs)}" for i, runs in enumerate(plan.runs)], indent="    "))
+        screen.line(
+            fold([f"{LETTERS[i]}: {_spans(runs)}" for i, runs in enumerate(plan.runs)], indent="    ")
+        )
         screen.line("  in the backward pass they travel back with their gradients")
     screen.line("  keys: key-value heads; scores: number per head and sequence")
 
@@ -181,8 +210,12 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
 def _seen(rows: Runs, columns: Runs, name: str, mask: Mask) -> tuple[str, int]:
     """The name of some columns, in small letters if rows attend only to some, and the number of scores computed."""
     blocks = list(tiles(rows, columns, mask))
-    scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
-    whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
+    scores = sum(
+        (block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks
+    )
+    whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(
+        block.masked for block in blocks
+    )
     return (name if whole else name.lower()) if blocks else "-", scores
 
 
@@ -198,20 +231,33 @@ def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: M
     for name, policy in POLICIES.items():
         if devices % 2 and len(policy.axes) == 2:
             continue
-        sizes = {"cp": devices // 2, "tp": 2} if len(policy.axes) == 2 else dict.fromkeys(policy.axes, devices)
+        sizes = (
+            {"cp": devices // 2, "tp": 2} if len(policy.axes) == 2 else dict.fromkeys(policy.axes, devices)
+        )
         on = Mesh(**replicas, **sizes) if replicas or sizes else Mesh(dp=1)
         for zigzag in (False, True) if operation.causal and name in RINGS else (False,):
-            other = Attention(policy.sharding(tuple(replicas)), AttentionShardingPolicy(name),
-                              causal=operation.causal, zigzag=zigzag)
-            head = ("  zigzag" if zigzag else name, ",".join(f"{axis}={size}" for axis, size in sizes.items()))
+            other = Attention(
+                policy.sharding(tuple(replicas)),
+                AttentionShardingPolicy(name),
+                causal=operation.causal,
+                zigzag=zigzag,
+            )
+            head = (
+                "  zigzag" if zigzag else name,
+                ",".join(f"{axis}={size}" for axis, size in sizes.items()),
+            )
             try:
                 plan = other.plan(shapes, on)
             except ValueError:
                 rows.append((*head, *["-"] * 4, "heads do not fit"))
                 continue
             trace = _recorded(other, shapes, on)
-            numbers = (sum(plan.bytes_received), sum(plan.backward_bytes_received),
-                       max(trace.peaks().values()), max(trace.peaks("scores").values(), default=0))
+            numbers = (
+                sum(plan.bytes_received),
+                sum(plan.backward_bytes_received),
+                max(trace.peaks().values()),
+                max(trace.peaks("scores").values(), default=0),
+            )
             rows.append((*head, *map(_short, numbers), f"{max(plan.flops) / max(1, min(plan.flops)):.1f}"))
     screen.table(("policy", "over", "forward", "backward", "peak", "scores", "work"), rows)
     screen.line("  bytes received by all devices; peak bytes of one device, and of its scores;")
@@ -233,11 +279,16 @@ def _recorded(operation: Attention, shapes: Shapes, mesh: Mesh) -> Trace:
 def _verdict_of_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> None:
     """Say whether a ring never held more than two blocks of keys and values."""
     largest = max(
-        2 * plan.dtype.itemsize * plan.sharding.x.local_shape(plan.shapes.x, plan.mesh, rank)[0]
+        2
+        * plan.dtype.itemsize
+        * plan.sharding.x.local_shape(plan.shapes.x, plan.mesh, rank)[0]
         * max(sum(map(len, runs)) for runs in plan.runs)
-        * plan.sharding.wk.local_shape(plan.shapes.wk, plan.mesh, rank)[1] * plan.shapes.head_dim
+        * plan.sharding.wk.local_shape(plan.shapes.wk, plan.mesh, rank)[1]
+        * plan.shapes.head_dim
         for rank in range(plan.mesh.size)
     )
     peak = max(trace.peaks("keys and values").values())
-    screen.verdict(peak <= 2 * largest, f"at most {_short(peak)} bytes of keys and values held; two blocks are "
-                                        f"{_short(2 * largest)}")
+    screen.verdict(
+        peak <= 2 * largest,
+        f"at most {_short(peak)} bytes of keys and values held; two blocks are {_short(2 * largest)}",
+    )

@@ -27,7 +27,11 @@ def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
         raise WrongWords(
             f"--algorithm: {collective} over {size} has no {arguments.algorithm!r}{reason}{nearest(name, there_are)}"
         )
-    return collective, name, tuple((p, (p + 1) % size) for p in range(size)) if kind_of(collective).paired else None
+    return (
+        collective,
+        name,
+        tuple((p, (p + 1) % size) for p in range(size)) if kind_of(collective).paired else None,
+    )
 
 
 def inputs(collective: str, size: int) -> list[np.ndarray]:
@@ -42,7 +46,9 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     values = inputs(collective, arguments.devices)
     explained = explain(collective, algorithm=name, inputs=values, pairs=pairs)
     screen.line(str(explained))
-    run = run_here(arguments, Mesh(devices=arguments.devices), _run, PerDevice(values), collective, name, pairs)
+    run = run_here(
+        arguments, Mesh(devices=arguments.devices), _run, PerDevice(values), collective, name, pairs
+    )
     screen.record = run.trace, None
     screen.heading(f"The same on {len(values)} {'processes' if arguments.backend != 'thread' else 'threads'}")
     same = all(_equal(out, expected) for out, expected in zip(run.outputs, explained.results, strict=True))
@@ -54,7 +60,9 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     ):
         counts = tuple(map(count, range(len(values))))
         agree = counts == expected
-        screen.verdict(agree, f"{sum(counts)} {subject}, {'on each device as above' if agree else 'NOT as above'}")
+        screen.verdict(
+            agree, f"{sum(counts)} {subject}, {'on each device as above' if agree else 'NOT as above'}"
+        )
 
 
 def _run(device: Device, x: np.ndarray, collective: str, name: str, pairs: Pairs | None) -> Any:

@@ -83,8 +83,10 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
                 raise DataError(f"{path} holds a single array, not an .npz archive with arrays x and y")
             with loaded as arrays:
                 if missing := [name for name in ("x", "y") if name not in arrays.files]:
-                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; "
-                                    f"it holds {', '.join(arrays.files) or 'nothing'}")
+                    raise DataError(
+                        f"{path} has no array {' and no array '.join(missing)}; "
+                        f"it holds {', '.join(arrays.files) or 'nothing'}"
+                    )
                 x, y = arrays["x"], arrays["y"]
     except DataError:
         raise
@@ -122,13 +124,17 @@ def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.n
         if row.size:
             worst = array[row[0], column[0]]
             problem = "is not finite" if not np.isfinite(worst) else "is too large to be scaled"
-            raise DataError(f"{path}: {name}[{row[0]}] holds {worst}, which {problem} ({row.size} such values)")
+            raise DataError(
+                f"{path}: {name}[{row[0]}] holds {worst}, which {problem} ({row.size} such values)"
+            )
     return x, y
 
 
 def _dataset(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Dataset:
     classes = y.ndim == 1 and bool(np.all((y >= 0) & (y < MOST_CLASSES) & (y == np.floor(y)))) and y.max() > 0
-    targets = np.eye(int(y.max()) + 1)[y.astype(np.int64)] if classes else y.reshape(len(y), -1).astype(np.float64)
+    targets = (
+        np.eye(int(y.max()) + 1)[y.astype(np.int64)] if classes else y.reshape(len(y), -1).astype(np.float64)
+    )
     order = np.random.default_rng(seed).permutation(len(x))
     test, train = np.split(order, [len(order) // TEST_SHARE])
     x = x.astype(np.float64)  # bools cannot be subtracted, and small integers overflow
@@ -165,7 +171,9 @@ def docstrings(package: str = "parallelism") -> str:
     The sources are read and never run. Raises `DataError` if they are not installed.
     """
     files = sorted(Path(str(resources.files(package))).rglob("*.py"), key=lambda file: file.parts)
-    found = (cleandoc(text) for file in files for text in _DOCSTRING.findall(file.read_text(encoding="utf-8")))
+    found = (
+        cleandoc(text) for file in files for text in _DOCSTRING.findall(file.read_text(encoding="utf-8"))
+    )
     text = "\n\n".join(filter(None, found))
     if not text:
         raise DataError(f"the sources of {package} are not installed; the demo learns from their docstrings")
@@ -177,7 +185,9 @@ def tokens_of(text: str) -> npt.NDArray[np.int64]:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
 
 
-def pieces(tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def pieces(
+    tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
     """A batch of ``rows`` pieces of ``length`` tokens each, from positions drawn with the seed."""
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, rows)
     return tokens.take(starts[:, None] + np.arange(length))

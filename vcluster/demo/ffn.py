@@ -41,15 +41,18 @@ class Policy:
 POLICIES = {
     "unsharded": Policy("nothing is sharded", 1, lambda mesh: FeedForwardSharding.unsharded()),
     "megatron": Policy(
-        "columns of W1, rows of W2: y is summed", 1,
+        "columns of W1, rows of W2: y is summed",
+        1,
         lambda mesh: FeedForwardSharding.megatron(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "sequence": Policy(
-        "like megatron, and x and y are split along the sequence", 1,
+        "like megatron, and x and y are split along the sequence",
+        1,
         lambda mesh: FeedForwardSharding.sequence(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "gspmd_2d": Policy(
-        "batch and model of x over two axes, the weights over both", 2,
+        "batch and model of x over two axes, the weights over both",
+        2,
         lambda mesh: FeedForwardSharding.gspmd_2d(mesh.axes[0], mesh.axes[1:]),
     ),
 }
@@ -60,7 +63,9 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int
     policy = POLICIES[arguments.policy]
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2), any_axes=True)
     if len(mesh.axes) < policy.least_axes:
-        raise WrongWords(f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}")
+        raise WrongWords(
+            f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}"
+        )
     operation = FeedForward(policy.sharding(mesh), activation=arguments.activation)
     return mesh, operation, extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
 
@@ -72,7 +77,9 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     sharding = operation.sharding
     device = device_of(arguments.backend)
     screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {device}", "bold")
-    screen.line(f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden")
+    screen.line(
+        f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden"
+    )
     screen.line(f"  {POLICIES[arguments.policy].summary}")
     shapes = (batch, sequence, model), (model, hidden), (hidden,), (hidden, model), (model,)
     rng = np.random.default_rng(0)
@@ -80,8 +87,15 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
 
     screen.heading("Layouts")
-    show_layouts(screen, (("x[b, s, m]", shapes[0], sharding.x), ("W1[m, f]", shapes[1], sharding.w1),
-                          ("W2[f, m]", shapes[3], sharding.w2)), mesh)
+    show_layouts(
+        screen,
+        (
+            ("x[b, s, m]", shapes[0], sharding.x),
+            ("W1[m, f]", shapes[1], sharding.w1),
+            ("W2[f, m]", shapes[3], sharding.w2),
+        ),
+        mesh,
+    )
     run = run_here(arguments, mesh, forward_backward, operation, *map(Sharded, (grad, *values), layouts))
 
     screen.heading("Plan and traffic")
@@ -90,7 +104,9 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     show_devices(screen, run.trace, ("x", "W1", "W2"), [(x, w1, w2) for _, x, w1, _, w2, _ in run.outputs])
 
     screen.heading("Verdict")
-    verdict_of_values(screen, whole_outputs(run, layouts, mesh), in_one_process(values, grad, arguments.activation))
+    verdict_of_values(
+        screen, whole_outputs(run, layouts, mesh), in_one_process(values, grad, arguments.activation)
+    )
     verdict_of_bytes(screen, run.trace, planned_bytes(plan))
     show_elsewhere(screen, run.trace, mesh, hardware)
 
@@ -102,5 +118,11 @@ def in_one_process(values: list[Any], grad: Any, activation: str) -> list[Any]:
     before = dense(rows, w1, b1)
     back = act.backward(before, grads @ w2.T)
     y = dense(act.forward(before), w2, b2).reshape(grad.shape)
-    return [y, (back @ w1.T).reshape(x.shape), rows.T @ back, back.sum(axis=0), act.forward(before).T @ grads,
-            grads.sum(axis=0)]
+    return [
+        y,
+        (back @ w1.T).reshape(x.shape),
+        rows.T @ back,
+        back.sum(axis=0),
+        act.forward(before).T @ grads,
+        grads.sum(axis=0),
+    ]

@@ -75,17 +75,29 @@ def prepare(arguments: argparse.Namespace) -> Job:
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
     if stages > (layers := arguments.blocks + 2):
-        raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
-                         f"head included; for more stages: --blocks {stages - 2}")
+        raise WrongWords(
+            f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
+            f"head included; for more stages: --blocks {stages - 2}"
+        )
     if pipeline.schedule.weights != "one" or pipeline.schedule.local:
-        raise WrongWords(f"--schedule: {pipeline.schedule.name} does not compute the same as one process, which this "
-                         f"demo compares with")
-    check_rows(arguments, mesh.shape.get("dp", 1), arguments.rows,
-               f"a batch has {arguments.rows} rows; --rows changes that")
+        raise WrongWords(
+            f"--schedule: {pipeline.schedule.name} does not compute the same as one process, which this "
+            f"demo compares with"
+        )
+    check_rows(
+        arguments,
+        mesh.shape.get("dp", 1),
+        arguments.rows,
+        f"a batch has {arguments.rows} rows; --rows changes that",
+    )
     try:
         model = Transformer(
-            vocabulary=VOCABULARY, width=arguments.width, heads=arguments.heads, blocks=arguments.blocks,
-            pipeline=pipeline, seed=arguments.seed,
+            vocabulary=VOCABULARY,
+            width=arguments.width,
+            heads=arguments.heads,
+            blocks=arguments.blocks,
+            pipeline=pipeline,
+            seed=arguments.seed,
         )
         model.check_mesh(mesh, np.zeros((arguments.rows, SEQUENCE), np.int64))
         tokens = tokens_of(docstrings())
@@ -96,8 +108,15 @@ def prepare(arguments: argparse.Namespace) -> Job:
     if not arguments.prompt:
         raise WrongWords("--prompt: needs at least one character")
     check_writable(trace=arguments.trace, html=arguments.html)
-    return Job(arguments, mesh, model, Adam(arguments.learning_rate), tokens,
-               arguments.prompt.encode("utf-8", "surrogateescape"), hardware_of(arguments.hardware, mesh.size))
+    return Job(
+        arguments,
+        mesh,
+        model,
+        Adam(arguments.learning_rate),
+        tokens,
+        arguments.prompt.encode("utf-8", "surrogateescape"),
+        hardware_of(arguments.hardware, mesh.size),
+    )
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -106,11 +125,15 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     model, steps, backend = job.model, arguments.steps, arguments.backend
     shapes = (shape for layer in range(model.layer_count) for shape in model.parameter_shapes(layer).values())
     screen.line(f"A small GPT on {job.mesh!r}, each device a {device_of(backend)}", "bold")
-    screen.line(f"  embedding, {model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads, head; "
-                f"{model.width} wide; {sum(map(prod, shapes)):,} parameters")
+    screen.line(
+        f"  embedding, {model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads, head; "
+        f"{model.width} wide; {sum(map(prod, shapes)):,} parameters"
+    )
     screen.line(f"  text: the docstrings of parallelism, {len(job.tokens):,} bytes; a token is a byte")
-    screen.line(f"  a batch: {arguments.rows} pieces of {SEQUENCE} tokens; schedule {model.pipeline.schedule.name}, "
-                f"{model.pipeline.microbatches} microbatches")
+    screen.line(
+        f"  a batch: {arguments.rows} pieces of {SEQUENCE} tokens; schedule {model.pipeline.schedule.name}, "
+        f"{model.pipeline.microbatches} microbatches"
+    )
     screen.line(f"  Adam at {job.optimizer.lr:.3g}, {steps} steps")
     shown = in_one_line([*job.prompt])[-MOST_PROMPT:]
     with VirtualCluster(job.mesh, backend=backend) as cluster:
@@ -121,7 +144,9 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
         written = generate(job, cluster, WIDTH - 3 - len(shown))
     screen.heading("The same training in one process")
     with VirtualCluster(1, backend=backend) as cluster:
-        alone = train(replace(model, pipeline=Pipeline(1, 1)), job.optimizer, steps, job.batch, cluster, screen)
+        alone = train(
+            replace(model, pipeline=Pipeline(1, 1)), job.optimizer, steps, job.batch, cluster, screen
+        )
     screen.heading("Verdict")
     _show_verdict(screen, trained, alone)
     screen.heading("Bytes in the last step")
@@ -150,7 +175,10 @@ def _parameters(job: Job, rank: int) -> int:
         prod(layout.local_shape(shape, job.mesh, rank))
         for layer in layers_on(job.model.pipeline, job.model, dict(job.mesh.index(rank)).get("pp", 0))
         for shape, layout in zip(
-            job.model.parameter_shapes(layer).values(), job.model.layouts(layer, job.mesh).values(), strict=True)
+            job.model.parameter_shapes(layer).values(),
+            job.model.layouts(layer, job.mesh).values(),
+            strict=True,
+        )
     )
 
 
@@ -162,16 +190,24 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
         inner = [f"block {layer}" for layer in layers if 0 < layer < model.layer_count - 1]
         blocks = inner if len(inner) <= 2 else [f"{len(inner)} blocks"]
         names = ", ".join(
-            [*["embedding"] * (0 in layers), *blocks, *["head"] * (model.layer_count - 1 in layers)])
-        cells.append((names if len(names) <= 28 else listed(layers),
-                      f"{len(shares[index.get('tp', 0)])} of {model.heads}", f"{_parameters(job, rank):,}"))
+            [*["embedding"] * (0 in layers), *blocks, *["head"] * (model.layer_count - 1 in layers)]
+        )
+        cells.append(
+            (
+                names if len(names) <= 28 else listed(layers),
+                f"{len(shares[index.get('tp', 0)])} of {model.heads}",
+                f"{_parameters(job, rank):,}",
+            )
+        )
     show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)
 
 
 def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> None:
     first, last = trained.losses[0], trained.losses[-1]
-    screen.line(f"  loss {short(first)} before the first step (a random guess among 256 has "
-                f"{np.log(VOCABULARY):.4f}),\n  {short(last)} before the last")
+    screen.line(
+        f"  loss {short(first)} before the first step (a random guess among 256 has "
+        f"{np.log(VOCABULARY):.4f}),\n  {short(last)} before the last"
+    )
     if not last < first + 1:
         screen.verdict(False, "the training diverged; try a smaller step: --learning-rate 0.001")
         return
@@ -181,8 +217,10 @@ def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> None:
     difference = largest_difference(trained.last.parameters, alone.last.parameters)
     screen.verdict(difference <= TOLERANCE, f"largest difference from its final parameters: {difference:.1e}")
     steps = len(trained.losses)
-    screen.line(f"       wall time: {trained.seconds / steps * 1e3:.0f} ms per step, "
-                f"{alone.seconds / steps * 1e3:.0f} ms in one process")
+    screen.line(
+        f"       wall time: {trained.seconds / steps * 1e3:.0f} ms per step, "
+        f"{alone.seconds / steps * 1e3:.0f} ms in one process"
+    )
 
 
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
@@ -198,12 +236,22 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
         if job.mesh.shape.get(axis, 1) > 1:
             count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
             rows.append((kind, axis, f"{count:,}", f"{moved[axis]:,}", what))
-    rows += [("host to devices", "", "", f"{step.filter(kind='h2d').bytes_received():,}", "tokens"),
-             ("devices to host", "", "", f"{step.filter(kind='d2h').bytes_sent():,}", "loss; in this step parameters")]
+    rows += [
+        ("host to devices", "", "", f"{step.filter(kind='h2d').bytes_received():,}", "tokens"),
+        (
+            "devices to host",
+            "",
+            "",
+            f"{step.filter(kind='d2h').bytes_sent():,}",
+            "loss; in this step parameters",
+        ),
+    ]
     screen.table(("kind", "axis", "count", "bytes", "content"), rows)
     good = moved == expected and step.bytes_received() == sum(expected.values())
     listing = ", ".join(f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes)
-    screen.verdict(good, f"each axis {'equals' if good else 'does NOT equal'} its closed form: {listing or 'none'}")
+    screen.verdict(
+        good, f"each axis {'equals' if good else 'does NOT equal'} its closed form: {listing or 'none'}"
+    )
 
 
 def expected_bytes(job: Job) -> dict[str, int]:
@@ -213,8 +261,9 @@ def expected_bytes(job: Job) -> dict[str, int]:
     tokens = job.arguments.rows * SEQUENCE
     x = tokens * model.width * 8
     cuts = sum(a != b for a, b in pairwise(model.pipeline.schedule.placement))
-    gradients = sum(8 * _parameters(job, rank) for rank, index in enumerate(job.mesh)
-                    if dict(index).get("dp", 0) == 0)
+    gradients = sum(
+        8 * _parameters(job, rank) for rank, index in enumerate(job.mesh) if dict(index).get("dp", 0) == 0
+    )
     return {
         "pp": 2 * cuts * tp * x,
         "tp": (tp - 1) * (8 * model.blocks * x + 4 * x + 6 * tokens * 8),

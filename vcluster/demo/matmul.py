@@ -45,35 +45,46 @@ class Policy:
 NONE: Axes = ()
 POLICIES = {
     "unsharded": Policy(
-        "nothing is sharded: every device computes the whole product", 1,
-        lambda x, y: ((NONE, NONE), (NONE, NONE), (NONE, NONE)), "0", lambda x, y, e: 0,
+        "nothing is sharded: every device computes the whole product",
+        1,
+        lambda x, y: ((NONE, NONE), (NONE, NONE), (NONE, NONE)),
+        "0",
+        lambda x, y, e: 0,
     ),
     "matched_inner": Policy(
-        "k of A and k of B lie over X; the partial products are summed", 1,
+        "k of A and k of B lie over X; the partial products are summed",
+        1,
         lambda x, y: ((NONE, x), (x, NONE), (NONE, NONE)),
-        "2 (X-1) |C|: all_reduce of C over X", lambda x, y, e: 2 * (x - 1) * e[0] * e[2],
+        "2 (X-1) |C|: all_reduce of C over X",
+        lambda x, y, e: 2 * (x - 1) * e[0] * e[2],
     ),
     "unmatched_inner": Policy(
-        "k of A lies over X, k of B over Y; both are gathered", 2,
+        "k of A lies over X, k of B over Y; both are gathered",
+        2,
         lambda x, y: ((NONE, x), (y, NONE), (NONE, NONE)),
         "Y (X-1) |A| + X (Y-1) |B|: all_gathers of A over X, of B over Y",
         lambda x, y, e: y * (x - 1) * e[0] * e[1] + x * (y - 1) * e[1] * e[2],
     ),
     "outer": Policy(
-        "m of A lies over X, k of A over Y, k of B over X; both are gathered", 2,
+        "m of A lies over X, k of A over Y, k of B over X; both are gathered",
+        2,
         lambda x, y: ((x, y), (x, NONE), (x, NONE)),
         "(Y-1) |A| + Y (X-1) |B|: all_gathers of A over Y, of B over X",
         lambda x, y, e: (y - 1) * e[0] * e[1] + y * (x - 1) * e[1] * e[2],
     ),
     "full": Policy(
-        "rows of A and of B lie over X, columns over Y; k is gathered", 2,
+        "rows of A and of B lie over X, columns over Y; k is gathered",
+        2,
         lambda x, y: ((x, y), (x, y), (x, y)),
         "(Y-1) |A| + (X-1) |B|: all_gathers of A over Y, of B over X",
         lambda x, y, e: (y - 1) * e[0] * e[1] + (x - 1) * e[1] * e[2],
     ),
     "general": Policy(
-        "m of A, n of B and of C lie over X: the cheapest plan is chosen", 1,
-        lambda x, y: ((x, NONE), (NONE, x), (NONE, x)), None, None,
+        "m of A, n of B and of C lie over X: the cheapest plan is chosen",
+        1,
+        lambda x, y: ((x, NONE), (NONE, x), (NONE, x)),
+        None,
+        None,
     ),
 }
 
@@ -108,26 +119,43 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
         screen.line(f"  X is {axes[0]}{f', Y is {axes[1]}' if axes[1] else ''}")
 
     screen.heading("Layouts")
-    show_layouts(screen, (
-        ("A[m, k]", (m, k), sharding.lhs), ("B[k, n]", (k, n), sharding.rhs), ("C[m, n]", (m, n), sharding.out)), mesh)
+    show_layouts(
+        screen,
+        (
+            ("A[m, k]", (m, k), sharding.lhs),
+            ("B[k, n]", (k, n), sharding.rhs),
+            ("C[m, n]", (m, n), sharding.out),
+        ),
+        mesh,
+    )
 
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n)))  # small, so sums are exact
+    a, b = (
+        rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n))
+    )  # small, so sums are exact
     run = run_here(arguments, mesh, operation, a, b)
 
     screen.heading("Plan and traffic")
     plan = operation.plan((a.shape, b.shape), mesh)
     show_plan(screen, plan)
-    show_devices(screen, run.trace, ("A", "B", "C"),
-                 zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True))
+    show_devices(
+        screen,
+        run.trace,
+        ("A", "B", "C"),
+        zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True),
+    )
 
     screen.heading("Verdict")
     equal = all(map(np.array_equal, run.outputs, sharding.out.shard(a @ b, mesh)))
-    screen.verdict(equal, "C equals NumPy's product on every device" if equal else "C differs from NumPy's product")
+    screen.verdict(
+        equal, "C equals NumPy's product on every device" if equal else "C differs from NumPy's product"
+    )
     if policy.elements is None:
         predicted = sum(plan.bytes_received)
     else:
-        x, y = (int(np.prod([mesh.shape[axis] for axis in names], dtype=int)) for names in _axes(mesh, policy))
+        x, y = (
+            int(np.prod([mesh.shape[axis] for axis in names], dtype=int)) for names in _axes(mesh, policy)
+        )
         predicted = ITEM_BYTES * policy.elements(x, y, extents)
     verdict_of_bytes(screen, run.trace, predicted, policy.formula)
     show_elsewhere(screen, run.trace, mesh, hardware)

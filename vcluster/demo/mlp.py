@@ -66,10 +66,14 @@ def prepare(arguments: argparse.Namespace) -> Job:
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
     layers = len(hidden) + 1
     if stages > layers and chunks > 1:
-        raise WrongWords(f"--pp {stages // chunks} with {chunks} stages on each: the perceptron has {layers} layers")
+        raise WrongWords(
+            f"--pp {stages // chunks} with {chunks} stages on each: the perceptron has {layers} layers"
+        )
     if stages > layers:
         hint = f"; for more stages: --hidden {','.join(['96'] * (stages - 1))}" if stages <= 16 else ""
-        raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
+        raise WrongWords(
+            f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}"
+        )
     if max(hidden) > 4096:
         raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(hidden)}")
     pipeline_of(stages, 1, arguments.schedule, chunks)
@@ -82,14 +86,17 @@ def prepare(arguments: argparse.Namespace) -> Job:
     check_writable(trace=arguments.trace, html=arguments.html)
     hardware = hardware_of(arguments.hardware, mesh.size)
     mlp = MLP(
-        layer_sizes=(data.features, *hidden, data.outputs), seed=arguments.seed,
+        layer_sizes=(data.features, *hidden, data.outputs),
+        seed=arguments.seed,
         pipeline=Pipeline(stages, arguments.microbatches, arguments.schedule, chunks),
         loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
     )
     # The gradient of the first layer grows with the number of features. A rate of 0.1 suits 64 features. Real values,
     # whose loss is not bounded, need a tenth of it.
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
-    return Job(arguments, mesh, replicas, mlp, SGD(arguments.learning_rate or usual, momentum=0.9), data, hardware)
+    return Job(
+        arguments, mesh, replicas, mlp, SGD(arguments.learning_rate or usual, momentum=0.9), data, hardware
+    )
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -101,14 +108,18 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.line(f"A perceptron {sizes} on {job.mesh!r}, each device a {device_of(backend)}", "bold")
     name = data.name if len(data.name) <= 32 else data.name[:29] + "..."
     screen.line(f"  {name}: {len(data.x):,} rows to train on, {len(data.x_test):,} to test")
-    words = [f"  schedule {pipeline.schedule.name}, {pipeline.microbatches} microbatches",
-             f"SGD at {job.optimizer.lr:.3g} with momentum, {arguments.steps} steps"]
+    words = [
+        f"  schedule {pipeline.schedule.name}, {pipeline.microbatches} microbatches",
+        f"SGD at {job.optimizer.lr:.3g} with momentum, {arguments.steps} steps",
+    ]
     screen.line("; ".join(words) if sum(map(len, words)) < 79 else ";\n  ".join(words))
     with VirtualCluster(job.mesh, backend=backend) as cluster:
         screen.heading("Layers by device")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
-        trained = train(mlp, job.optimizer, arguments.steps, lambda step: (data.x, data.targets), cluster, screen)
+        trained = train(
+            mlp, job.optimizer, arguments.steps, lambda step: (data.x, data.targets), cluster, screen
+        )
         outputs = cluster.run(mlp.predict_step(), data.x_test).result
     with VirtualCluster(2, backend=backend) as cluster:
         whole, same_order = cluster.run(_train_here, job)
@@ -131,7 +142,9 @@ def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
     order = {} if whole else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
     previous, losses = None, []
     for _ in range(job.arguments.steps):
-        previous = job.mlp.reference_step(job.data.x, job.data.targets, job.optimizer, previous=previous, **order)
+        previous = job.mlp.reference_step(
+            job.data.x, job.data.targets, job.optimizer, previous=previous, **order
+        )
         losses.append(previous.loss)
     assert previous is not None
     return losses, previous.parameters
@@ -142,8 +155,13 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     for index in job.mesh:
         layers = layers_on(job.mlp.pipeline, job.mlp, dict(index).get("pp", 0))
         shapes = ", ".join(f"{sizes[i]} x {sizes[i + 1]}" for i in layers)
-        cells.append((listed(layers), shapes if len(shapes) <= 30 else f"{len(layers)} layers",
-                      f"{sum((sizes[i] + 1) * sizes[i + 1] for i in layers):,}"))
+        cells.append(
+            (
+                listed(layers),
+                shapes if len(shapes) <= 30 else f"{len(layers)} layers",
+                f"{sum((sizes[i] + 1) * sizes[i + 1] for i in layers):,}",
+            )
+        )
     show_holders(screen, job.mesh, cluster, ("layers", "weights", "parameters"), cells)
 
 
@@ -154,19 +172,25 @@ def _show_verdict(
     screen.line(f"  loss {short(first)} before the first step, {short(last)} before the last")
     if job.data.classes:
         right = outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
-        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows not used for training")
+        screen.line(
+            f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows not used for training"
+        )
     else:
         error = float(np.mean((outputs - job.data.targets_test) ** 2))
         screen.line(f"  test error {short(error)}, as a fraction of the variance of y")
     if not last < 10 * first + 1:
-        screen.verdict(False, f"the training diverged; try a smaller step: --learning-rate {job.optimizer.lr / 10:g}")
+        screen.verdict(
+            False, f"the training diverged; try a smaller step: --learning-rate {job.optimizer.lr / 10:g}"
+        )
         return
     parameters = trained.last.parameters
     assert parameters is not None
     difference = largest_difference(parameters, whole[1])
     scale = max(1.0, *(float(np.max(np.abs(x), initial=0.0)) for layer in whole[1] for x in layer))
-    screen.verdict(difference <= TOLERANCE * scale,
-                   f"largest difference from the same training in one process: {difference:.1e}")
+    screen.verdict(
+        difference <= TOLERANCE * scale,
+        f"largest difference from the same training in one process: {difference:.1e}",
+    )
     if largest_difference(parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
         screen.line("       bitwise equal to one process that adds in the order of the pipeline")
 
@@ -175,19 +199,26 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
     actions, schedule = trained.step.filter(phase=KINDS), job.mlp.pipeline.schedule
     screen.timeline(actions)
     words = "(P-1)/(M+P-1)" if schedule.name in ("gpipe", "1f1b") else "the schedule's own"
-    screen.line(f"\n  bubble  {actions.bubble_fraction:.1%} of this timeline; "
-                f"{words} = {schedule.timeline().bubble_fraction:.1%} for equal stages")
+    screen.line(
+        f"\n  bubble  {actions.bubble_fraction:.1%} of this timeline; "
+        f"{words} = {schedule.timeline().bubble_fraction:.1%} for equal stages"
+    )
     busy = [actions.totals[rank].compute_seconds * 1e3 for rank in actions.ranks]
     shares = " ".join(f"{ms:.1f}" for ms in busy) if len(busy) <= 8 else f"{min(busy):.1f} to {max(busy):.1f}"
     screen.line(f"  busy    {shares} ms by device")
     if schedule.ranks > 1 and max(busy) > 1.1 * min(busy):
         screen.line("          (the stages are unequal: the others wait for the busiest)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    screen.line(f"  wall    {trained.step_seconds * 1e3:.1f} ms for this step, {trained.seconds:.2f} s for all "
-                f"{len(trained.losses)}")
+    screen.line(
+        f"  wall    {trained.step_seconds * 1e3:.1f} ms for this step, {trained.seconds:.2f} s for all "
+        f"{len(trained.losses)}"
+    )
     if job.mesh.size > cores or job.arguments.backend == "thread":
-        reason = (f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
-                  if job.arguments.backend != "thread" else "threads share one interpreter")
+        reason = (
+            f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
+            if job.arguments.backend != "thread"
+            else "threads share one interpreter"
+        )
         screen.line(f"          ({reason}, so wall time shows no bubble)")
 
 
@@ -208,7 +239,10 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
     collectives = step.filter(kind="collective")
     kinds = {
         "messages": step.filter(kind="send").bytes_sent(),
-        **{name: collectives.filter(name=name).bytes_received() for name in sorted({e.name for e in collectives})},
+        **{
+            name: collectives.filter(name=name).bytes_received()
+            for name in sorted({e.name for e in collectives})
+        },
         "host to devices": step.filter(kind="h2d").bytes_received(),
         "devices to host": step.filter(kind="d2h").bytes_sent(),
     }
@@ -217,7 +251,9 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
         good = all(matrix[channel] == nbytes for channel, (nbytes, _) in expected.items())
         screen.line()
         screen.verdict(
-            good, f"every channel of the pipeline {'carries' if good else 'does NOT carry'} rows x width x 8 bytes")
+            good,
+            f"every channel of the pipeline {'carries' if good else 'does NOT carry'} rows x width x 8 bytes",
+        )
 
 
 def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
@@ -236,5 +272,8 @@ def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
         for channel, carried in cuts.items():
             more = f"; {len(carried) - 1} more" if len(carried) > 1 else ""
             width, word = carried[0]
-            expected[channel] = sum(len(part) * n * 8 for n, _ in carried), f"{word}, {len(part)} x {width}{more}"
+            expected[channel] = (
+                sum(len(part) * n * 8 for n, _ in carried),
+                f"{word}, {len(part)} x {width}{more}",
+            )
     return expected

@@ -21,7 +21,12 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
-from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding, kept_by_expert, rows_received
+from tensor_parallelism.experts import (
+    MixtureOfExperts,
+    MixtureOfExpertsSharding,
+    kept_by_expert,
+    rows_received,
+)
 from vcluster.cli.command_line import WrongWords, hardware_of, mesh_of
 from vcluster.code import Sharded
 from vcluster.demo.screen import Screen, fold
@@ -77,22 +82,36 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     experts, k, sharding = arguments.experts, operation.top_k, operation.sharding
     tokens = batch * sequence
     room = expert_capacity(tokens, experts, k, operation.capacity_factor)
-    screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {device_of(arguments.backend)}", "bold")
-    screen.line(f"  x[{batch}, {sequence}, {model}], so {tokens} tokens with {k} experts each; {hidden} hidden")
-    shapes = ((batch, sequence, model), (model, experts), (experts, model, hidden), (experts, hidden),
-              (experts, hidden, model), (experts, model))
+    screen.line(
+        f"a mixture of {experts} experts on {mesh!r}, each device a {device_of(arguments.backend)}", "bold"
+    )
+    screen.line(
+        f"  x[{batch}, {sequence}, {model}], so {tokens} tokens with {k} experts each; {hidden} hidden"
+    )
+    shapes = (
+        (batch, sequence, model),
+        (model, experts),
+        (experts, model, hidden),
+        (experts, hidden),
+        (experts, hidden, model),
+        (experts, model),
+    )
     rng = np.random.default_rng(0)
     *values, grad = (rng.standard_normal(shape) for shape in (*shapes, shapes[0]))
     layouts = [getattr(sharding, name) for name in ("out", *operation.NAMES)]
 
     screen.heading("Layouts")
-    show_layouts(screen, [("x[b, s, m]", shapes[0], sharding.x), ("W1[e, m, f]", shapes[2], sharding.w1)], mesh)
+    show_layouts(
+        screen, [("x[b, s, m]", shapes[0], sharding.x), ("W1[e, m, f]", shapes[2], sharding.w1)], mesh
+    )
 
     run = run_here(arguments, mesh, train, operation, *map(Sharded, (grad, *values), layouts))
     choices = TensorSharding(*sharding.x.dims[:-1], None)
     chosen, kept = (choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3))
     screen.heading("Tokens by expert")
-    screen.line(f"  an expert takes at most {room} of the {tokens * k} choices; dropped tokens are in brackets")
+    screen.line(
+        f"  an expert takes at most {room} of the {tokens * k} choices; dropped tokens are in brackets"
+    )
     _show_experts(screen, chosen, kept, experts, sharding, mesh)
 
     screen.heading("Traffic of the all_to_alls")
@@ -102,11 +121,17 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     results = [*whole_outputs(run, layouts, mesh), np.array(run[0][-1])]
     verdict_of_values(screen, results, in_one_process(values, grad, k, room))
     dropped = int((~kept).sum())
-    alike = dropped == sum(max(0, n - room) for n in np.bincount(chosen.reshape(-1), minlength=experts).tolist())
-    screen.verdict(alike, f"{dropped} of {tokens * k} choices dropped; load-balance loss {run[0][-1]:.4f}, 1 if even")
+    alike = dropped == sum(
+        max(0, n - room) for n in np.bincount(chosen.reshape(-1), minlength=experts).tolist()
+    )
+    screen.verdict(
+        alike, f"{dropped} of {tokens * k} choices dropped; load-balance loss {run[0][-1]:.4f}, 1 if even"
+    )
     others = planned_bytes(operation.plan(shapes, mesh))
     verdict_of_bytes(
-        screen, run.trace, received + others,
+        screen,
+        run.trace,
+        received + others,
         f"rows times {model} x 8 bytes in the all_to_alls, {received:,}; {others:,} for counts of choices, "
         f"probabilities and sums of gradients, as in operation.plan",
     )
@@ -120,9 +145,12 @@ def _show_experts(
     experts = TensorSharding(sharding.experts)
     screen.line("  expert  on       takes  drops  tokens: first choices, then second ones, ...", "dim")
     for expert in range(total):
-        holders = [rank for rank in range(mesh.size)
-                   if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))]
-        places = np.argwhere((chosen == expert).T)[:, ::-1].tolist()    # first choices come first
+        holders = [
+            rank
+            for rank in range(mesh.size)
+            if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))
+        ]
+        places = np.argwhere((chosen == expert).T)[:, ::-1].tolist()  # first choices come first
         taken = sum(bool(kept[token, rank]) for token, rank in places)
         names = [f"{token}" if kept[token, rank] else f"({token})" for token, rank in places]
         if len(names) > MOST_NAMED:
@@ -138,9 +166,19 @@ def _show_rows(
     """Write one line for each device: rows to its experts and back, and the bytes of its all_to_alls."""
     to_experts, back = rows_received(rows, TensorSharding(operation.sharding.experts), mesh)
     moved = trace.filter(name="all_to_all")
-    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), [
-        (f"r{rank}", to_experts[rank], back[rank], f"{moved.bytes_received(rank=rank):,}",
-         f"{2 * (to_experts[rank] + back[rank]) * row_bytes:,}") for rank in range(mesh.size)])
+    screen.table(
+        ("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"),
+        [
+            (
+                f"r{rank}",
+                to_experts[rank],
+                back[rank],
+                f"{moved.bytes_received(rank=rank):,}",
+                f"{2 * (to_experts[rank] + back[rank]) * row_bytes:,}",
+            )
+            for rank in range(mesh.size)
+        ],
+    )
     screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many again")
     return 2 * (sum(to_experts) + sum(back)) * row_bytes
 
@@ -169,5 +207,13 @@ def in_one_process(values: list[Any], grad: Any, k: int, room: int) -> list[Any]
         w2_grad[e], b2_grad[e] = act.forward(z).T @ back, back.sum(axis=0)
     logits_grad = choose_experts_backward(choice, gates_grad, ALPHA * slope)
     rows_grad += logits_grad @ router.T
-    return [out.reshape(x.shape), rows_grad.reshape(x.shape), rows.T @ logits_grad, w1_grad, b1_grad, w2_grad, b2_grad,
-            np.array(balance)]
+    return [
+        out.reshape(x.shape),
+        rows_grad.reshape(x.shape),
+        rows.T @ logits_grad,
+        w1_grad,
+        b1_grad,
+        w2_grad,
+        b2_grad,
+        np.array(balance),
+    ]

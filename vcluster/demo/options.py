@@ -14,8 +14,13 @@ PROGRAM = "python -m vcluster.demo"
 
 
 def _parser(
-    name: str, description: str, examples: str, options: Arguments, axes: Mapping[str, str] | None = None,
-    before: str = "", after: str = "",
+    name: str,
+    description: str,
+    examples: str,
+    options: Arguments,
+    axes: Mapping[str, str] | None = None,
+    before: str = "",
+    after: str = "",
 ) -> Parser:
     """The parser of the demo with this name.
 
@@ -23,14 +28,18 @@ def _parser(
     axis that has a flag; without any, there is no ``--mesh`` either. ``before`` and ``after``: lists around the
     examples, each with a title.
     """
-    calls = [line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()]
+    calls = [
+        line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()
+    ]
     epilog = "\n\n".join(filter(None, (before, "\n".join(["examples:", *calls]), after)))
     mesh = mesh_arguments(**axes) if axes else {}
     arguments = {**mesh, **options, **_PAGE, **_BACKEND}
     return Parser(arguments, prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
 
 
-def _count(help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> dict[str, Any]:
+def _count(
+    help: str, default: int | None = None, *, least: int = 1, most: int | None = None
+) -> dict[str, Any]:
     return {"type": whole(least, most), "default": default, "metavar": "N", "help": help}
 
 
@@ -47,23 +56,33 @@ def _names(module: str, table: str) -> tuple[str, ...]:
 
 
 def _listed(title: str, names: tuple[str, ...]) -> str:
-    return f"{title}:\n" + fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ",
-                                break_on_hyphens=False)
+    return f"{title}:\n" + fill(
+        "  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
 
 
 def _policy(demo: str, usual: str) -> Arguments:
-    return {"--policy": _name(_names(f"vcluster.demo.{demo}", "POLICIES"), usual, f"the layouts, see below ({usual})")}
+    return {
+        "--policy": _name(
+            _names(f"vcluster.demo.{demo}", "POLICIES"), usual, f"the layouts, see below ({usual})"
+        )
+    }
 
 
 def _summaries(title: str, demo: str) -> str:
     policies = import_module(f"vcluster.demo.{demo}").POLICIES
-    return "\n".join([f"{title}:", *(f"  {name}\n      {policy.summary}" for name, policy in policies.items())])
+    return "\n".join(
+        [f"{title}:", *(f"  {name}\n      {policy.summary}" for name, policy in policies.items())]
+    )
 
 
 _BACKEND = {"--backend": _name(BACKENDS, usual_backend(), "run devices as process (default), thread or mpi")}
-_HARDWARE = {"--hardware": {
-    "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
-_PAGE = {"--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace of the last step as a page"}}
+_HARDWARE = {
+    "--hardware": {"metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}
+}
+_PAGE = {
+    "--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace of the last step as a page"}
+}
 _TRACE = {"--trace": {"type": Path, "metavar": "FILE.json", "help": "save the trace of the last step"}}
 _SCHEDULE = {
     "--schedule": {"default": "1f1b", "metavar": "NAME", "help": "schedule of the pipeline (1f1b)"},
@@ -96,11 +115,17 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
             **_SCHEDULE,
             "--microbatches": _count("microbatches of a batch (8)", 8),
             "--steps": _count("steps of the optimizer (40)", 40),
-            "--hidden": _extents(
-                "N,N,...", None, "widths of the hidden layers (128,64,128)"),
+            "--hidden": _extents("N,N,...", None, "widths of the hidden layers (128,64,128)"),
             "--learning-rate": {
-                "type": positive, "metavar": "X", "help": "of the optimizer (0.1 for classes, 0.01 for values)"},
-            "--data": {"type": Path, "metavar": "FILE.npz", "help": "train on your arrays x and y (the digits)"},
+                "type": positive,
+                "metavar": "X",
+                "help": "of the optimizer (0.1 for classes, 0.01 for values)",
+            },
+            "--data": {
+                "type": Path,
+                "metavar": "FILE.npz",
+                "help": "train on your arrays x and y (the digits)",
+            },
             **_TRACE,
             **_HARDWARE,
             "--seed": _count("seed of the weights and of the split (0)", 0, least=0),
@@ -133,9 +158,15 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
             "--blocks": _count("blocks between embedding and head (2)", 2, most=64),
             "--width": _count("width of the model (48)", 48),
             "--heads": _count("heads of attention (4)", 4),
-            "--learning-rate": {"type": positive, "default": 0.005, "metavar": "X", "help": "of Adam (0.005)"},
+            "--learning-rate": {
+                "type": positive,
+                "default": 0.005,
+                "metavar": "X",
+                "help": "of Adam (0.005)",
+            },
             "--prompt": {"default": "A device ", "metavar": "TEXT", "help": "text to continue (A device )"},
-            **_TRACE, **_HARDWARE,
+            **_TRACE,
+            **_HARDWARE,
             "--seed": _count("seed of weights, batches and the generated text (0)", 0, least=0),
         },
         {"pp": "stages of the pipeline", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
@@ -149,7 +180,8 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         {
             "--devices": _count("number of devices, up to 16 (4)", 4, most=16),
             "--collective": _name(
-                _names("parallelism.algorithms", "COLLECTIVES"), "all_reduce", "the collective (all_reduce)"),
+                _names("parallelism.algorithms", "COLLECTIVES"), "all_reduce", "the collective (all_reduce)"
+            ),
             "--algorithm": {"metavar": "NAME", "help": "its algorithm (ring if there is one)"},
         },
         after=_listed("collectives", _names("parallelism.algorithms", "COLLECTIVES")),
@@ -199,8 +231,11 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
             "--zigzag": {"action": "store_true", "help": "the rows of a causal ring in zigzag order"},
             **_HARDWARE,
         },
-        {"dp": "devices along dp, for the batch", "cp": "devices along cp, for the sequence",
-         "tp": "devices along tp, for the heads"},
+        {
+            "dp": "devices along dp, for the batch",
+            "cp": "devices along cp, for the sequence",
+            "tp": "devices along tp, for the heads",
+        },
         _summaries("policies", "attention"),
     ),
     "moe": lambda name: _parser(
@@ -212,8 +247,12 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         {
             "--experts": _count("number of experts (6)", 6),
             "--top-k": {**_count("experts for each token (2)", 2), "metavar": "K"},
-            "--capacity": {"type": positive, "default": 1.0, "metavar": "X",
-                           "help": "capacity factor of an expert, 1 for an even share (1.0)"},
+            "--capacity": {
+                "type": positive,
+                "default": 1.0,
+                "metavar": "X",
+                "help": "capacity factor of an expert, 1 for an even share (1.0)",
+            },
             "--shape": _extents("B,S,M,F", (2, 12, 8, 16), "batch, sequence, model, hidden (2,12,8,16)"),
             **_HARDWARE,
         },
@@ -230,7 +269,11 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         "--devices 8\n--devices 16 --hardware dgx-a100 --layers 8\n--memory 60MB",
         {
             "--devices": _count("number of described devices (4)", 4, most=64),
-            "--hardware": {"default": "dgx-h100", "metavar": "NAME", "help": "the described hardware (dgx-h100)"},
+            "--hardware": {
+                "default": "dgx-h100",
+                "metavar": "NAME",
+                "help": "the described hardware (dgx-h100)",
+            },
             "--layers": _count("layers of the model (4)", 4, most=64),
             "--rows": _count("sequences of a step (8)", 8, most=1024),
             "--memory": {"metavar": "60MB", "help": "memory of a device that may be used (all)"},
@@ -246,7 +289,10 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         {
             "source": {"metavar": "SOURCE", "nargs": "?", "help": "the layout before (an example: [x, y])"},
             "target": {"metavar": "TARGET", "nargs": "?", "help": "the layout after ([y, x])"},
-            "--mesh": {"metavar": "AXES", "help": "the mesh: x=2,y=4 (2 devices along each axis that is named)"},
+            "--mesh": {
+                "metavar": "AXES",
+                "help": "the mesh: x=2,y=4 (2 devices along each axis that is named)",
+            },
             "--shape": _extents("N,N,...", None, "shape of the tensor (8,6,10,4, as many as dims)"),
             **_HARDWARE,
         },

@@ -23,20 +23,37 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     try:
         with progress("listing the splits") as told:
             plans = find_plan(
-                spec, hardware=arguments.hardware, devices=devices, batch=batch, memory=arguments.memory, microbatch=1,
-                schedule="1f1b", recompute="none", zero=[0, 1], sp=False, order="pp dp cp tp", progress=told)
+                spec,
+                hardware=arguments.hardware,
+                devices=devices,
+                batch=batch,
+                memory=arguments.memory,
+                microbatch=1,
+                schedule="1f1b",
+                recompute="none",
+                zero=[0, 1],
+                sp=False,
+                order="pp dp cp tp",
+                progress=told,
+            )
         best = plans.best
     except (NoPlanFits, ValueError, OSError) as error:
         raise WrongWords(str(error)) from None
     hardware = plans.task.hardware
     screen.line(f"The best split of a small GPT over {devices} devices of {hardware.name}", "bold")
-    screen.line(f"  {spec.layers} layers, {spec.width} wide, {spec.parameters:,} parameters; {batch} sequences a step")
-    screen.line(f"  {plans.considered} combinations: {plans.timed} timed, {plans.simulated} simulated, "
-                f"{sum(each.count for each in plans.refused.values())} refused")
+    screen.line(
+        f"  {spec.layers} layers, {spec.width} wide, {spec.parameters:,} parameters; {batch} sequences a step"
+    )
+    screen.line(
+        f"  {plans.considered} combinations: {plans.timed} timed, {plans.simulated} simulated, "
+        f"{sum(each.count for each in plans.refused.values())} refused"
+    )
 
     screen.heading("The best plans")
-    screen.table(["step", "memory", "plan"], [
-        (seconds(plan.seconds), decimal_bytes(plan.peak_bytes), plan.split) for plan in plans[:SHOWN]])
+    screen.table(
+        ["step", "memory", "plan"],
+        [(seconds(plan.seconds), decimal_bytes(plan.peak_bytes), plan.split) for plan in plans[:SHOWN]],
+    )
 
     screen.heading("The step of the first, by part, on the device that waits least for others")
     parts = best.figures.parts
@@ -53,10 +70,15 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     device = device_of(arguments.backend)
     screen.heading(f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device}")
     found = verified(small, hardware, backend=arguments.backend)
-    screen.verdict("numbers" not in found.differences,
-                   f"its numbers differ from those of one process by {found.apart:.1g} of the largest")
-    for what, figure in (("time", seconds(found.seconds)), ("memory", "on each device"),
-                         ("communication", f"{found.received_bytes:,} bytes")):
+    screen.verdict(
+        "numbers" not in found.differences,
+        f"its numbers differ from those of one process by {found.apart:.1g} of the largest",
+    )
+    for what, figure in (
+        ("time", seconds(found.seconds)),
+        ("memory", "on each device"),
+        ("communication", f"{found.received_bytes:,} bytes"),
+    ):
         equal = what not in found.differences
         screen.verdict(equal, f"{what} ({figure}) {'equals' if equal else 'is not'} that of the simulation")
     screen.heading("More of it")

@@ -41,7 +41,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
         except ValueError as error:
             needs_mesh = "the mesh is needed to read it: parse(text, mesh)"
             raise WrongWords(
-                f"{name}: {str(error).replace(needs_mesh, 'it needs --mesh, as in --mesh x=2')}") from None
+                f"{name}: {str(error).replace(needs_mesh, 'it needs --mesh, as in --mesh x=2')}"
+            ) from None
     source, target = layouts
     given = [len(layout.dims) for layout in layouts if layout.ellipsis is None]
     if len(set(given)) > 1:
@@ -75,8 +76,12 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     show_layouts(screen, (("source", shape, source), ("target", shape, target)), mesh)
 
     x = np.arange(float(prod(shape))).reshape(shape)
-    run = run_here(arguments, mesh, lambda device, shard: device.reshard(shard, source, target, shape=shape),
-                   Sharded(x, source))
+    run = run_here(
+        arguments,
+        mesh,
+        lambda device, shard: device.reshard(shard, source, target, shape=shape),
+        Sharded(x, source),
+    )
 
     screen.heading("Plan and traffic")
     plan = plan_resharding(source, target, shape, x.dtype, mesh)
@@ -88,6 +93,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     equal = np.array_equal(target.unshard(run.outputs, mesh), x) and all(
         out.shape == target.local_shape(shape, mesh, rank) for rank, out in enumerate(run.outputs)
     )
-    screen.verdict(equal, "every device holds its shard of the target" if equal else "the shards are not the target's")
+    screen.verdict(
+        equal, "every device holds its shard of the target" if equal else "the shards are not the target's"
+    )
     verdict_of_bytes(screen, run.trace, sum(plan.bytes_received))
     show_elsewhere(screen, run.trace, mesh, hardware)

@@ -26,8 +26,14 @@ class Screen:
         stream = sys.stdout if file is None else file
         self.live = bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
         self._console = Console(
-            file=stream, force_terminal=self.live, force_interactive=self.live, highlight=False, markup=False,
-            emoji=False, soft_wrap=True, no_color=True if os.environ.get("NO_COLOR") else None,
+            file=stream,
+            force_terminal=self.live,
+            force_interactive=self.live,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
+            no_color=True if os.environ.get("NO_COLOR") else None,
             width=None if self.live else WIDTH,
         )
         self.good = True
@@ -47,7 +53,9 @@ class Screen:
     def verdict(self, good: bool, text: str) -> None:
         """Write a result. A word and a colour tell whether it is good."""
         self.good = self.good and good
-        self._console.print(Text.assemble((" ok  " if good else " NO  ", "bold green" if good else "bold red"), text))
+        self._console.print(
+            Text.assemble((" ok  " if good else " NO  ", "bold green" if good else "bold red"), text)
+        )
 
     def timeline(self, trace: Trace) -> None:
         """Draw a trace, one row for each device. On a terminal it has colours."""
@@ -81,8 +89,12 @@ class Screen:
             yield write
             return
         with Progress(
-            TextColumn("  {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}"), console=self._console,
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
         ) as bar:
             task = bar.add_task(title, total=total, text="")
             yield lambda done, text: bar.update(task, completed=done, text=text)

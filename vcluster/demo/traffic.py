@@ -78,16 +78,27 @@ def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Ite
     for rank, mine in enumerate(arrays):
         sources = [f"r{source}" for source in np.flatnonzero(matrix[:, rank])]
         shapes = ["x".join(map(str, np.shape(array))) for array in mine]
-        rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}",
-                     " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"))
+        rows.append(
+            (
+                f"r{rank}",
+                *shapes,
+                f"{trace.flops(rank):,.0f}",
+                f"{trace.bytes_received(rank):,}",
+                " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices",
+            )
+        )
     screen.table(("device", *names, "flops", "bytes received", "from"), rows)
 
 
 def verdict_of_values(screen: Screen, arrays: Iterable[Any], expected: Iterable[Any]) -> None:
     """Say whether output and gradients are `CLOSE` to those of one process."""
-    worst = max(float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
-                for one, other in zip(arrays, expected, strict=True))
-    screen.verdict(worst < CLOSE, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    worst = max(
+        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+        for one, other in zip(arrays, expected, strict=True)
+    )
+    screen.verdict(
+        worst < CLOSE, f"largest relative difference from one process, y and all gradients: {worst:.1e}"
+    )
 
 
 def planned_bytes(plan: Any) -> int:
@@ -128,13 +139,21 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     if dtype is not None:
         screen.line(f"  priced as              {dtype}, because it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")
-    for name, part in (("compute", computing), ("exposed communication", exposed),
-                       ("bubble", max(0.0, available - computing - exposed))):
+    for name, part in (
+        ("compute", computing),
+        ("exposed communication", exposed),
+        ("bubble", max(0.0, available - computing - exposed)),
+    ):
         screen.line(f"  {name:22} {part / available if available else 0:.1%} of the devices' time")
-    screen.line(f"  undeclared compute     {seconds(there.undeclared_seconds)} of CPU time here, not priced there")
+    screen.line(
+        f"  undeclared compute     {seconds(there.undeclared_seconds)} of CPU time here, not priced there"
+    )
     near = hardware.links[0].name
-    leaving = [f"{axis} (over {level})" for axis in mesh.axes
-               if (level := hardware.spans(mesh, axis)) not in (None, near)]
+    leaving = [
+        f"{axis} (over {level})"
+        for axis in mesh.axes
+        if (level := hardware.spans(mesh, axis)) not in (None, near)
+    ]
     devices = hardware.inside(1) if len(hardware.links) > 1 else hardware.devices
     screen.line(f"  axes that leave a node {', '.join(leaving) or 'none'}")
     screen.line(f"                         (a node is {devices} devices joined by {near})")

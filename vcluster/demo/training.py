@@ -38,7 +38,11 @@ class Trained:
 
 
 def train(
-    model: Any, optimizer: Any, steps: int, batch: Callable[[int], tuple[Any, Any]], cluster: VirtualCluster,
+    model: Any,
+    optimizer: Any,
+    steps: int,
+    batch: Callable[[int], tuple[Any, Any]],
+    cluster: VirtualCluster,
     screen: Screen,
 ) -> Trained:
     """Run all steps on the cluster, each on ``batch(step)``, counted from 1. The last returns the parameters."""
@@ -105,7 +109,9 @@ def pipeline_of(stages: int, microbatches: int, schedule: str, chunks: int) -> P
 def layers_on(pipeline: Pipeline, model: Any, position: int) -> list[int]:
     """The layers of a model at a position of the pipeline."""
     return [
-        layer for stage, holder in enumerate(pipeline.schedule.placement) if holder == position
+        layer
+        for stage, holder in enumerate(pipeline.schedule.placement)
+        if holder == position
         for layer in model.layers_of(stage)
     ]
 
@@ -120,19 +126,30 @@ def listed(layers: Sequence[int]) -> str:
 
 
 def show_holders(
-    screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
+    screen: Screen,
+    mesh: Mesh,
+    cluster: VirtualCluster,
+    header: Sequence[str],
+    cells: Sequence[Sequence[object]],
 ) -> None:
     """Write one row for each device: its index on the mesh, the given cells, and its process id."""
     holders = zip(mesh, cells, cluster.run(lambda device: os.getpid()), strict=True)
-    screen.table(("device", "place", *header, "pid"), [
-        (f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pid)
-        for rank, (index, own, pid) in enumerate(holders)])
+    screen.table(
+        ("device", "place", *header, "pid"),
+        [
+            (f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pid)
+            for rank, (index, own, pid) in enumerate(holders)
+        ],
+    )
 
 
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
     """The largest absolute difference between the parameters of two models. NaN counts as infinite."""
-    differences = [np.max(np.abs(x - y), initial=0.0)
-                   for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)]
+    differences = [
+        np.max(np.abs(x - y), initial=0.0)
+        for p, q in zip(a, b, strict=True)
+        for x, y in zip(p, q, strict=True)
+    ]
     return float(np.nan_to_num(np.max(differences), nan=math.inf))
 
 

@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array, plain_array
-from parallelism.collectives import checked_extents, checked_options, checked_peer, rank_at, ring_pairs, shift_pairs
+from parallelism.collectives import (
+    checked_extents,
+    checked_options,
+    checked_peer,
+    rank_at,
+    ring_pairs,
+    shift_pairs,
+)
 from parallelism.collectives.results import integer
 from parallelism.dtypes import in_wider_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
@@ -29,6 +36,7 @@ from vcluster.tracing import Recorder, dtype_name
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
+
 
 class VirtualDevice(FixedPlace):
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
@@ -83,7 +91,7 @@ class VirtualDevice(FixedPlace):
         self.collectives = Collectives(endpoint, mesh, rank, self.recorder, ways)
         self._channels: dict[int, VirtualChannel] = {}
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -118,9 +126,18 @@ class VirtualDevice(FixedPlace):
     # -- compute and memory -------------------------------------------------------------------------------------
 
     def compute(
-        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
-        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
-        other_bytes: tuple[tuple[str, int], ...] = (), shape: tuple[int, ...] | None = None,
+        self,
+        name: str,
+        *,
+        flops: float = 0,
+        nbytes: float = 0,
+        seconds: float | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        phase: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """A context for a named piece of work: all that is computed in the ``with`` block is one event of the trace.
 
@@ -131,7 +148,12 @@ class VirtualDevice(FixedPlace):
         """
         flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         values: dict[str, Any] = {
-            "flops": flops, "nbytes": nbytes, "stage": stage, "microbatch": microbatch, "phase": phase}
+            "flops": flops,
+            "nbytes": nbytes,
+            "stage": stage,
+            "microbatch": microbatch,
+            "phase": phase,
+        }
         if dtype is not None:
             values["dtype"] = dtype_name(cast(Hashable, dtype))
         if other_bytes:
@@ -139,21 +161,34 @@ class VirtualDevice(FixedPlace):
         values |= {} if shape is None else {"shape": shape}
         return self.recorder.compute(name, seconds, values)
 
-    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+    def hold(
+        self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
         """Record that ``category`` holds ``nbytes`` more memory, or less if negative; see ``trace.peak_bytes``."""
         if not isfinite(nbytes):
             raise ValueError(f"hold() takes a finite number of bytes, got {nbytes}")
         self.recorder.begin_block()
-        self.recorder.add_untimed("memory", category, {
-            "nbytes": float(nbytes), "wall_start_seconds": self.recorder.now(), "stage": stage,
-            "microbatch": microbatch})
+        self.recorder.add_untimed(
+            "memory",
+            category,
+            {
+                "nbytes": float(nbytes),
+                "wall_start_seconds": self.recorder.now(),
+                "stage": stage,
+                "microbatch": microbatch,
+            },
+        )
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: Array | None = None) -> Any:
         """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
         a, b = plain_array("matmul", a), plain_array("matmul", b)
         flops, nbytes, dtype, shape = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype, shape=shape):
-            return in_wider_dtype(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
+            return (
+                in_wider_dtype(np.matmul, (a, b), lambda: (dtype,))
+                if out is None
+                else np.matmul(a, b, out=out)
+            )
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> Array:
         """An uninitialised array in shared memory, which peers read and write without a copy."""
@@ -162,7 +197,9 @@ class VirtualDevice(FixedPlace):
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     @typed_as(ArrayCalls.all_reduce)
-    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", out: Any = None, **options: Any) -> Any:
+    def all_reduce(
+        self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", out: Any = None, **options: Any
+    ) -> Any:
         """Reduce the ``x`` of all members elementwise. Every member gets the result, bitwise equal on all of them.
 
         The result equals that of a reduce_scatter followed by an all_gather.  ``op`` is ``sum, mean, max, min, prod,
@@ -175,9 +212,11 @@ class VirtualDevice(FixedPlace):
 
         Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], every device gets [60 64].
         """
-        if not options:     # a call with a dict of options takes three times as long
+        if not options:  # a call with a dict of options takes three times as long
             return self.collectives.run("all_reduce", x, axes, op=op, out=out)
-        return self.collectives.run("all_reduce", x, axes, op=op, out=out, **checked_options("all_reduce", options))
+        return self.collectives.run(
+            "all_reduce", x, axes, op=op, out=out, **checked_options("all_reduce", options)
+        )
 
     @typed_as(ArrayCalls.all_gather)
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, out: Any = None, **options: Any) -> Any:
@@ -188,12 +227,16 @@ class VirtualDevice(FixedPlace):
 
         Over 3 devices that hold [0], [1 1], [2], every device gets [0 1 1 2].
         """
-        if not options:     # a call with a dict of options takes three times as long
+        if not options:  # a call with a dict of options takes three times as long
             return self.collectives.run("all_gather", x, axes, dim=dim, out=out)
-        return self.collectives.run("all_gather", x, axes, dim=dim, out=out, **checked_options("all_gather", options))
+        return self.collectives.run(
+            "all_gather", x, axes, dim=dim, out=out, **checked_options("all_gather", options)
+        )
 
     @typed_as(ArrayCalls.reduce_scatter)
-    def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any:
         """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
         The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
@@ -206,8 +249,14 @@ class VirtualDevice(FixedPlace):
 
     @typed_as(ArrayCalls.all_to_all)
     def all_to_all(
-        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, **options: Any,
+        self,
+        x: Any,
+        axes: Axes = None,
+        *,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None,
+        **options: Any,
     ) -> Any:
         """Cut ``x`` along ``split_dim``, give piece j to member j, and join the received pieces along ``concat_dim``.
 
@@ -218,8 +267,13 @@ class VirtualDevice(FixedPlace):
         Over 2 devices that hold [1 2], [3 4], rank 0 gets [1 3], rank 1 [2 4].
         """
         return self.collectives.run(
-            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, split_sizes=split_sizes,
-            **checked_options("all_to_all", options)
+            "all_to_all",
+            x,
+            axes,
+            dim=split_dim,
+            concat_dim=concat_dim,
+            split_sizes=split_sizes,
+            **checked_options("all_to_all", options),
         )
 
     @typed_as(ArrayCalls.broadcast)
@@ -229,12 +283,16 @@ class VirtualDevice(FixedPlace):
         ``x`` may be a tuple, list or dict of arrays.
         **Communication**: S received by each rank but the root.
         """
-        if not options:     # a call with a dict of options takes three times as long
+        if not options:  # a call with a dict of options takes three times as long
             return self.collectives.run("broadcast", x, axes, root=root, out=out)
-        return self.collectives.run("broadcast", x, axes, root=root, out=out, **checked_options("broadcast", options))
+        return self.collectives.run(
+            "broadcast", x, axes, root=root, out=out, **checked_options("broadcast", options)
+        )
 
     @typed_as(ArrayCalls.reduce)
-    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+    def reduce(
+        self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any:
         """Combine everybody's ``x`` as `all_reduce` does; the member at ``root`` gets the result, the others None.
 
         **Communication**: the root receives (g-1) S (direct).
@@ -247,7 +305,9 @@ class VirtualDevice(FixedPlace):
 
         **Communication**: each rank except the root receives its piece.
         """
-        return self.collectives.run("scatter", x, axes, root=root, dim=dim, **checked_options("scatter", options))
+        return self.collectives.run(
+            "scatter", x, axes, root=root, dim=dim, **checked_options("scatter", options)
+        )
 
     @typed_as(ArrayCalls.gather)
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
@@ -255,7 +315,9 @@ class VirtualDevice(FixedPlace):
 
         **Communication**: the root receives the ``x`` of every other member.
         """
-        return self.collectives.run("gather", x, axes, root=root, dim=dim, **checked_options("gather", options))
+        return self.collectives.run(
+            "gather", x, axes, root=root, dim=dim, **checked_options("gather", options)
+        )
 
     @typed_as(ArrayCalls.all_scatter)
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
@@ -287,7 +349,7 @@ class VirtualDevice(FixedPlace):
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when all members have called it.  **Communication**: no bytes."""
-        if not options:     # a call with a dict of options takes three times as long
+        if not options:  # a call with a dict of options takes three times as long
             return self.collectives.run("barrier", None, axes)
         return self.collectives.run("barrier", None, axes, **checked_options("barrier", options))
 
@@ -299,11 +361,18 @@ class VirtualDevice(FixedPlace):
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
         """The object of the member at position ``root``; the objects of the others are ignored."""
         mine = _pickled(obj) if self.position(axes) == root else None
-        return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
+        return pickle.loads(
+            self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes()
+        )
 
     @typed_as(ArrayCalls.reshard)
     def reshard(
-        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
+        self,
+        x: Any,
+        source: TensorSharding,
+        target: TensorSharding,
+        *,
+        shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
         """Move a tensor from layout ``source`` to ``target``: ``x`` is my shard before, the result my shard after.
@@ -335,9 +404,18 @@ class VirtualDevice(FixedPlace):
         return global_shapes(self, [plain_array("global_shape", x) for x in xs], shardings)
 
     def collective(
-        self, kind: str, x: Any, axes: Axes = None, *, dim: int = 0, concat_dim: int = 0,
-        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
-        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes = None,
+        *,
+        dim: int = 0,
+        concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None,
+        root: int = 0,
+        op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None,
+        **options: Any,
     ) -> Any:
         """Run the collective of this name: one that has a method, or one that `parallelism.register_kind` has added.
 
@@ -350,15 +428,26 @@ class VirtualDevice(FixedPlace):
         With a kind ``"scan"`` that reduces positions 0 to p, 3 devices that hold [1], [2], [3] get [1], [3], [6].
         """
         return self.collectives.run(
-            kind, x, axes, dim=dim, concat_dim=concat_dim, split_sizes=split_sizes, root=root, op=op, pairs=pairs,
-            **checked_options("collective", options))
+            kind,
+            x,
+            axes,
+            dim=dim,
+            concat_dim=concat_dim,
+            split_sizes=split_sizes,
+            root=root,
+            op=op,
+            pairs=pairs,
+            **checked_options("collective", options),
+        )
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def channel(self, peer: int) -> VirtualChannel:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
         peer = checked_peer(self.mesh, peer)
-        return self._channels.get(peer) or self._channels.setdefault(peer, VirtualChannel(self.collectives, peer))
+        return self._channels.get(peer) or self._channels.setdefault(
+            peer, VirtualChannel(self.collectives, peer)
+        )
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst``; with ``axes``, ``dst`` is a position in my group.  See `VirtualChannel.send`."""
@@ -376,7 +465,12 @@ class VirtualDevice(FixedPlace):
         return (self._channels.get(rank) or self.channel(rank)).isend(x, tag=tag)
 
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Pending:
         """`recv` that returns a `Work` at once."""
@@ -391,7 +485,9 @@ class VirtualDevice(FixedPlace):
         return received
 
     def _peer(self, name: str, place: int, axes: Axes) -> int:
-        return checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
+        return (
+            checked_peer(self.mesh, place, name) if axes is None else rank_at(self.group(axes), axes, place)
+        )
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

@@ -28,8 +28,12 @@ class FixedPlace:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; raises for one that is fixed, and for a ``state`` that is no dict."""
         if name in _FIXED and name in self.__dict__:
-            raise AttributeError(f"device.{name} is fixed: a kernel reads it, and cannot set it to {shortened(value)}")
+            raise AttributeError(
+                f"device.{name} is fixed: a kernel reads it, and cannot set it to {shortened(value)}"
+            )
         if name == "state" and not isinstance(value, dict):
-            raise TypeError(f"device.state is a dict that later runs find as it is left, and cannot be "
-                            f"{shortened(value)}; write device.state['name'] = value")
+            raise TypeError(
+                f"device.state is a dict that later runs find as it is left, and cannot be "
+                f"{shortened(value)}; write device.state['name'] = value"
+            )
         object.__setattr__(self, name, value)

@@ -24,7 +24,11 @@ SHAPES = "shapes"
 
 
 def reshard(
-    device: VirtualDevice, x: Any, source: TensorSharding, target: TensorSharding, shape: Sequence[int] | None,
+    device: VirtualDevice,
+    x: Any,
+    source: TensorSharding,
+    target: TensorSharding,
+    shape: Sequence[int] | None,
     axes: Axes,
 ) -> Any:
     """See `vcluster.device.VirtualDevice.reshard`."""
@@ -39,7 +43,9 @@ def reshard(
             recorder.fill(event, axes=plan.axes, group=device.group(plan.axes))
             agreed = recorder.count
             result = run_plan(device, plan, array)
-        moved = reduce(Traffic.plus, (Traffic(*each) for each in recorder.moved_since(agreed)), Traffic(0, 0, 0, ()))
+        moved = reduce(
+            Traffic.plus, (Traffic(*each) for each in recorder.moved_since(agreed)), Traffic(0, 0, 0, ())
+        )
         recorder.finish_collective(event, lambda: moved, start)
     return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
@@ -53,9 +59,9 @@ def global_shapes(
     try:
         return _agreed(device, xs, shardings)
     finally:
-        for line in dropped.keys() - known:     # the line may drop a result, but it uses the shape
+        for line in dropped.keys() - known:  # the line may drop a result, but it uses the shape
             del dropped[line]
-        recorder.forget(SHAPES, before)         # messages of pending work may lie between and are kept
+        recorder.forget(SHAPES, before)  # messages of pending work may lie between and are kept
 
 
 def _agreed(

@@ -12,6 +12,17 @@ from vcluster.faults.kinds import Drop, Duplicate, Exit, Fault, Fill, FlipBit, K
 from vcluster.faults.plant import FaultNotReachedError, Planted, plant, plant_marks
 
 __all__ = [
-    "Drop", "Duplicate", "Exit", "Fault", "FaultNotReachedError", "Fill", "FlipBit", "Kill", "Planted", "Raise",
-    "Reorder", "plant", "plant_marks",
+    "Drop",
+    "Duplicate",
+    "Exit",
+    "Fault",
+    "FaultNotReachedError",
+    "Fill",
+    "FlipBit",
+    "Kill",
+    "Planted",
+    "Raise",
+    "Reorder",
+    "plant",
+    "plant_marks",
 ]

@@ -88,7 +88,9 @@ class FlipBit(Fault):
 
     def check_operation(self, name: str) -> None:
         if name == RECV or name in _OBJECTS:
-            raise ValueError(f"{self!r} needs a sent message or a collective of arrays; this operation is {name}")
+            raise ValueError(
+                f"{self!r} needs a sent message or a collective of arrays; this operation is {name}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,11 @@ class Planted:
             known = bool(words[0])  # otherwise the run has closed the cluster and the counts are lost
             if known:
                 self._made[self.runs] = words[1 : 1 + self._size].tolist()
-            self.happened.update(fault for fault, yes in zip(now, words[1 + self._size :].tolist(), strict=True)
-                                 if fault is not None and (yes or not known))
+            self.happened.update(
+                fault
+                for fault, yes in zip(now, words[1 + self._size :].tolist(), strict=True)
+                if fault is not None and (yes or not known)
+            )
 
     def _if_now(self, fault: Fault) -> Fault | None:
         """The fault, if it is one of this run."""
@@ -59,15 +62,20 @@ class Planted:
             if self.runs < (fault.run or 1):
                 raise FaultNotReachedError(f"{fault!r} was not reached: there were {self.runs} runs")
             assert isinstance(fault.rank, int)
-            counts = [operations[fault.rank] for run, operations in self._made.items() if fault.run in (None, run)]
+            counts = [
+                operations[fault.rank] for run, operations in self._made.items() if fault.run in (None, run)
+            ]
             raise FaultNotReachedError(
                 f"{fault!r} was not reached: rank {fault.rank} made {max(counts, default=0)} operations"
-                + ("" if fault.run is None else f" in run {fault.run}"), ranks=[fault.rank],
+                + ("" if fault.run is None else f" in run {fault.run}"),
+                ranks=[fault.rank],
             )
 
 
 @contextmanager
-def plant(cluster: VirtualCluster, *faults: Fault, seed: int = 0, must_happen: bool = True) -> Iterator[Planted]:
+def plant(
+    cluster: VirtualCluster, *faults: Fault, seed: int = 0, must_happen: bool = True
+) -> Iterator[Planted]:
     """Plant faults in the runs of ``cluster`` inside the ``with`` block. Yields a `Planted` with their state.
 
     Runs are counted from 1 inside the block. A fault happens in the run that it names, by default the first, so a run
@@ -81,12 +89,15 @@ def plant(cluster: VirtualCluster, *faults: Fault, seed: int = 0, must_happen: b
             raise TypeError(f"plant() takes faults, such as faults.Kill(rank=0, operation=1), got {fault!r}")
         fault.check(cluster.size)
         if isinstance(fault, ENDING) and cluster.backend == "thread":
-            raise ValueError(f"{fault!r} ends a process, and a device of backend='thread' has no process of its own")
+            raise ValueError(
+                f"{fault!r} ends a process, and a device of backend='thread' has no process of its own"
+            )
     if cluster.around_run is not None:
         raise ValueError("this cluster already has faults; pass all faults to one plant()")
     planted = Planted(
         tuple(replace(f, rank=_chosen(f.rank, rng), operation=_chosen(f.operation, rng)) for f in faults),
-        seed, cluster.size,
+        seed,
+        cluster.size,
     )
     cluster.around_run = planted.around_run
     try:

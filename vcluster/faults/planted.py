@@ -16,7 +16,19 @@ from parallelism.dtypes import is_numeric
 from parallelism.operation.trees import leaves, rebuild
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
-from vcluster.faults.kinds import RECV, SEND, Drop, Duplicate, Exit, Fault, Fill, FlipBit, Kill, Raise, Reorder
+from vcluster.faults.kinds import (
+    RECV,
+    SEND,
+    Drop,
+    Duplicate,
+    Exit,
+    Fault,
+    Fill,
+    FlipBit,
+    Kill,
+    Raise,
+    Reorder,
+)
 from vcluster.messages import Encoded, Mailbox, Owner, Pending, VirtualChannel, Wait
 
 
@@ -214,7 +226,9 @@ class _PlantedMailbox(_Around):
         if Reorder in kinds:
             self._plan.hold(self._peer, tag, self._inner.sending(_copied(encoded), tag))
             return held
-        return self._passing(encoded, tag, 0 if self._peer in self._plan.full else capacity, Duplicate in kinds, held)
+        return self._passing(
+            encoded, tag, 0 if self._peer in self._plan.full else capacity, Duplicate in kinds, held
+        )
 
     def _losing(self, encoded: Encoded) -> Steps:
         yield from _nothing()
@@ -257,7 +271,9 @@ def _bits(array: np.ndarray) -> int:
 
 def _copied(encoded: Encoded) -> Encoded:
     """A copy of the message, which does not change when its sender changes the arrays."""
-    return Encoded(encoded.description, [memoryview(memoryview(b).tobytes()) for b in encoded.buffers], encoded.nbytes)
+    return Encoded(
+        encoded.description, [memoryview(memoryview(b).tobytes()) for b in encoded.buffers], encoded.nbytes
+    )
 
 
 def _nothing() -> Steps:

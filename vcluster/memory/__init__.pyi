@@ -1,4 +1,11 @@
-from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan, when_gone as when_gone
+from .arena import (
+    LINE as LINE,
+    PAGE as PAGE,
+    Arena as Arena,
+    Heap as Heap,
+    Loan as Loan,
+    when_gone as when_gone,
+)
 from .core_affinity import HomeCore as HomeCore
 from .layout import (
     CANCELLED as CANCELLED,

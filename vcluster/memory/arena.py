@@ -87,8 +87,7 @@ class Arena:
                 self.view[start:stop] = bytes(stop - start)
 
     def forked(self, *, keep: bool) -> None:
-        """In a forked copy of this process: leave the shared memory. With ``keep``, held blocks become private copies.
-        """
+        """In a forked copy of this process: leave the shared memory. With ``keep``, held blocks become private copies."""
         if not keep:  # a device that starts maps the file itself
             return
         self.close_descriptor()
@@ -144,7 +143,9 @@ class Heap:
             if self._freed:
                 self._collect()
             free = self._free.get(size)
-            if (not free or size >= LARGE_BYTES) and size in self._lent:  # a block released now may be in the cache
+            if (
+                not free or size >= LARGE_BYTES
+            ) and size in self._lent:  # a block released now may be in the cache
                 self._collect_lent(size)
                 free = self._free.get(size)
             if free:

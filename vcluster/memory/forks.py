@@ -89,7 +89,14 @@ def _map(address: int, nbytes: int) -> bool:
 @functools.cache
 def _mmap() -> Any:
     call = ctypes.CDLL(None, use_errno=True).mmap
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    call.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     call.restype = ctypes.c_void_p
     return call
 

@@ -23,9 +23,13 @@ _signal: Any = importlib.import_module("_signal")
 handler_of: Callable[[int], Any] = _signal.getsignal
 set_handler: Callable[[int, Any], Any] = _signal.signal
 
-SIGNALS = tuple(sorted(
-    int(number) for number in signal.valid_signals() if number not in (getattr(signal, "SIGKILL", 0),
-                                                                       getattr(signal, "SIGSTOP", 0))))
+SIGNALS = tuple(
+    sorted(
+        int(number)
+        for number in signal.valid_signals()
+        if number not in (getattr(signal, "SIGKILL", 0), getattr(signal, "SIGSTOP", 0))
+    )
+)
 """The signals that can have a handler."""
 
 _known: tuple[tuple[Any, ...], dict[int, Any]] = (), {}
@@ -102,7 +106,9 @@ class DeferredInterrupt:
         _innermost[mine] = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self._outer is None:
             _innermost.pop(threading.get_ident(), None)
         else:
@@ -138,7 +144,10 @@ class DeferredInterrupt:
         self._is_open = True
         handlers = tuple(map(_signal.getsignal, SIGNALS))
         if handlers != _known[0]:  # they seldom change
-            _known = handlers, {number: each for number, each in zip(SIGNALS, handlers, strict=True) if callable(each)}
+            _known = (
+                handlers,
+                {number: each for number, each in zip(SIGNALS, handlers, strict=True) if callable(each)},
+            )
         for number, handler in _known[1].items():
             self._before[number] = handler
             _signal.signal(number, self._note)

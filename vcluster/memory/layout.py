@@ -60,7 +60,8 @@ class Layout(NamedTuple):
             raise ValueError(
                 f"a cluster of {size} devices needs {made.nbytes >> 40} TiB of addresses for its shared memory, and a "
                 f"process has no more than {MOST_ADDRESSES >> 40}; record() and simulate() take as many devices as you "
-                f"like")
+                f"like"
+            )
         return made
 
     @property

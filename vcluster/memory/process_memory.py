@@ -65,10 +65,13 @@ class Peers:
             done = move(self._words[rank][0], _Stretch(here, left), 1, _Stretch(there, left), 1, 0)
             if done <= 0:
                 self._signals.check()
-                if ctypes.get_errno() == _ESRCH:  # the process died; the host notices, too, and cancels the run
+                if (
+                    ctypes.get_errno() == _ESRCH
+                ):  # the process died; the host notices, too, and cancels the run
                     self._signals.wait(lambda: False)
                 raise ClusterError(
-                    f"the memory of rank {rank} cannot be accessed: {os.strerror(ctypes.get_errno())}", ranks=[rank]
+                    f"the memory of rank {rank} cannot be accessed: {os.strerror(ctypes.get_errno())}",
+                    ranks=[rank],
                 )
             here, there, left = here + done, there + done, left - done
 
@@ -93,7 +96,11 @@ def _calls() -> tuple[Callable[..., int], Callable[..., int]]:
     calls = libc.process_vm_readv, libc.process_vm_writev
     for call in calls:
         call.argtypes = [
-            ctypes.c_int, ctypes.POINTER(_Stretch), ctypes.c_ulong, ctypes.POINTER(_Stretch), ctypes.c_ulong,
+            ctypes.c_int,
+            ctypes.POINTER(_Stretch),
+            ctypes.c_ulong,
+            ctypes.POINTER(_Stretch),
+            ctypes.c_ulong,
             ctypes.c_ulong,
         ]
         call.restype = ctypes.c_ssize_t

@@ -27,7 +27,9 @@ from vcluster.memory.core_affinity import HomeCore
 from vcluster.memory.layout import SLEEPING, WAKE, Layout
 from vcluster.memory.threads import HostThreads, Threads
 
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
+    platform.machine()
+)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 1 << 30
 STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
@@ -73,7 +75,12 @@ class Signals:
     """Waiting and waking of one endpoint."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = SPINS,
+        self,
+        arena: Arena,
+        layout: Layout,
+        endpoint: int,
+        *,
+        spins: int = SPINS,
         naps_seconds: tuple[float, float] = NAPS_SECONDS,
     ) -> None:
         self._arena = arena
@@ -91,7 +98,9 @@ class Signals:
         self._sleeping = [arena.words(layout.word(e, SLEEPING)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
         self._address = arena.address + layout.word(endpoint, WAKE)
-        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.word(e, WAKE)) for e in range(layout.endpoints)]
+        self._words = [
+            np.frombuffer(arena.view, np.uint32, 1, layout.word(e, WAKE)) for e in range(layout.endpoints)
+        ]
         self._word = self._words[endpoint]
         self._sleep: Callable[[int, int, int], None] = _nap
         self._rouse: Callable[[int], None] | None = None
@@ -126,7 +135,9 @@ class Signals:
         self._turnstile.acquire(False)
         try:  # noqa: SIM105  (a `suppress` takes longer than the fence)
             self._turnstile.release()
-        except RuntimeError:  # another thread came between and released it: the switch to it and back was a fence
+        except (
+            RuntimeError
+        ):  # another thread came between and released it: the switch to it and back was a fence
             pass
 
     def wake(self, endpoints: Iterable[int]) -> None:
@@ -265,7 +276,13 @@ class Signals:
 def _futex() -> tuple[Callable[[int, int, int], None], Callable[[int], None]]:
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.argtypes = [
-        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
     ]
 
     def sleep(address: int, seen: int, longest_ns: int) -> None:

@@ -92,8 +92,7 @@ class Threads:
         self._known: set[int] | None = None
 
     def begin(self, *, own_process: bool) -> None:
-        """The calling thread is about to run a kernel. Without a process of its own, present threads are not its own.
-        """
+        """The calling thread is about to run a kernel. Without a process of its own, present threads are not its own."""
         self.let_go_of_all()
         self.first = threading.get_ident()
         self._first_sleeps = False
@@ -221,7 +220,9 @@ def _is_released(frame: FrameType) -> bool:
         return values["work_queue"].qsize() > 0 or (idle is not None and idle._value == 0)
     if "join" in name or "tstate" in name:
         return values["self"].ident not in frames_by_thread()
-    return values.get("waiter") not in getattr(values["self"], "_waiters", ())     # `notify` has taken it from them
+    return values.get("waiter") not in getattr(
+        values["self"], "_waiters", ()
+    )  # `notify` has taken it from them
 
 
 def is_in_library(frame: FrameType | None) -> bool:

@@ -88,7 +88,11 @@ class VirtualChannel:
         self._capacity = owner.endpoint.capacity if between_devices else None
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
         self._repeats = (
-            self.repeats and bool(self._capacity) and owner.endpoint.maps((peer,)) and owner.endpoint.queues is None)
+            self.repeats
+            and bool(self._capacity)
+            and owner.endpoint.maps((peer,))
+            and owner.endpoint.queues is None
+        )
         self._signatures: set[Signature] = set()
         self._outgoing: dict[Signature, tuple[Template, ReusedBlocks]] = {}
         """The template and the reusable blocks of each signature that was sent more than once."""
@@ -116,7 +120,9 @@ class VirtualChannel:
         with recorder as start:
             event = self._sent(x, encoded.nbytes, tag, None, here(1))
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
-            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, Described("send", self._peer, tag))
+            self._owner.endpoint.tasks.run(
+                ("send", self._peer, tag), steps, Described("send", self._peer, tag)
+            )
             recorder.fill(event, **recorder.since(start))
             recorder.end_among_others(event, "send")
             self._note_signature(x, encoded, tag)
@@ -154,8 +160,14 @@ class VirtualChannel:
             if is_plain and self._repeats and self._owner.endpoint.tasks.is_free(lane):
                 prepared = self._outgoing.get((tag, x.dtype, x.shape))
                 if self._send_now(x, tag, prepared and prepared[1]):
-                    values = {"peer": self._peer, "tag": tag, "work": work, "bytes_sent": x.nbytes, "messages": 1,
-                              "dtype": dtype_name(x.dtype)}
+                    values = {
+                        "peer": self._peer,
+                        "tag": tag,
+                        "work": work,
+                        "bytes_sent": x.nbytes,
+                        "messages": 1,
+                        "dtype": dtype_name(x.dtype),
+                    }
                     recorder.begins("send", location)
                     recorder.add_repeated(("send", "send", values), location, start)
                     return pending(self._owner, DONE, work, "send")
@@ -189,13 +201,17 @@ class VirtualChannel:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
                     lane = "recv", self._peer, tag
-                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), Described("recv", self._peer, tag))
+                    self._owner.endpoint.tasks.run(
+                        lane, self._mailbox.coming(tag), Described("recv", self._peer, tag)
+                    )
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._event("recv", tag, None, here(1))
             steps = self._receiving(checked_tag(tag), out, event, start)
-            value = self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, Described("recv", self._peer, tag))
+            value = self._owner.endpoint.tasks.run(
+                ("recv", self._peer, tag), steps, Described("recv", self._peer, tag)
+            )
             recorder.end_among_others(event, "recv")
             return value
 
@@ -206,8 +222,12 @@ class VirtualChannel:
             if out is None:
                 out = elements.copy()
             else:
-                if (type(out) is not np.ndarray or out.shape != elements.shape or out.dtype != elements.dtype
-                        or not out.flags.c_contiguous):
+                if (
+                    type(out) is not np.ndarray
+                    or out.shape != elements.shape
+                    or out.dtype != elements.dtype
+                    or not out.flags.c_contiguous
+                ):
                     check_shape(f"recv from {name_of(self._peer)}", out, elements.shape, elements.dtype)
                 np.copyto(out, elements)
         finally:
@@ -219,7 +239,9 @@ class VirtualChannel:
         self._owner.recorder.add_repeated(block.template, location, start)
         return out
 
-    def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:
+    def irecv(
+        self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
+    ) -> Pending:
         """`recv` without waiting; ``wait()`` of the returned work returns the message.
 
         If ``shape`` or ``dtype`` is given, the message must have it; otherwise ``wait()`` raises
@@ -278,4 +300,6 @@ class VirtualChannel:
         return self._event("send", tag, work, location, bytes_sent=nbytes, messages=1, dtype=dtype)
 
     def _event(self, kind: str, tag: int, work: int | None, location: str, **values: Any) -> Row:
-        return self._owner.recorder.add(kind, kind, peer=self._peer, tag=tag, work=work, location=location, **values)
+        return self._owner.recorder.add(
+            kind, kind, peer=self._peer, tag=tag, work=work, location=location, **values
+        )

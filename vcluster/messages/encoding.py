@@ -27,7 +27,9 @@ from vcluster.code.pickling import dump, is_from_handler
 from vcluster.memory import LINE
 
 try:
-    from _blake2 import blake2b as blake2b  # hashlib takes it from there, but loads OpenSSL, too: 5 ms of a start
+    from _blake2 import (
+        blake2b as blake2b,
+    )  # hashlib takes it from there, but loads OpenSSL, too: 5 ms of a start
 except ImportError:  # not CPython
     from hashlib import blake2b as blake2b
 
@@ -64,7 +66,9 @@ class Encoded(NamedTuple):
             nbytes = buffer.nbytes
             if nbytes:
                 is_array = isinstance(buffer, np.ndarray)
-                content = buffer.reshape(-1).view(np.uint8) if is_array else np.frombuffer(buffer, np.uint8, nbytes)
+                content = (
+                    buffer.reshape(-1).view(np.uint8) if is_array else np.frombuffer(buffer, np.uint8, nbytes)
+                )
                 np.copyto(np.frombuffer(block, np.uint8, nbytes, place), content)
             place += aligned(nbytes)
 
@@ -84,7 +88,9 @@ def encode_message(value: Any) -> Encoded:
     def quickly(obj: Any) -> bytes:
         try:
             return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
-        except Exception as error:  # it may refer to a class of a script, a notebook or a test, which travels by value
+        except (
+            Exception
+        ) as error:  # it may refer to a class of a script, a notebook or a test, which travels by value
             if is_from_handler(error):
                 raise
             buffers.clear()

@@ -38,7 +38,13 @@ class Endpoint:
     """Whether all the others, the host too, map the same arena, and so can wake this endpoint."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = SPINS,
+        self,
+        arena: Arena,
+        layout: Layout,
+        number: int,
+        *,
+        capacity: int,
+        spins: int = SPINS,
         queues: Mapping[int, tuple[Any, Any]] | None = None,
     ) -> None:
         """``queues``: under the ``queue`` transport, for each peer the queue to it and the queue from it; else None."""
@@ -49,7 +55,9 @@ class Endpoint:
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
         self.signals = self._new_signals(spins, naps)
         self.threads = self.signals.threads
-        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.heap = Heap(
+            arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number))
+        )
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
@@ -60,7 +68,10 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = self._new_status()
-            self.signals.note_awaited, self.signals.publish_awaited = self.tasks.blocked_on, self._publish_awaited
+            self.signals.note_awaited, self.signals.publish_awaited = (
+                self.tasks.blocked_on,
+                self._publish_awaited,
+            )
             self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -161,12 +172,20 @@ def pending(owner: Owner, task: Task | Receive, work: int, name: str) -> Pending
 
 
 _ELSEWHERE = {
-    "result": "wait(), which returns the result", "get": "wait(), which returns the result",
-    "value": "wait(), which returns the result", "getfuture": "wait(), which returns the result",
-    "blockuntilready": "wait(), which returns the result", "iscompleted": "done()", "isready": "done()",
-    "test": "done()", "ready": "done()", "issuccess": "done()",
-    **dict.fromkeys(("shape", "dtype", "sum", "mean", "t", "ndim", "size", "astype", "reshape", "copy"),
-                    "wait(), which returns the array that has it"),
+    "result": "wait(), which returns the result",
+    "get": "wait(), which returns the result",
+    "value": "wait(), which returns the result",
+    "getfuture": "wait(), which returns the result",
+    "blockuntilready": "wait(), which returns the result",
+    "iscompleted": "done()",
+    "isready": "done()",
+    "test": "done()",
+    "ready": "done()",
+    "issuccess": "done()",
+    **dict.fromkeys(
+        ("shape", "dtype", "sum", "mean", "t", "ndim", "size", "astype", "reshape", "copy"),
+        "wait(), which returns the array that has it",
+    ),
 }
 """Names of futures elsewhere, and of arrays, and what to write here."""
 
@@ -181,7 +200,7 @@ class Pending(Unfinished):
         self._name = name
         self._waited = False
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -191,7 +210,9 @@ class Pending(Unfinished):
         return f"<{self._name}, {'done' if self._task.finished else 'pending'}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"it is an asynchronous {self._name} and not its result: write .wait(), which returns that")
+        raise TypeError(
+            f"it is an asynchronous {self._name} and not its result: write .wait(), which returns that"
+        )
 
     def done(self) -> bool:
         """Whether the result is available. Calling this lets pending operations advance."""

@@ -30,4 +30,6 @@ class Described:
         self._name, self._peer, self._tag = name, peer, tag
 
     def __str__(self) -> str:
-        return f"{self._name}({'to' if self._name == 'send' else 'from'} {name_of(self._peer)}, tag {self._tag})"
+        return (
+            f"{self._name}({'to' if self._name == 'send' else 'from'} {name_of(self._peer)}, tag {self._tag})"
+        )

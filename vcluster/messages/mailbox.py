@@ -59,7 +59,10 @@ class Mailbox:
         self._endpoint = endpoint
         self._peer = peer
         layout, arena = endpoint.layout, endpoint.arena
-        self._out_place, self._in_place = layout.ring(endpoint.number, peer), layout.ring(peer, endpoint.number)
+        self._out_place, self._in_place = (
+            layout.ring(endpoint.number, peer),
+            layout.ring(peer, endpoint.number),
+        )
         self._out, self._in = arena.words(self._out_place, PAGE // 8), arena.words(self._in_place, PAGE // 8)
         self._held = arena.words(layout.held_word(endpoint.number, peer))
         self._queues = endpoint.queues[peer] if endpoint.queues is not None else None
@@ -80,7 +83,9 @@ class Mailbox:
         key = (lane, tag)
         self._check_open(lane)
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
-            yield Wait(lambda: self._has_room(key, capacity) or self.closed_there, lambda: self._needs_room(key))
+            yield Wait(
+                lambda: self._has_room(key, capacity) or self.closed_there, lambda: self._needs_room(key)
+            )
             self._check_open(lane)
         sent = yield from self._put(encoded, lane, tag)
         if capacity is not None:
@@ -91,8 +96,11 @@ class Mailbox:
     def send_at_once(self, encoded: Encoded, tag: int, capacity: int) -> bool:
         """Send a message as `sending` does, if that need not wait. False, and nothing is sent, if it would."""
         out, untaken = self._out, self._untaken.setdefault((0, tag), deque())
-        if out[_HEAD] - out[_TAIL] >= SLOTS or self._is_closed(0) or self._queues or (
-            len(untaken) >= capacity and not self._has_room((0, tag), capacity)
+        if (
+            out[_HEAD] - out[_TAIL] >= SLOTS
+            or self._is_closed(0)
+            or self._queues
+            or (len(untaken) >= capacity and not self._has_room((0, tag), capacity))
         ):
             return False
         offset, header, loan = self._lend(encoded, 0, tag)
@@ -105,7 +113,9 @@ class Mailbox:
     def _lend(self, encoded: Encoded, lane: int, tag: int) -> tuple[int, memoryview, Loan]:
         """A block for a message: its offset, its header, which is written, and the loan."""
         nbytes = encoded.block_nbytes
-        offset, header, loan = lend_block(self._endpoint, HEADER_BYTES if self._queues else nbytes, self._peer)
+        offset, header, loan = lend_block(
+            self._endpoint, HEADER_BYTES if self._queues else nbytes, self._peer
+        )
         header[LANE], header[TAG] = lane, tag
         header[BLOCK_NBYTES], header[NBYTES] = nbytes, encoded.nbytes
         return offset, header, loan
@@ -290,7 +300,9 @@ class Mailbox:
                 words[TAKEN] = words[RELEASED] = 1
                 self._endpoint.signals.wake((self._peer,))
 
-            self._sort(Envelope(header[LANE], header[TAG], header[NBYTES], partial(decode_alone, block), taken))
+            self._sort(
+                Envelope(header[LANE], header[TAG], header[NBYTES], partial(decode_alone, block), taken)
+            )
 
     def _sort(self, envelope: Envelope) -> None:
         self._arrived.setdefault((envelope.lane, envelope.tag), deque()).append(envelope)
@@ -345,8 +357,12 @@ class Mailbox:
 
     def needs_message(self, key: tuple[int, int]) -> list[Need]:
         lane, tag = key
-        sends: Lane = ("send", self._endpoint.layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
-        taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has arrived, but this endpoint did not notice
+        sends: Lane = (
+            ("send", self._endpoint.layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
+        )
+        taken_in = (
+            -1 if key in self._arrived else self._in[_TAIL]
+        )  # it has arrived, but this endpoint did not notice
         return [
             self._need(sends, self._in_place + HEAD, taken_in),
             self._need(sends, self._in_place + RING_CLOSED),
@@ -376,7 +392,9 @@ class Mailbox:
 
     def _check_open(self, lane: int) -> None:
         if self._is_closed(lane):
-            here, there = (name_of(self._endpoint.layout.rank(end)) for end in (self._endpoint.number, self._peer))
+            here, there = (
+                name_of(self._endpoint.layout.rank(end)) for end in (self._endpoint.number, self._peer)
+            )
             by = here if self.closed_here else there
             raise ChannelClosedError(f"the channel between {here} and {there} was closed by {by}")
 

@@ -80,7 +80,13 @@ class Receive:
     __slots__ = ("_key", "_mailbox", "_open", "error", "finished", "lane", "location", "result", "what")
 
     def __init__(
-        self, mailbox: Mailbox, lane: Lane, tag: int, open: Callable[[Envelope], Any], what: object, location: str
+        self,
+        mailbox: Mailbox,
+        lane: Lane,
+        tag: int,
+        open: Callable[[Envelope], Any],
+        what: object,
+        location: str,
     ) -> None:
         self._mailbox, self._key, self._open = mailbox, (0, tag), open
         self.lane, self.what, self.location = lane, what, location
@@ -154,8 +160,7 @@ class Blocked:
         self.text = self.location = ""
 
     def locate(self) -> None:
-        """Note the line that waits, in the thread itself. After the kernel's end: the line that issued the operation.
-        """
+        """Note the line that waits, in the thread itself. After the kernel's end: the line that issued the operation."""
         if not self.location:
             site = call_site()
             self.text = str(self.what) if site.is_users else f"{self.what}, never waited for,"
@@ -244,9 +249,13 @@ class Tasks:
         """Drop all operations after a failure. Who waits for one all the same is told so."""
         for queue in self.lanes.values():
             for task in queue:
-                task.error, task.finished = ClusterError(
-                    f"{task.what}, called at {task.location}, was given up before it had ended: its run failed, or the "
-                    f"cluster was closed, or forget() was called"), True
+                task.error, task.finished = (
+                    ClusterError(
+                        f"{task.what}, called at {task.location}, was given up before it had ended: its run failed, or the "
+                        f"cluster was closed, or forget() was called"
+                    ),
+                    True,
+                )
         self.lanes.clear()
         self._blocked.clear()
 
@@ -282,7 +291,9 @@ class Tasks:
         for each in blocked:
             heads.pop(each.lane, None)
         waits = len(operations)
-        operations += [Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items()]
+        operations += [
+            Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items()
+        ]
         return Awaited(operations, blocked[0].location if blocked else "", waits)
 
     def _block(self, ready: Ready) -> None:

@@ -34,8 +34,14 @@ class MpiCrew:
         self._job = current(layout.size)
         self._cluster, self._ranks = self._job.take(layout.size)
         self.endpoint = MpiEndpoint(
-            arena, layout, layout.host, capacity=capacity, transport=self._job.transport, cluster=self._cluster,
-            ranks=[*self._ranks, 0])
+            arena,
+            layout,
+            layout.host,
+            capacity=capacity,
+            transport=self._job.transport,
+            cluster=self._cluster,
+            ranks=[*self._ranks, 0],
+        )
         """The endpoint of the host."""
         self.status = HostStatus(self.endpoint)
         self._askers = Askers(self.endpoint)
@@ -47,8 +53,7 @@ class MpiCrew:
         """By the first device on each node, its descriptor of the memory that the devices of the node share."""
 
     def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
-        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise.
-        """
+        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise."""
         spec_of = {spec.rank: spec for spec in specs}
         memories = sharing(self._job.places, self._ranks)
         self._start([(spec_of[each.devices[0]], each) for each in memories], check)

@@ -66,8 +66,17 @@ class MpiEndpoint(Endpoint):
     shares_memory = False
 
     def __init__(
-        self, arena: Arena, layout: Layout, number: int, *, capacity: int, transport: Transport, cluster: int,
-        ranks: Sequence[int], generation: int = 0, beside: Sequence[int] = (),
+        self,
+        arena: Arena,
+        layout: Layout,
+        number: int,
+        *,
+        capacity: int,
+        transport: Transport,
+        cluster: int,
+        ranks: Sequence[int],
+        generation: int = 0,
+        beside: Sequence[int] = (),
     ) -> None:
         """``ranks`` are the ranks of the job by endpoint. ``beside`` are the devices that map the arena."""
         self.transport = transport
@@ -76,7 +85,9 @@ class MpiEndpoint(Endpoint):
         """The words that this device shows in groups on its node, by `vcluster.mpi.statuses.place_of_word`."""
         self._near: dict[int, NodeMailbox] = {}
         """The mailboxes of devices on this node."""
-        arena.cancel_place = layout.word(number, CANCELLED)  # a device may begin the next run while others end one
+        arena.cancel_place = layout.word(
+            number, CANCELLED
+        )  # a device may begin the next run while others end one
         self._cluster = cluster
         self._ranks = ranks
         self._ends = {rank: end for end, rank in enumerate(ranks)}
@@ -112,7 +123,14 @@ class MpiEndpoint(Endpoint):
         return self._near.setdefault(peer, NodeMailbox(self, peer))  # another thread may have made it
 
     def send(
-        self, peer: int, kind: int, encoded: Encoded = NOTHING, *, lane: int = 0, tag: int = 0, lend: bool = False,
+        self,
+        peer: int,
+        kind: int,
+        encoded: Encoded = NOTHING,
+        *,
+        lane: int = 0,
+        tag: int = 0,
+        lend: bool = False,
         then: Callable[[], object] | None = None,
     ) -> None:
         """Send a message to an endpoint, as `Transport.send`. `has_back` tells when nothing is lent any more."""
@@ -229,7 +247,10 @@ class MpiEndpoint(Endpoint):
         """Wait until all devices of this node have come so far with this reset. Each of them has got its command."""
         self.signals.fence()
         self.arena.words(self.layout.word(self.number, which))[0] = generation
-        words, since = [self.arena.words(self.layout.word(each, which)) for each in self.beside], time.monotonic()
+        words, since = (
+            [self.arena.words(self.layout.word(each, which)) for each in self.beside],
+            time.monotonic(),
+        )
         while any(word[0] < generation for word in words):
             self.transport.poll()
             self.signals.check()
@@ -327,4 +348,6 @@ class _PollingSignals(Signals):
         now = time.monotonic()
         if longest_ns == self._first_nap_ns:
             self._since = now
-        self._sleep_until_roused(address, seen, int(1e9 * self._endpoint.transport.rest_seconds(now - self._since)))
+        self._sleep_until_roused(
+            address, seen, int(1e9 * self._endpoint.transport.rest_seconds(now - self._since))
+        )

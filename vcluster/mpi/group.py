@@ -70,9 +70,7 @@ class MpiGroup(Group):
     def give_back(self) -> None:
         """Nothing is kept."""
 
-    def post(
-        self, call: Call, payload: Array | None, place: int, out: int
-    ) -> Generator[Wait, None, int]:
+    def post(self, call: Call, payload: Array | None, place: int, out: int) -> Generator[Wait, None, int]:
         """Send a call to the others and return its number when every member has done so."""
         sequence, end = self.sequence, self._end
         self.sequence += 1

@@ -81,8 +81,11 @@ def _wait_for(pid: int, reading: int) -> None:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if b"ends\n" not in said and -code not in passed_on:
-        os.write(2, f"vcluster: {_name(said.decode())}pid {pid} on {socket.gethostname()}) {_how(code)}; "
-                    f"the job ends\n".encode())
+        os.write(
+            2,
+            f"vcluster: {_name(said.decode())}pid {pid} on {socket.gethostname()}) {_how(code)}; "
+            f"the job ends\n".encode(),
+        )
         time.sleep(FORWARDED_SECONDS)
         code = code or 1
     os._exit(code if code >= 0 else 128 - code)

@@ -41,7 +41,9 @@ class Job:
         """All ranks call this together."""
         self.transport = Transport(mpi)
         self.rank, self.size = self.transport.rank, self.transport.size
-        self.library = " ".join(re.split(r"[\n,]", mpi.Get_library_version())[0].replace("Version:", "").split())
+        self.library = " ".join(
+            re.split(r"[\n,]", mpi.Get_library_version())[0].replace("Version:", "").split()
+        )
         place = Place(mpi.Get_processor_name(), os.getpid(), *_neighbours(self.transport))
         self.places: Sequence[Place] = self.transport.gather(place) or ()
         """On the host: where each rank runs."""
@@ -57,12 +59,14 @@ class Job:
         if size >= self.size:
             raise ClusterError(
                 f"a cluster of {size} devices needs {size + 1} ranks, one of them for the host, and this job has "
-                f"{self.size}; type: mpiexec -n {size + 1} python -m vcluster.mpi ...")
+                f"{self.size}; type: mpiexec -n {size + 1} python -m vcluster.mpi ..."
+            )
         if size > len(self._free):
             raise ClusterError(
                 f"a cluster of {size} needs as many ranks beside the host, and {len(self._free)} of "
                 f"{self.size - 1} are free; close the other clusters, or type: mpiexec -n "
-                f"{self.size - len(self._free) + size} python -m vcluster.mpi ...")
+                f"{self.size - len(self._free) + size} python -m vcluster.mpi ..."
+            )
         self._clusters += 1
         taken, self._free = self._free[:size], self._free[size:]
         return self._clusters, taken
@@ -186,7 +190,10 @@ def current(size: int) -> Job:
         find_mpi()
         raise ClusterError(
             f"backend='mpi' needs ranks that serve devices; type: mpiexec -n {size + 1} python -m vcluster.mpi "
-            f"script.py")
+            f"script.py"
+        )
     if _job.rank:
-        raise ClusterError("a device has no ranks of its own: only the host opens clusters with backend='mpi'")
+        raise ClusterError(
+            "a device has no ranks of its own: only the host opens clusters with backend='mpi'"
+        )
     return _job

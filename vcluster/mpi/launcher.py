@@ -87,7 +87,11 @@ def code_of(program: Callable[[], object]) -> int:
         return 130
     except BaseException as error:
         ours = error.__traceback__
-        while ours is not None and ours.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        while ours is not None and ours.tb_frame.f_code.co_filename in (
+            __file__,
+            runpy.__file__,
+            "<frozen runpy>",
+        ):
             ours = ours.tb_next
         traceback.print_exception(type(error), error, ours)
         return 1

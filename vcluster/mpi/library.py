@@ -31,13 +31,28 @@ from vcluster.mpi.endpoint import MpiEndpoint
 from vcluster.mpi.transport import SMALL_BYTES
 
 _OPS = {
-    "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
+    "sum": "SUM",
+    "mean": "SUM",
+    "prod": "PROD",
+    "max": "MAX",
+    "min": "MIN",
+    "and": "BAND",
+    "or": "BOR",
+    "xor": "BXOR",
 }
 """The operation of MPI for each that has a name here; a mean is divided at the end."""
 
 _KINDS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
-    "all_scatter", "barrier",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_scatter",
+    "barrier",
 )
 """The kinds that MPI has, each a method of `_Start`: an all_scatter is MPI's all_gather of arrays of any length."""
 
@@ -55,10 +70,14 @@ def check_library(call: Call, reduction: Reduction | None) -> None:
     if reduction is None:
         return
     if reduction.ufunc is None:
-        raise ValueError(f"algorithm='mpi' combines by MPI's own operations, op is one of {', '.join(_OPS)}; got the "
-                         f"function {reduction.name}")
+        raise ValueError(
+            f"algorithm='mpi' combines by MPI's own operations, op is one of {', '.join(_OPS)}; got the "
+            f"function {reduction.name}"
+        )
     if reduction.dtype.char not in _REDUCED:
-        raise TypeError(f"not every MPI can reduce {reduction.dtype}; convert it, or leave out algorithm='mpi'")
+        raise TypeError(
+            f"not every MPI can reduce {reduction.dtype}; convert it, or leave out algorithm='mpi'"
+        )
 
 
 ShapeAndDtype = tuple[tuple[int, ...], np.dtype[Any]]
@@ -128,8 +147,14 @@ class _Start:
     """A collective that MPI is asked for: its request, its memory, and what makes the result of that."""
 
     def __init__(
-        self, communicator: Any, mpi: Any, call: Call, calls: Calls, x: Array | None,
-        out: Array | None, reduction: Reduction | None,
+        self,
+        communicator: Any,
+        mpi: Any,
+        call: Call,
+        calls: Calls,
+        x: Array | None,
+        out: Array | None,
+        reduction: Reduction | None,
     ) -> None:
         self.communicator = communicator
         self.request: Any = None
@@ -146,7 +171,9 @@ class _Start:
 
     def all_reduce(self) -> None:
         own, out = self._own(), self._out
-        if out is not None and out.flags.carray and own.dtype.isnative and np.may_share_memory(own, out):   # are one
+        if (
+            out is not None and out.flags.carray and own.dtype.isnative and np.may_share_memory(own, out)
+        ):  # are one
             given, total, self.result = self._mpi.IN_PLACE, self._terms(out), lambda: out
         else:
             given, (total, self.result) = self._terms(own), self._total(own.shape)
@@ -162,7 +189,9 @@ class _Start:
         blocks = self._blocks(self._own(), self._call)
         total, self.result = self._total(blocks[self._call.position].shape)
         given = self._terms(_packed(blocks, self._own(), self._call))
-        self.request = self.communicator.Ireduce_scatter(given, total, [block.size for block in blocks], self._op)
+        self.request = self.communicator.Ireduce_scatter(
+            given, total, [block.size for block in blocks], self._op
+        )
 
     def broadcast(self) -> None:
         root = self._call.root
@@ -211,8 +240,12 @@ class _Start:
     def _new(self, shape: Sequence[int], dtype: np.dtype[Any] | None = None) -> Array:
         """An array for the result: ``out``, if it is such an array and lies apart from what is given, or a new one."""
         out, dtype = self._out, self._dtype if dtype is None else dtype
-        if out is None or (out.shape, out.dtype) != (tuple(shape), dtype) or not out.flags.carray or (
-                self._x is not None and np.may_share_memory(out, self._x)):
+        if (
+            out is None
+            or (out.shape, out.dtype) != (tuple(shape), dtype)
+            or not out.flags.carray
+            or (self._x is not None and np.may_share_memory(out, self._x))
+        ):
             return np.empty(shape, dtype)
         return out
 

@@ -34,14 +34,22 @@ class NodeMailbox(Mailbox):
     def __init__(self, endpoint: MpiEndpoint, peer: int) -> None:
         super().__init__(endpoint, peer)
         self._acts = {
-            self._in_place + HEAD: SENT, self._in_place + RING_CLOSED: SHUT, self._out_place + TAIL: TAKEN_IN}
+            self._in_place + HEAD: SENT,
+            self._in_place + RING_CLOSED: SHUT,
+            self._out_place + TAIL: TAKEN_IN,
+        }
 
     def shown(self) -> dict[int, int]:
         """How often this endpoint has done something for the peer, by `place_of_act`."""
         words = self._endpoint.arena.words
-        acts = {SENT: self._out_place + HEAD, SHUT: self._out_place + RING_CLOSED, TAKEN_IN: self._in_place + TAIL}
+        acts = {
+            SENT: self._out_place + HEAD,
+            SHUT: self._out_place + RING_CLOSED,
+            TAKEN_IN: self._in_place + TAIL,
+        }
         return {place_of_act(act, self._peer): words(place)[0] for act, place in acts.items()} | {
-            place_of_act(RECEIVED, self._peer): self.received}
+            place_of_act(RECEIVED, self._peer): self.received
+        }
 
     def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
         act = self._acts.get(place)
@@ -51,8 +59,12 @@ class NodeMailbox(Mailbox):
 
     def _unreceived(self) -> int:
         """The number of messages that the peer has not received, as far as this endpoint sees."""
-        return sum(not (loan.ended or header[BLOCK_TAKEN])
-                   for (lane, _), untaken in self._untaken.items() if lane == 0 for header, loan in untaken)
+        return sum(
+            not (loan.ended or header[BLOCK_TAKEN])
+            for (lane, _), untaken in self._untaken.items()
+            if lane == 0
+            for header, loan in untaken
+        )
 
 
 class MpiMailbox(Mailbox):
@@ -63,7 +75,9 @@ class MpiMailbox(Mailbox):
     def __init__(self, endpoint: MpiEndpoint, peer: int) -> None:
         super().__init__(endpoint, peer)
         layout = endpoint.layout
-        self._held = endpoint.arena.words(layout.held_word(endpoint.number, endpoint.number))  # blocks come here
+        self._held = endpoint.arena.words(
+            layout.held_word(endpoint.number, endpoint.number)
+        )  # blocks come here
         self._reports = HOST not in (layout.rank(peer), layout.rank(endpoint.number))
         """Whether the sender waits if too many of its messages are not taken."""
         self._has_closed = self._was_closed = False
@@ -77,9 +91,15 @@ class MpiMailbox(Mailbox):
             if untaken:
                 untaken.popleft()
         else:
-            self._sort(Envelope(
-                message.lane, message.tag, message.nbytes, partial(decode, message.block),
-                partial(self._taken, message.lane, message.tag)))
+            self._sort(
+                Envelope(
+                    message.lane,
+                    message.tag,
+                    message.nbytes,
+                    partial(decode, message.block),
+                    partial(self._taken, message.lane, message.tag),
+                )
+            )
 
     def _taken(self, lane: int, tag: int) -> None:
         if lane == 0 and self._reports:
@@ -139,5 +159,3 @@ class MpiMailbox(Mailbox):
     @property
     def closed_there(self) -> bool:
         return self._was_closed
-
-

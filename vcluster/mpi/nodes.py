@@ -1,8 +1,8 @@
 """Which ranks of the job share a node, and so the memory of its devices and their places in a described hardware.
 
-    mpiexec -n 17 python -m vcluster.mpi train.py         # on two nodes of 8 devices
-    hardware = Hardware.preset("dgx-a100:2")
-    VirtualCluster(mesh, hardware=hardware.placed(places_of_devices(mesh.size, 8)))
+mpiexec -n 17 python -m vcluster.mpi train.py         # on two nodes of 8 devices
+hardware = Hardware.preset("dgx-a100:2")
+VirtualCluster(mesh, hardware=hardware.placed(places_of_devices(mesh.size, 8)))
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def sharing(places: Sequence[Place], ranks: Sequence[int]) -> list[NodeMemory]:
     together: ByNode = {}
     for device, rank in enumerate(ranks):
         place = places[rank]
-        together.setdefault((place.node, place.shares_with) if place.maps else ("", -1 - rank), []).append(device)
+        together.setdefault((place.node, place.shares_with) if place.maps else ("", -1 - rank), []).append(
+            device
+        )
     return [NodeMemory(tuple(devices)) for devices in together.values()]
 
 
@@ -59,8 +61,10 @@ def places_of_devices(devices: int, per_node: int) -> tuple[int, ...]:
     for node, there in enumerate(filter(None, by_node)):
         if len(there) > per_node:
             name = job.places[there[0]].node
-            raise ClusterError(f"{len(there)} devices lie on {name}, and a node of the hardware has {per_node}; start "
-                               f"fewer ranks on a node")
+            raise ClusterError(
+                f"{len(there)} devices lie on {name}, and a node of the hardware has {per_node}; start "
+                f"fewer ranks on a node"
+            )
         found.update((rank, node * per_node + at) for at, rank in enumerate(there))
     return tuple(found[rank] for rank in ranks)
 

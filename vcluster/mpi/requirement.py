@@ -12,7 +12,8 @@ def find_mpi() -> None:
     if find_spec("mpi4py") is None:
         raise ImportError(
             "backend='mpi' needs mpi4py and an MPI: pip install mpi4py mpich, or pip install mpi4py beside the MPI of "
-            "your cluster")
+            "your cluster"
+        )
 
 
 def usual_backend() -> str:

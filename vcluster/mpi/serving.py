@@ -54,8 +54,16 @@ def serve(job: Job, watched: Watched) -> None:
 def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], memory: NodeMemory, cluster: int) -> None:
     arena = Arena(spec.layout.nbytes, None if memory.file is None else open_file(*memory.file))
     endpoint = MpiEndpoint(
-        arena, spec.layout, spec.rank, capacity=spec.capacity, transport=job.transport, cluster=cluster, ranks=ranks,
-        generation=spec.generation, beside=memory.devices)
+        arena,
+        spec.layout,
+        spec.rank,
+        capacity=spec.capacity,
+        transport=job.transport,
+        cluster=cluster,
+        ranks=ranks,
+        generation=spec.generation,
+        beside=memory.devices,
+    )
     if memory.file is None:
         endpoint.send(spec.layout.host, MEMORY, encode(arena.fd, "a descriptor"))
     link = MpiLink(endpoint, spec.rank)
@@ -65,7 +73,8 @@ def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], memory: NodeMemo
     worker.take_over(link)
     ended = threading.Event()
     thread = threading.Thread(
-        target=_listen, args=(job, endpoint, ended), daemon=True, name=f"vcluster-interrupts-{spec.rank}")
+        target=_listen, args=(job, endpoint, ended), daemon=True, name=f"vcluster-interrupts-{spec.rank}"
+    )
     own.add(thread)
     thread.start()
     try:

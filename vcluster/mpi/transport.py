@@ -105,7 +105,15 @@ class Transport:
         """Requests that nobody waits for any more, and the memory that they use."""
 
     def send(
-        self, target: int, kind: int, address: Address, lane: int, tag: int, encoded: Encoded, *, lend: bool = False,
+        self,
+        target: int,
+        kind: int,
+        address: Address,
+        lane: int,
+        tag: int,
+        encoded: Encoded,
+        *,
+        lend: bool = False,
         then: Callable[[], object] | None = None,
     ) -> None:
         """Start to send a value. ``lend``: its arrays do not change before ``then`` is called."""
@@ -169,8 +177,7 @@ class Transport:
         return latest
 
     def beside(self, most: int | None = None) -> Any:
-        """A communicator of the ranks on this node, or of ``most`` neighbours on it. All ranks call this together.
-        """
+        """A communicator of the ranks on this node, or of ``most`` neighbours on it. All ranks call this together."""
         beside = self.world.Split_type(self.mpi.COMM_TYPE_SHARED)
         if most is None:
             return beside
@@ -256,7 +263,9 @@ class Transport:
         return bool(self._sending)
 
 
-def head_of(block: bytearray, kind: int, address: Address, lane: int, tag: int, nbytes: int, size: int) -> None:
+def head_of(
+    block: bytearray, kind: int, address: Address, lane: int, tag: int, nbytes: int, size: int
+) -> None:
     """Write the head of a block that is sent whole. ``size`` is that of the head and the description."""
     _HEAD.pack_into(block, 0, kind, *address, lane, tag, nbytes, size, 0)
 

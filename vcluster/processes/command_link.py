@@ -92,7 +92,9 @@ class Wire:
             raise EOFError
         self._read += more
         messages: list[bytes] = []
-        while len(self._read) >= 4 and len(self._read) >= (end := 4 + int.from_bytes(self._read[:4], "little")):
+        while len(self._read) >= 4 and len(self._read) >= (
+            end := 4 + int.from_bytes(self._read[:4], "little")
+        ):
             if end > 4:
                 note = self.take_note()  # a note that is there was left before
                 messages += [bytes(self._read[4:end])] if note is None else [note, bytes(self._read[4:end])]

@@ -14,7 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.events import HOST
@@ -73,8 +80,7 @@ class ProcessCrew:
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
 
     def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
-        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise.
-        """
+        """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise."""
         ranks = []
         for spec in specs:
             with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
@@ -90,8 +96,10 @@ class ProcessCrew:
         wire = Wire(self._arena, place, ours.detach(), host=True)
         try:
             process = start_process(
-                run_in_process, (spec, Descriptor(self._arena.fd), Descriptor(theirs.fileno())),
-                name=f"vcluster-{spec.rank}", start_method=self._start_method,
+                run_in_process,
+                (spec, Descriptor(self._arena.fd), Descriptor(theirs.fileno())),
+                name=f"vcluster-{spec.rank}",
+                start_method=self._start_method,
                 close=[wire.fd, *(other.fd for other in self._wires.values())],
             )
         except BaseException:
@@ -261,7 +269,8 @@ class ThreadCrew:
                 link = _QueueLink(spec.rank, commands, self._replies)
                 worker = Worker(spec, self._arena, link, own_process=False)
                 thread = threading.Thread(
-                    target=self._live, args=(spec.rank, worker), name=f"vcluster-{spec.rank}", daemon=True)
+                    target=self._live, args=(spec.rank, worker), name=f"vcluster-{spec.rank}", daemon=True
+                )
                 own.add(thread)
                 thread.start()
                 self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
@@ -302,7 +311,9 @@ class ThreadCrew:
         devices = self._devices.values()
 
         def by_thread(name: str) -> Any:
-            return _ByThread(getattr(sys, name), {each.thread.ident: each.worker.output[name] for each in devices})
+            return _ByThread(
+                getattr(sys, name), {each.thread.ident: each.worker.output[name] for each in devices}
+            )
 
         with redirect_stdout(by_thread("stdout")), redirect_stderr(by_thread("stderr")):
             yield
@@ -357,7 +368,9 @@ class _QueueLink:
     def interrupt(self, ident: int | None) -> None:
         """Raise `OperationCancelled` in the device's running thread."""
         self._interrupted = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), ctypes.py_object(OperationCancelled))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(ident or 0), ctypes.py_object(OperationCancelled)
+        )
 
     def settle(self) -> None:
         """Wait until a pending interrupt has been raised. Nothing tells whether it was, so this sends another one.

@@ -23,7 +23,10 @@ def pipes(count: int) -> list[int]:
 
 def write_all(fd: int, program: bytes) -> None:
     """Write to a pipe and close it."""
-    with open(fd, "wb", buffering=0) as pipe, suppress(BrokenPipeError):  # it has died; its exit code tells why
+    with (
+        open(fd, "wb", buffering=0) as pipe,
+        suppress(BrokenPipeError),
+    ):  # it has died; its exit code tells why
         rest = memoryview(program)
         while rest:
             rest = rest[pipe.write(rest) :]

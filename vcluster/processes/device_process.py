@@ -49,7 +49,9 @@ def default_start_method() -> str:
     Raises ``RuntimeError`` on Windows, where descriptors cannot be passed to a new process this way.
     """
     if sys.platform == "win32":
-        raise RuntimeError('vcluster cannot start processes on Windows: run it under WSL, or use backend="thread"')
+        raise RuntimeError(
+            'vcluster cannot start processes on Windows: run it under WSL, or use backend="thread"'
+        )
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
@@ -68,10 +70,14 @@ def start_process(
     if start_method is None:
         start_method = default_start_method()
     if start_method not in START_METHODS:
-        raise ValueError(f"start_method must be one of {', '.join(map(repr, START_METHODS))}, got {start_method!r}")
+        raise ValueError(
+            f"start_method must be one of {', '.join(map(repr, START_METHODS))}, got {start_method!r}"
+        )
     default_start_method()
     if process.current_process().daemon:
-        raise RuntimeError('a device or a pool worker cannot start processes of its own; use backend="thread" there')
+        raise RuntimeError(
+            'a device or a pool worker cannot start processes of its own; use backend="thread" there'
+        )
     started = Process(target=target, args=tuple(args), name=name, daemon=True)
     started.start_method = start_method
     started.close_in_child = tuple(close)

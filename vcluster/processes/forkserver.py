@@ -36,7 +36,11 @@ from vcluster.processes.descriptors import is_readable, pipes
 from vcluster.processes.exit_watch import is_stopped
 
 PRELOAD = (
-    "numpy", "cloudpickle", "fcntl", "multiprocessing.util", "vcluster.processes.device_process",
+    "numpy",
+    "cloudpickle",
+    "fcntl",
+    "multiprocessing.util",
+    "vcluster.processes.device_process",
     "vcluster.processes.worker",
 )
 """Modules that are already loaded in a new device, which loads no other as it starts. A missing module is skipped."""
@@ -48,7 +52,13 @@ OF_DEVICES = ("numpy", "ml_dtypes", *PACKAGES)
 """Packages of which devices probably use what their host has loaded. The server loads it when a first device has ended:
 where one cluster starts after another, their devices need not load it each."""
 
-NOT_OF_DEVICES = ("vcluster.mpi", "vcluster.cli", "vcluster.report", "vcluster.__main__", "vcluster.pytest_plugin")
+NOT_OF_DEVICES = (
+    "vcluster.mpi",
+    "vcluster.cli",
+    "vcluster.report",
+    "vcluster.__main__",
+    "vcluster.pytest_plugin",
+)
 """Modules of these that only a host uses, or that do something when they are loaded."""
 
 IDLE_MILLISECONDS = 50
@@ -87,7 +97,10 @@ def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
-            [sys.executable, *flags, "-c", program], env=device_environment(), stdin=subprocess.DEVNULL, pass_fds=fds
+            [sys.executable, *flags, "-c", program],
+            env=device_environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -126,8 +139,7 @@ class ForkServer:
         return None if self._process is None else self._process.pid
 
     def start_process(self, fds: Sequence[int]) -> tuple[int, int, int]:
-        """Fork a process that gets ``fds``. Returns its pid, the pipe for its program, and the pipe for its exit code.
-        """
+        """Fork a process that gets ``fds``. Returns its pid, the pipe for its program, and the pipe for its exit code."""
         if len(fds) > MOST_DESCRIPTORS:
             raise ValueError(f"a new process can get at most {MOST_DESCRIPTORS} descriptors, got {len(fds)}")
         with DeferredInterrupt(), self._lock:
@@ -209,7 +221,8 @@ class ForkServer:
         with theirs:
             number = theirs.fileno()
             self._process = start_python(
-                f"from vcluster.processes.forkserver import serve; serve({number}, {self._preload!r})", [number]
+                f"from vcluster.processes.forkserver import serve; serve({number}, {self._preload!r})",
+                [number],
             )
         self._socket = ours
         self._named, self._modules_seen = frozenset(), 0
@@ -243,7 +256,8 @@ def start_early() -> None:
 def modules_of_devices() -> list[str]:
     """The modules of this process that its devices probably use, too, in the order in which they were loaded."""
     return [
-        name for name in list(sys.modules)
+        name
+        for name in list(sys.modules)
         if name.partition(".")[0] in OF_DEVICES and not name.startswith(NOT_OF_DEVICES)
     ]
 

@@ -27,10 +27,14 @@ def end_fork(rank: int) -> NoReturn:
         elif error is not None:
             write_lines(2, rank, f"in a fork (pid {os.getpid()}) of the device:\n{traceback.format_exc()}")
         else:
-            write_lines(2, rank, (
-                f"the kernel has forked (pid {os.getpid()}), and the fork has returned from the kernel, too: it is no "
-                f"device, and nothing that it returns is used; end it with os._exit(0)"
-            ))
+            write_lines(
+                2,
+                rank,
+                (
+                    f"the kernel has forked (pid {os.getpid()}), and the fork has returned from the kernel, too: it is no "
+                    f"device, and nothing that it returns is used; end it with os._exit(0)"
+                ),
+            )
     finally:
         os._exit(code if isinstance(code, int) else 1)
 
@@ -69,4 +73,5 @@ def explain_pickling(error: BaseException) -> None:
     if "multiprocessing.reduction" in called and isinstance(error, pickle.PicklingError | AttributeError):
         error.add_note(
             "multiprocessing looks up functions by their names, and the functions of a kernel are copies; "
-            "define what the pool calls in a module that can be imported, or use threads (ThreadPoolExecutor)")
+            "define what the pool calls in a module that can be imported, or use threads (ThreadPoolExecutor)"
+        )

@@ -29,7 +29,8 @@ def cancel_helpers(signals: Signals, *, own_process: bool) -> None:
         for ident, frame in frames_by_thread().items():
             if ident not in (mine, *helpers) and _runs_users_code(frame):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(ident), ctypes.py_object(OperationCancelled))
+                    ctypes.c_ulong(ident), ctypes.py_object(OperationCancelled)
+                )
     while helpers:
         signals.threads.let_go_of_all()
         signals.rouse_own_threads()

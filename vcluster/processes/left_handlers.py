@@ -66,9 +66,11 @@ class LeftHandlers:
 
     def _note(self, name: str, error: BaseException) -> None:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        line = (f"the handler of {name}, which an earlier kernel set, raised {type(error).__name__} "
-                f"({shortened(error)}) between two runs, at {place.filename}:{place.lineno}; it is ignored. A kernel "
-                f"that sets a time limit takes it back when it ends, as by signal.setitimer(signal.ITIMER_REAL, 0)")
+        line = (
+            f"the handler of {name}, which an earlier kernel set, raised {type(error).__name__} "
+            f"({shortened(error)}) between two runs, at {place.filename}:{place.lineno}; it is ignored. A kernel "
+            f"that sets a time limit takes it back when it ends, as by signal.setitimer(signal.ITIMER_REAL, 0)"
+        )
         if line not in self._lost and len(self._lost) < MOST_TOLD:
             self._lost.append(line)
 
@@ -76,7 +78,9 @@ class LeftHandlers:
 class _Harmless:
     """A handler whose errors are noted. What ends a process, such as SystemExit, ends it."""
 
-    def __init__(self, handler: Callable[[int, Any], Any], note: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, handler: Callable[[int, Any], Any], note: Callable[[str, BaseException], None]
+    ) -> None:
         self.handler, self._note = handler, note
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -84,7 +88,9 @@ class _Harmless:
             self.handler(number, frame)
         except ENDING:
             raise
-        except BaseException as error:      # a time limit is often none of `Exception`, so that no kernel swallows it
+        except (
+            BaseException
+        ) as error:  # a time limit is often none of `Exception`, so that no kernel swallows it
             self._note(signal.Signals(number).name, error)
 
 

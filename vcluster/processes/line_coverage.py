@@ -40,7 +40,9 @@ def measure() -> Callable[[], None]:
         return _nothing
     with warnings.catch_warnings(action="ignore"):
         if ASKED_FOR in os.environ:
-            measured = coverage.Coverage(data_suffix=True, messages=False, **json.loads(os.environ[ASKED_FOR]))
+            measured = coverage.Coverage(
+                data_suffix=True, messages=False, **json.loads(os.environ[ASKED_FOR])
+            )
             measured.start()
         else:
             coverage.process_startup()  # has no effect if the fork server is measured already, which then continues
@@ -69,7 +71,9 @@ def devices_measured() -> Iterator[None]:
 
     with tempfile.TemporaryDirectory(prefix="vcluster-coverage-") as directory:
         before = os.environ.get(ASKED_FOR)
-        os.environ[ASKED_FOR] = json.dumps({"data_file": os.path.join(directory, "data"), **_options(current)})
+        os.environ[ASKED_FOR] = json.dumps(
+            {"data_file": os.path.join(directory, "data"), **_options(current)}
+        )
         try:
             yield
         finally:

@@ -65,7 +65,13 @@ class Worker:
     """Serves one device."""
 
     def __init__(
-        self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool, endpoint: Endpoint | None = None,
+        self,
+        spec: DeviceSpec,
+        arena: Arena,
+        link: Link,
+        *,
+        own_process: bool,
+        endpoint: Endpoint | None = None,
         ways: Ways | None = None,
     ) -> None:
         """``endpoint`` and ``ways``: of a backend that shares no memory."""
@@ -75,7 +81,8 @@ class Worker:
         self.link = link
         spins = SPINS if own_process else SPINS_OF_A_THREAD
         self.endpoint = endpoint or Endpoint(
-            arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
+            arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues
+        )
         if spec.queues is not None:
             ways = AS_MESSAGES
         self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, ways)
@@ -116,7 +123,9 @@ class Worker:
                 reply = Cancelled(self._record())
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # of a handler of the kernel's, while the kernel's own failure was described
+            except (
+                BaseException
+            ) as error:  # of a handler of the kernel's, while the kernel's own failure was described
                 self._leave_kernel()
                 self.endpoint.signals.cancel()
                 reply = Failed(describe_exception(error, self._code), self._record())
@@ -170,11 +179,13 @@ class Worker:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
             place, boxes = self._hand_back(output), self.endpoint.mailboxes
-            counts = {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
+            counts = {
+                peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received
+            }
             return Done(place, self._lent_record(), counts, device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
-            if command.kept is not None:    # it may have been interrupted while it derived something
+            if command.kept is not None:  # it may have been interrupted while it derived something
                 self._kept.drop(command.kept.digest)
             if signals.saw_cancellation:  # the kernel may have made another exception of it
                 cancel_helpers(signals, own_process=self._own_process)
@@ -211,17 +222,21 @@ class Worker:
             small = encoded.block_nbytes <= SMALL_RESULT_BYTES
             place = encoded.alone() if small else hand_over(self.endpoint, encoded, self.spec.layout.host)
             self.device.recorder.add_untimed(
-                "d2h", "result", {"peer": HOST, "bytes_sent": encoded.nbytes, "messages": 1})
+                "d2h", "result", {"peer": HOST, "bytes_sent": encoded.nbytes, "messages": 1}
+            )
         return place
 
     def _call(self, command: RunCommand) -> Any:
         self._code = None
         if self._own_process:  # a thread shares the host's modules, and must leave them alone
-            sys.stdout, sys.stderr = self.output["stdout"], self.output["stderr"]  # a kernel may have replaced them
+            sys.stdout, sys.stderr = (
+                self.output["stdout"],
+                self.output["stderr"],
+            )  # a kernel may have replaced them
             if command.environment is not None:
                 apply_environment(command.environment)
             if refresh_modules() or command.environment is not None:
-                self._kept.clear()      # their classes may be others now
+                self._kept.clear()  # their classes may be others now
         nbytes = command.common_nbytes
         own: list[Any] = []
         try:
@@ -279,7 +294,7 @@ class Worker:
         """The record of a run; a long one lies in shared memory."""
         record = self._packed_record()
         if isinstance(record, Packed):
-            with suppress(MemoryError):     # what the program holds may leave no room
+            with suppress(MemoryError):  # what the program holds may leave no room
                 return hand_over(self.endpoint, encode(record, "the record"), self.spec.layout.host)
         return pickle.dumps(record, 5)
 

@@ -8,5 +8,17 @@ from vcluster.report.plan_page import plan_html
 from vcluster.report.terminal import coloured_timeline, timeline
 from vcluster.report.two_traces import beside
 
-__all__ = ["Change", "Comparison", "beside", "chakra", "coloured_timeline", "compare", "comparison_html", "holistic",
-           "html", "plan_html", "show", "timeline"]
+__all__ = [
+    "Change",
+    "Comparison",
+    "beside",
+    "chakra",
+    "coloured_timeline",
+    "compare",
+    "comparison_html",
+    "holistic",
+    "html",
+    "plan_html",
+    "show",
+    "timeline",
+]

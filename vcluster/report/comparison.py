@@ -91,8 +91,13 @@ def compare(a: Trace, b: Trace) -> Comparison:
         Change("makespan", a.makespan_seconds, b.makespan_seconds),
         tuple(map(Change, PARTS, *map(_mean, splits))),
         _largest(_by_name(a, moved[0].since), _by_name(b, moved[1].since)),
-        tuple(change for change in _largest(*computes) if change.name in computes[0] and change.name in computes[1]),
-        (len(a.ranks), len(b.ranks)), (a, b),
+        tuple(
+            change
+            for change in _largest(*computes)
+            if change.name in computes[0] and change.name in computes[1]
+        ),
+        (len(a.ranks), len(b.ranks)),
+        (a, b),
     )
 
 
@@ -119,13 +124,17 @@ def comparison_html(
     """
     title = escape(" and ".join(titles))
     with written_whole(path, errors="xmlcharrefreplace") as file:
-        file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="ascii"><meta name="color-scheme" '
-                   f'content="light dark"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-                   f'</head><body>{html(comparison, titles)}</body></html>\n')
+        file.write(
+            f'<!doctype html>\n<html lang="en"><head><meta charset="ascii"><meta name="color-scheme" '
+            f'content="light dark"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+            f"</head><body>{html(comparison, titles)}</body></html>\n"
+        )
 
 
 def _mean(by_rank: Mapping[int, Split]) -> list[float]:
-    return [sum(column) / len(by_rank) for column in zip(*by_rank.values(), strict=True)] or [0.0] * len(PARTS)
+    return [sum(column) / len(by_rank) for column in zip(*by_rank.values(), strict=True)] or [0.0] * len(
+        PARTS
+    )
 
 
 def _largest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
@@ -139,8 +148,11 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     taken = ~columns.present("parent") & columns.isin("kind", set(HOLDING) - {"wait"})
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds").astype(np.float64)
-    spent = np.where(columns.isin("kind", {"compute"}), end - start,
-                     np.maximum(end - np.maximum(start, rounded(since, end)), 0))
+    spent = np.where(
+        columns.isin("kind", {"compute"}),
+        end - start,
+        np.maximum(end - np.maximum(start, rounded(since, end)), 0),
+    )
     fields = ("kind", "name", "stage", "phase", "axes")
     descriptions, firsts, place = groups(columns.only(*fields).take(taken), *fields)
     sums, parts = np.bincount(place, spent[taken], len(firsts)).tolist(), part_of(columns)[taken][firsts]
@@ -176,11 +188,15 @@ def _sentences(comparison: Comparison) -> list[str]:
         lines = [f"{word}: makespan {times} ({_signed(makespan.seconds)}{by})"]
         if parts := [part for part in comparison.parts if part.seconds * makespan.seconds > 0]:
             main = max(parts, key=lambda part: abs(part.seconds))
-            lines.append(f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
-                         f"{main.seconds / makespan.seconds:.0%} of the difference")
+            lines.append(
+                f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
+                f"{main.seconds / makespan.seconds:.0%} of the difference"
+            )
         if names := [change for change in comparison.names if change.seconds * makespan.seconds > 0]:
-            lines.append(f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
-                         f"{_signed(names[0].seconds)} on all devices together")
+            lines.append(
+                f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
+                f"{_signed(names[0].seconds)} on all devices together"
+            )
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
     return lines
@@ -194,9 +210,11 @@ def _tables(comparison: Comparison) -> list[Rows]:
     if not isfinite(comparison.makespan.seconds):
         return []
     least, parts = _least(comparison), [part for part in comparison.parts if part.before or part.after]
-    found = [_rows("the mean device", parts, [comparison.makespan]),
-             _rows("all devices together", comparison.names, least=least),
-             _rows("compute of a device", comparison.devices, least=least)]
+    found = [
+        _rows("the mean device", parts, [comparison.makespan]),
+        _rows("all devices together", comparison.names, least=least),
+        _rows("compute of a device", comparison.devices, least=least),
+    ]
     return [each for each in found if each]
 
 
@@ -209,8 +227,14 @@ def _rows(
     rows = []
     for change in (*changes[:SHOWN], *total):
         rounding = _ROUNDING * max(change.before, change.after)
-        rows.append([fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
-                     _signed(change.seconds if abs(change.seconds) > rounding else 0)])
+        rows.append(
+            [
+                fit(part_name(change.name), 40),
+                seconds(change.before),
+                seconds(change.after),
+                _signed(change.seconds if abs(change.seconds) > rounding else 0),
+            ]
+        )
     more = len(changes) - SHOWN
     return [title, "before", "after", "change"], rows, f"... and {more} more" if more > 0 else ""
 

@@ -33,7 +33,11 @@ def without_numbers(name: object) -> str:
 def groups(events: Columns, *fields: str) -> tuple[list[tuple[Any, ...]], Ints, Ints]:
     """The events with equal fields: the fields of each group, its first event, and the group of each event."""
     _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
-    return list(zip(*(events.take(first).values(field) for field in fields), strict=True)), first, place.ravel()
+    return (
+        list(zip(*(events.take(first).values(field) for field in fields), strict=True)),
+        first,
+        place.ravel(),
+    )
 
 
 def numbered(names: Sequence[str]) -> tuple[list[str], Ints]:

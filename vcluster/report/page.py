@@ -19,14 +19,24 @@ from parallelism.whole_files import written_whole
 from vcluster.report.payload import MOST_BARS, payload
 from vcluster.report.roofline import hardware_named
 
-SCRIPTS = {"timeline": "timeline.js", "split": "tables.js", "measured": "tables.js", "roofline": "roofline.js",
-           "collectives": "tables.js", "matrix": "tables.js", "memory": "memory.js"}
+SCRIPTS = {
+    "timeline": "timeline.js",
+    "split": "tables.js",
+    "measured": "tables.js",
+    "roofline": "roofline.js",
+    "collectives": "tables.js",
+    "matrix": "tables.js",
+    "memory": "memory.js",
+}
 """The sections of the page in order, and the script of each, which has a function of the same name."""
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def html(
-    trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS,
+    trace: Trace,
+    path: str | PathLike[str],
+    *,
+    most_bars: int = MOST_BARS,
     hardware: Hardware | str | PathLike[str] | None = None,
 ) -> None:
     """Write the page of ``trace`` (or of a run) to ``path``.
@@ -61,12 +71,17 @@ class TracePage:
 
     def _repr_html_(self) -> str:
         # The frame may run the script of the page, and reaches nothing of the notebook.
-        return (f'<iframe title="{escape(self.trace.devices_in_words)}" sandbox="allow-scripts" srcdoc="'
-                f'{escape(self.text)}" style="width:100%;height:{self.height}px;border:0"></iframe>')
+        return (
+            f'<iframe title="{escape(self.trace.devices_in_words)}" sandbox="allow-scripts" srcdoc="'
+            f'{escape(self.text)}" style="width:100%;height:{self.height}px;border:0"></iframe>'
+        )
 
 
 def show(
-    trace: Trace, *, height: int = 900, most_bars: int = MOST_BARS,
+    trace: Trace,
+    *,
+    height: int = 900,
+    most_bars: int = MOST_BARS,
     hardware: Hardware | str | PathLike[str] | None = None,
 ) -> TracePage:
     """The page of ``trace`` (or of a run), in a cell of a notebook, ``height`` pixels high; see `html`."""
@@ -75,18 +90,27 @@ def show(
 
 
 def page(
-    data: dict[str, Any], template: str = "page.html", sections: Mapping[str, str] = SCRIPTS,
-    styles: Sequence[str] = ("page.css",), shared: Sequence[str] = (),
+    data: dict[str, Any],
+    template: str = "page.html",
+    sections: Mapping[str, str] = SCRIPTS,
+    styles: Sequence[str] = ("page.css",),
+    shared: Sequence[str] = (),
 ) -> str:
     """The page of a payload, in ASCII: a template, ``shared`` scripts and those of its sections, which run as one."""
     style = "".join(map(_text, styles))
     scripts = ("drawing.js", *shared, *dict.fromkeys(sections.values()))
     listed = f"const SECTIONS = {{{', '.join(sections)}}};"
-    script = "\n".join(['"use strict";\n(() => {', *map(_text, scripts), listed, _text("page.js")]) + "})();\n"
+    script = (
+        "\n".join(['"use strict";\n(() => {', *map(_text, scripts), listed, _text("page.js")]) + "})();\n"
+    )
     parts = {
         "POLICY": "default-src 'none'; base-uri 'none'; form-action 'none'; "
-                  f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
-        "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script, "DATA": embedded(data)}
+        f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        "TITLE": escape(data["title"]),
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embedded(data),
+    }
     return _filled(template, parts) + "\n"
 
 
@@ -95,7 +119,7 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
     Parts that were put in are not scanned again.
     """
-    texts = _text(template).removesuffix("\n").split("@@")     # text, name, text, name, ..., text
+    texts = _text(template).removesuffix("\n").split("@@")  # text, name, text, name, ..., text
     for i in range(1, len(texts), 2):
         name = texts[i]
         texts[i] = parts[name] if name in parts else _filled(name, parts)

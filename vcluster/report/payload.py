@@ -31,8 +31,21 @@ MOST_DEVICES = 1024
 MOST_ROWS = 200
 LONGEST_NAME = 120
 _ASYNCHRONOUS_LANES = 3
-_DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm",
-            "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
+_DETAILS = (
+    "name",
+    "kind",
+    "stage",
+    "microbatch",
+    "phase",
+    "peer",
+    "axes",
+    "algorithm",
+    "priced_algorithm",
+    "bytes_sent",
+    "bytes_received",
+    "flops",
+    "location",
+)
 
 
 @np.errstate(all="ignore")
@@ -46,36 +59,55 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
     left_out: list[str] = []
     shown = trace.ranks[:MOST_DEVICES]
     if len(shown) < len(trace.ranks):
-        left_out.append(f"The first {len(shown):,} of {len(trace.ranks):,} devices are shown; "
-                        "the verdict and the tables of collectives count all.")
+        left_out.append(
+            f"The first {len(shown):,} of {len(trace.ranks):,} devices are shown; "
+            "the verdict and the tables of collectives count all."
+        )
     makespan = trace.makespan_seconds if trace.makespan_seconds < LONGEST else 0.0
     data: Data = {
         "title": f"Trace of {trace.devices_in_words}",
         "facts": _facts(trace),
         "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
-        "parts": PARTS, "makespan": makespan,
+        "parts": PARTS,
+        "makespan": makespan,
         "ranks": [{"rank": rank, "place": _clean(_place(trace, rank), 60)} for rank in shown],
     }
     if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
         data["split"] = {
-            "rows": [by_rank[rank] for rank in shown], "folds": len(shown) > MOST_RANKS,
-            "outside": [(word, shown.index(rank)) for word, rank in extremes(by_rank, trace.peaks()).items()
-                        if rank in shown], "whole": makespan * len(by_rank),
-            "total": [sum(column) for column in zip(*by_rank.values(), strict=True)]}
+            "rows": [by_rank[rank] for rank in shown],
+            "folds": len(shown) > MOST_RANKS,
+            "outside": [
+                (word, shown.index(rank))
+                for word, rank in extremes(by_rank, trace.peaks()).items()
+                if rank in shown
+            ],
+            "whole": makespan * len(by_rank),
+            "total": [sum(column) for column in zip(*by_rank.values(), strict=True)],
+        }
         data["measured"] = measured(trace)
         data["roofline"] = roofline(trace, hardware)
     if rows:
         data["collectives"] = [
-            [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes or "-")),
-             f"{row.operations:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
-            for row in rows[:MOST_ROWS]]
+            [
+                _clean(row.name),
+                _clean(row.algorithm),
+                _clean(", ".join(row.axes or "-")),
+                f"{row.operations:,}",
+                nbytes(row.bytes_received),
+                seconds(row.seconds),
+                rate(row.bus_bytes_per_second),
+            ]
+            for row in rows[:MOST_ROWS]
+        ]
         if len(rows) > MOST_ROWS:
             left_out.append(f"The table shows the first {MOST_ROWS} of {len(rows):,} sorts of collectives.")
     if matrices := _matrices(trace, left_out):
         data["matrix"] = {"size": trace.size, "of": matrices}
     data |= {"memory": _memory(trace, shown), "left_out": left_out}
-    return {key: value for key, value in data.items() if value or key not in ("measured", "roofline", "memory")}
+    return {
+        key: value for key, value in data.items() if value or key not in ("measured", "roofline", "memory")
+    }
 
 
 def packed(numbers: Array) -> Data:
@@ -83,9 +115,18 @@ def packed(numbers: Array) -> Data:
     kind = "f8"
     if numbers.dtype.kind in "iub":
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
-        kind = next((kind for kind in ("u1", "i1", "u2", "i2", "u4", "i4")
-                     if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max), kind)
-    return {"type": kind, "data": b64encode(np.ascontiguousarray(numbers, f"<{kind}").tobytes()).decode("ascii")}
+        kind = next(
+            (
+                kind
+                for kind in ("u1", "i1", "u2", "i2", "u4", "i4")
+                if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max
+            ),
+            kind,
+        )
+    return {
+        "type": kind,
+        "data": b64encode(np.ascontiguousarray(numbers, f"<{kind}").tobytes()).decode("ascii"),
+    }
 
 
 def _clean(text: str, longest: int = LONGEST_NAME) -> str:
@@ -99,36 +140,51 @@ def _place(trace: Trace, rank: int) -> str:
 def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
     """The rank's index on the mesh. A mesh from a file may have axes of any name, so it is not a `Mesh`."""
     axes, extents = zip(*trace.mesh_shape or (("", trace.size),), strict=True)
-    return tuple((axis, int(i)) for axis, i in zip(axes, np.unravel_index(rank, extents), strict=True) if axis)
+    return tuple(
+        (axis, int(i)) for axis, i in zip(axes, np.unravel_index(rank, extents), strict=True) if axis
+    )
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    facts = [("hardware", _clean(trace.hardware or "")),
-             ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape or ()))),
-             ("makespan, in virtual time", seconds(trace.makespan_seconds)),
-             ("without compute, of the makespan", f"{trace.bubble_fraction:.1%}"),
-             ("without compute, of the longest span", f"{trace.span_bubble_fraction:.1%}"),
-             ("events", f"{len(trace):,}"),
-             ("received from devices" if not trace.host_traffic else "received from the host",
-              nbytes(trace.bytes_received())),
-             ("declared", f"{given(trace.flops())}flop")]
+    facts = [
+        ("hardware", _clean(trace.hardware or "")),
+        ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape or ()))),
+        ("makespan, in virtual time", seconds(trace.makespan_seconds)),
+        ("without compute, of the makespan", f"{trace.bubble_fraction:.1%}"),
+        ("without compute, of the longest span", f"{trace.span_bubble_fraction:.1%}"),
+        ("events", f"{len(trace):,}"),
+        (
+            "received from devices" if not trace.host_traffic else "received from the host",
+            nbytes(trace.bytes_received()),
+        ),
+        ("declared", f"{given(trace.flops())}flop"),
+    ]
     return [(name, fact) for name, fact in facts if fact]
 
 
 def _timeline(
-    trace: Trace, moved: Moving, path: Sequence[PathStep], shown: Sequence[int], most: int, left_out: list[str],
+    trace: Trace,
+    moved: Moving,
+    path: Sequence[PathStep],
+    shown: Sequence[int],
+    most: int,
+    left_out: list[str],
 ) -> Data:
     columns = trace.columns
-    start, duration = (columns.numbers(name).astype(np.float64) for name in ("start_seconds", "duration_seconds"))
+    start, duration = (
+        columns.numbers(name).astype(np.float64) for name in ("start_seconds", "duration_seconds")
+    )
     begin, end = float(start.min()), start + duration
     drawn = ~columns.present("parent") & columns.isin("kind", HOLDING)
     long = drawn & (duration > 0)
     at = np.flatnonzero(long & (columns.numbers("rank") <= shown[-1]))
     if len(at) > most:
         at = at[np.sort(np.argsort(-duration[at], kind="stable")[:most])]
-        left_out.append(f"The timeline shows the {most:,} longest of {np.count_nonzero(long):,} events that take time, "
-                        f"{duration[at].sum() / duration[drawn].sum():.1%} of all their time; the figures count every "
-                        "event.")
+        left_out.append(
+            f"The timeline shows the {most:,} longest of {np.count_nonzero(long):,} events that take time, "
+            f"{duration[at].sum() / duration[drawn].sum():.1%} of all their time; the figures count every "
+            "event."
+        )
     lanes = _lanes(columns.take(at), start[at], end[at])
     ranks = np.searchsorted(np.array(shown), columns.numbers("rank")[at])
     order = np.lexsort((start[at], lanes, ranks))
@@ -140,12 +196,20 @@ def _timeline(
     steps = np.array(path[-MOST_STEPS:], np.float64).reshape(-1, 3)
     of_path = columns.numbers("rank")[steps[:, 0].astype(np.int64)]
     return {
-        "count": len(at), "points": int(np.count_nonzero(drawn & ~long)),
-        "rank": packed(ranks), "lane": packed(lanes), "part": packed(part_of(columns)[at]),
-        "start": packed(start[at] - begin), "duration": packed(duration[at]), "waited": packed(since - start[at]),
+        "count": len(at),
+        "points": int(np.count_nonzero(drawn & ~long)),
+        "rank": packed(ranks),
+        "lane": packed(lanes),
+        "part": packed(part_of(columns)[at]),
+        "start": packed(start[at] - begin),
+        "duration": packed(duration[at]),
+        "waited": packed(since - start[at]),
         "details": {name: _detail(columns, name, at) for name in _DETAILS if name in columns.columns},
-        "path": {"rank": packed(np.searchsorted(np.array(shown), of_path)),
-                 "start": packed(steps[:, 1] - begin), "end": packed(steps[:, 2] - begin)},
+        "path": {
+            "rank": packed(np.searchsorted(np.array(shown), of_path)),
+            "start": packed(steps[:, 1] - begin),
+            "end": packed(steps[:, 2] - begin),
+        },
     }
 
 
@@ -160,7 +224,7 @@ def _lanes(columns: Columns, start: Floats, end: Floats) -> Ints:
         lane = next((k for k, time in enumerate(ends) if time <= start[i]), len(ends))
         if lane == len(ends) and lane < _ASYNCHRONOUS_LANES:
             ends.append(0.0)
-        lane = min(lane, _ASYNCHRONOUS_LANES - 1)       # further ones share the last lane
+        lane = min(lane, _ASYNCHRONOUS_LANES - 1)  # further ones share the last lane
         ends[lane] = max(float(end[i]), ends[lane])
         lanes[i] = 2 + lane
     return lanes
@@ -178,7 +242,9 @@ def _detail(columns: Columns, name: str, at: Ints) -> Data:
 
 
 def _word(value: object) -> str:
-    return _clean(", ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value))
+    return _clean(
+        ", ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+    )
 
 
 def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
@@ -189,17 +255,24 @@ def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
         left_out.append(f"The communication matrix is shown for up to {MOST_MATRIX} devices.")
         return []
     columns = trace.columns
-    by_axes = defaultdict(lambda: np.zeros((trace.size, trace.size), np.int64), all=trace.communication_matrix())
+    by_axes = defaultdict(
+        lambda: np.zeros((trace.size, trace.size), np.int64), all=trace.communication_matrix()
+    )
     collectives = columns.isin("kind", {"collective"})
-    for axes in sorted(columns.take(collectives).distinct("axes"), key=lambda axes: (axes is None, axes or ())):
+    for axes in sorted(
+        columns.take(collectives).distinct("axes"), key=lambda axes: (axes is None, axes or ())
+    ):
         some = trace._of(columns.take(collectives & columns.isin("axes", {axes})))
         by_axes["groups without axes" if axes is None else ", ".join(axes)] += some.communication_matrix()
     for source, target, amount in _cells(trace.filter(kind=("send", "recv")).communication_matrix()):
         ends = zip(_index(trace, source), _index(trace, target), strict=True)
         label = ", ".join(one[0] for one, other in ends if one != other) or "messages"
         by_axes[label][source, target] += amount
-    return [{"label": _clean(label, 60), "cells": _cells(matrix), "total": nbytes(int(matrix.sum()))}
-            for label, matrix in by_axes.items() if matrix.any()]
+    return [
+        {"label": _clean(label, 60), "cells": _cells(matrix), "total": nbytes(int(matrix.sum()))}
+        for label, matrix in by_axes.items()
+        if matrix.any()
+    ]
 
 
 def _cells(matrix: Ints) -> list[tuple[int, int, int]]:
@@ -208,7 +281,9 @@ def _cells(matrix: Ints) -> list[tuple[int, int, int]]:
 
 def _memory(trace: Trace, shown: Sequence[int]) -> Data:
     columns = trace.columns
-    events = columns.take(columns.isin("kind", {"memory"}) & (columns.numbers("rank") <= max(shown, default=-1)))
+    events = columns.take(
+        columns.isin("kind", {"memory"}) & (columns.numbers("rank") <= max(shown, default=-1))
+    )
     if not len(events):
         return {}
     events = events.take(np.argsort(events.numbers("rank"), kind="stable"))
@@ -216,8 +291,10 @@ def _memory(trace: Trace, shown: Sequence[int]) -> Data:
     ranks = [rank for rank in shown if bounds[rank + 1] > bounds[rank]]
     names = _detail(events, "name", np.arange(len(events)))
     return {
-        "categories": names["values"], "category": names["index"],
-        "ranks": ranks, "bounds": [bounds[rank:rank + 2] for rank in ranks],
+        "categories": names["values"],
+        "category": names["index"],
+        "ranks": ranks,
+        "bounds": [bounds[rank : rank + 2] for rank in ranks],
         "time": packed(events.numbers("start_seconds") - float(columns.numbers("start_seconds").min())),
         "nbytes": packed(events.numbers("nbytes").astype(np.float64)),
     }

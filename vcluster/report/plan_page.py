@@ -12,18 +12,41 @@ from parallelism.whole_files import written_whole
 from vcluster.report.page import page
 from vcluster.report.payload import payload
 
-SECTIONS = {"front": "plans.js", "best": "plans.js", "plans": "plans.js", "answers": "plans.js", "refused": "plans.js",
-            "timeline": "timeline.js", "memory": "memory.js"}
-LABELS = {"tp": "tp, exposed", "cp": "cp, exposed", "ep": "ep, exposed", "dp": "sums over dp, exposed",
-          "zero": "ZeRO, exposed", "pp": "messages, exposed", "communication": "other communication",
-          "bubble": "bubble: waits for others", "recompute": "computed again"}
+SECTIONS = {
+    "front": "plans.js",
+    "best": "plans.js",
+    "plans": "plans.js",
+    "answers": "plans.js",
+    "refused": "plans.js",
+    "timeline": "timeline.js",
+    "memory": "memory.js",
+}
+LABELS = {
+    "tp": "tp, exposed",
+    "cp": "cp, exposed",
+    "ep": "ep, exposed",
+    "dp": "sums over dp, exposed",
+    "zero": "ZeRO, exposed",
+    "pp": "messages, exposed",
+    "communication": "other communication",
+    "bubble": "bubble: waits for others",
+    "recompute": "computed again",
+}
 MOST_BARS = 5000
 
 
 def plan_html(
-    path: str | PathLike[str], *, title: str, verdict: Sequence[str], facts: Sequence[tuple[str, str]],
-    plans: Mapping[str, Any], front: Sequence[int], rows: Sequence[Mapping[str, Any]],
-    refused: Sequence[tuple[str, int]], answers: Sequence[tuple[str, str]] = (), trace: Trace | None = None,
+    path: str | PathLike[str],
+    *,
+    title: str,
+    verdict: Sequence[str],
+    facts: Sequence[tuple[str, str]],
+    plans: Mapping[str, Any],
+    front: Sequence[int],
+    rows: Sequence[Mapping[str, Any]],
+    refused: Sequence[tuple[str, int]],
+    answers: Sequence[tuple[str, str]] = (),
+    trace: Trace | None = None,
 ) -> None:
     """Write the page of plans to ``path``.  ``OSError`` if it cannot be written.
 
@@ -41,8 +64,11 @@ def plan_html(
     used = {part for row in rows for part, seconds in row["parts"].items() if seconds > 0}
     names = [part for part in STEP_PARTS if part in used]
     data |= {
-        "front": front if plans["seconds"] else None, "plans": plans if plans["seconds"] else None,
+        "front": front if plans["seconds"] else None,
+        "plans": plans if plans["seconds"] else None,
         "best": {"names": names, "labels": LABELS, "rows": rows} if rows else None,
-        "refused": [[reason, f"{count:,}"] for reason, count in refused] or None, "answers": list(answers) or None}
+        "refused": [[reason, f"{count:,}"] for reason, count in refused] or None,
+        "answers": list(answers) or None,
+    }
     with written_whole(path) as file:
         file.write(page(data, "plans.html", SECTIONS, ("page.css", "plans.css")))

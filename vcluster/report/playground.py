@@ -39,22 +39,36 @@ SHAPES = ((8, 12), (7, 10))
 """The tensors of the page's layouts: one that every axis divides, one with uneven shards."""
 EXTENTS = (1, 16, 64, 256, 1024, 4096, 16384)
 """The extents m, n and k of the page's products."""
-SECTIONS = {"collectives": "playground_collectives.js", "layouts": "playground_layouts.js",
-            "schedules": "playground_schedules.js", "products": "playground_products.js",
-            "plans": "playground_plans.js"}
-_LEFT_OUT = {"permute", "barrier"}     # their messages follow from the caller's pairs, or have no bytes
+SECTIONS = {
+    "collectives": "playground_collectives.js",
+    "layouts": "playground_layouts.js",
+    "schedules": "playground_schedules.js",
+    "products": "playground_products.js",
+    "plans": "playground_plans.js",
+}
+_LEFT_OUT = {"permute", "barrier"}  # their messages follow from the caller's pairs, or have no bytes
 
 
 def playground(path: str | PathLike[str]) -> None:
     """Write the page to ``path``.  ``OSError`` if it cannot be written."""
     data = {
-        "title": "Collectives, layouts, pipelines, plans: a playground", "facts": [], "left_out": [],
-        "verdict": ["Choose an algorithm, a layout, a schedule, a product or a plan, and see what moves and waits.",
-                    "All orders are those that vcluster runs. The address of this page keeps your choice."],
-        "collectives": collectives(), "layouts": layouts(), "schedules": schedules(), "products": products(),
-        "plans": plans()}
+        "title": "Collectives, layouts, pipelines, plans: a playground",
+        "facts": [],
+        "left_out": [],
+        "verdict": [
+            "Choose an algorithm, a layout, a schedule, a product or a plan, and see what moves and waits.",
+            "All orders are those that vcluster runs. The address of this page keeps your choice.",
+        ],
+        "collectives": collectives(),
+        "layouts": layouts(),
+        "schedules": schedules(),
+        "products": products(),
+        "plans": plans(),
+    }
     with written_whole(path) as file:
-        file.write(page(data, "playground.html", SECTIONS, ("page.css", "playground.css"), ("playground_sums.js",)))
+        file.write(
+            page(data, "playground.html", SECTIONS, ("page.css", "playground.css"), ("playground_sums.js",))
+        )
 
 
 def collectives() -> dict[str, Any]:
@@ -72,7 +86,11 @@ def collectives() -> dict[str, Any]:
                 if record_of(kind, name, size).steps is None:
                     continue
                 plan = algorithm(kind, name, size)
-                of_size = [plan.chunks_of_buffer, [_transfers(step) for step in plan.steps], _phases(kind, name, size)]
+                of_size = [
+                    plan.chunks_of_buffer,
+                    [_transfers(step) for step in plan.steps],
+                    _phases(kind, name, size),
+                ]
                 found.setdefault(kind, {}).setdefault(name, {})[size] = of_size
     return found
 
@@ -122,7 +140,7 @@ def schedules() -> dict[str, Any]:
         for ranks, microbatches, chunks in product(PIPELINE_RANKS, MICROBATCHES, chunk_counts):
             try:
                 schedule = Pipeline(ranks * chunks, microbatches, name, chunks).schedule
-            except ValueError:             # the schedule has no order for these sizes
+            except ValueError:  # the schedule has no order for these sizes
                 continue
             found.setdefault(name, {})[f"{ranks * chunks}/{microbatches}/{chunks}"] = _order(schedule)
     return found
@@ -148,7 +166,11 @@ def layouts() -> dict[str, Any]:
     for mesh in MESHES:
         places = [_text_of(index, " ") for index in mesh]
         shapes = {"x".join(map(str, shape)): _layouts_of(shape, mesh) for shape in SHAPES}
-        found[_text_of(mesh.shape)] = {"places": places, "columns": mesh.shape[mesh.axes[-1]], "shapes": shapes}
+        found[_text_of(mesh.shape)] = {
+            "places": places,
+            "columns": mesh.shape[mesh.axes[-1]],
+            "shapes": shapes,
+        }
     return found
 
 
@@ -160,9 +182,12 @@ def _layouts_of(shape: tuple[int, int], mesh: Mesh) -> dict[str, Any]:
         plans = (plan_resharding(source, target, shape, np.float32, mesh) for target in offered)
         steps.append([_steps(plan, numbers) for plan in plans])
     return {
-        "choices": len(offered), "steps": steps, "layouts": [layout.short() for layout in numbers],
+        "choices": len(offered),
+        "steps": steps,
+        "layouts": [layout.short() for layout in numbers],
         "partial": [bool(layout.partial) for layout in numbers],
-        "blocks": [_blocks(layout, shape, mesh) for layout in numbers]}
+        "blocks": [_blocks(layout, shape, mesh) for layout in numbers],
+    }
 
 
 def _blocks(layout: TensorSharding, shape: tuple[int, int], mesh: Mesh) -> list[list[int]]:
@@ -188,8 +213,16 @@ def _layouts_on(mesh: Mesh) -> Iterable[TensorSharding]:
 
 
 def _steps(plan: ReshardingPlan, numbers: dict[TensorSharding, int]) -> list[list[Any]]:
-    return [[step.kind, ", ".join(step.axes), step.moved, numbers.setdefault(step.after, len(numbers)),
-             step.bytes_received] for step in plan.steps]
+    return [
+        [
+            step.kind,
+            ", ".join(step.axes),
+            step.moved,
+            numbers.setdefault(step.after, len(numbers)),
+            step.bytes_received,
+        ]
+        for step in plan.steps
+    ]
 
 
 def products() -> dict[str, Any]:
@@ -203,15 +236,23 @@ def products() -> dict[str, Any]:
         dtype = next((dtype for dtype in ("bfloat16", "float16") if dtype in hardware.flops_per_second), None)
         if dtype is not None:
             found[name] = {
-                "title": hardware.title, "dtype": dtype, "flops_per_second": hardware.flops_per_second[dtype],
-                "bytes_per_second": hardware.memory_bytes_per_second, "seconds": [
+                "title": hardware.title,
+                "dtype": dtype,
+                "flops_per_second": hardware.flops_per_second[dtype],
+                "bytes_per_second": hardware.memory_bytes_per_second,
+                "seconds": [
                     Costs(hardware).compute_seconds(
-                        2 * m * n * k, 2 * (m * k + k * n + m * n), dtype=dtype, shape=(1, m, n, k))
-                    for m, n, k in product(EXTENTS, repeat=3)]}
+                        2 * m * n * k, 2 * (m * k + k * n + m * n), dtype=dtype, shape=(1, m, n, k)
+                    )
+                    for m, n, k in product(EXTENTS, repeat=3)
+                ],
+            }
     return {"extents": EXTENTS, "hardware": found}
 
 
 def plans() -> dict[str, Any]:
     """By question: the names of the settings that differ; of each plan that fits these, its seconds and its bytes."""
-    found: dict[str, Any] = json.loads((files("vcluster.report") / "playground_plans.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(
+        (files("vcluster.report") / "playground_plans.json").read_text("utf-8")
+    )
     return found

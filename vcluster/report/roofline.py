@@ -30,13 +30,24 @@ def roofline(trace: Trace, hardware: Hardware | None) -> Data:
     nbytes *= _scale(trace, events)
     there = (flops > 0) & (nbytes > 0) & (seconds > 0)
     x, y = (np.divide(flops, below, out=np.zeros(len(flops)), where=there) for below in (nbytes, seconds))
-    shown = there & (x > 1 / _LARGEST) & (x < _LARGEST) & (y > 1 / _LARGEST) & (y < _LARGEST) & (seconds < _LARGEST)
+    shown = (
+        there
+        & (x > 1 / _LARGEST)
+        & (x < _LARGEST)
+        & (y > 1 / _LARGEST)
+        & (y < _LARGEST)
+        & (seconds < _LARGEST)
+    )
     if not shown.any():
         return {}
     count = int(np.count_nonzero(shown))
-    return {**_points(events.take(shown), x[shown], y[shown], seconds[shown]),
-            **_roofs(trace, events.take(shown), hardware),
-            "of": count, "without": len(events) - count, "compute": trace.compute}
+    return {
+        **_points(events.take(shown), x[shown], y[shown], seconds[shown]),
+        **_roofs(trace, events.take(shown), hardware),
+        "of": count,
+        "without": len(events) - count,
+        "compute": trace.compute,
+    }
 
 
 def hardware_named(trace: Trace) -> Hardware | None:
@@ -62,7 +73,7 @@ def _whole(columns: Columns) -> tuple[Columns, Floats]:
 
 def _scale(trace: Trace, events: Columns) -> Floats:
     """For each event, the number of bytes as which one of its bytes was priced."""
-    priced = trace.priced_dtype if trace.priced_dtype in ITEMSIZE else None     # a file may say anything
+    priced = trace.priced_dtype if trace.priced_dtype in ITEMSIZE else None  # a file may say anything
     return events.mapped("dtype", lambda dtype: priced_scale(dtype or "float64", priced), np.float64)
 
 
@@ -72,16 +83,26 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     name = number[which]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
-    _, first, place, count = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    _, first, place, count = np.unique(
+        key, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
     spent = np.bincount(place.ravel(), seconds)
     largest = np.argsort(-spent, kind="stable")[:MOST_POINTS]
     largest = largest[np.lexsort((y[first[largest]], x[first[largest]]))]
     return {
         "points": [
-            {"name": words[name[i]], "part": PARTS[parts[i]], "x": float(x[i]), "y": float(y[i]),
-             "seconds": float(spent[j]), "count": int(count[j])}
-            for i, j in zip(first[largest].tolist(), largest.tolist(), strict=True)],
-        "more": len(spent) - len(largest)}
+            {
+                "name": words[name[i]],
+                "part": PARTS[parts[i]],
+                "x": float(x[i]),
+                "y": float(y[i]),
+                "seconds": float(spent[j]),
+                "count": int(count[j]),
+            }
+            for i, j in zip(first[largest].tolist(), largest.tolist(), strict=True)
+        ],
+        "more": len(spent) - len(largest),
+    }
 
 
 def _of_name_or_phase(name: str, phase: str | None) -> str:
@@ -94,7 +115,13 @@ def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
         return {"hardware": name, "roofs": []}
     roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items()]
     usual = roofs[0]["dtype"]
-    dtypes = [trace.priced_dtype] if trace.priced_dtype else [dtype or usual for dtype in events.distinct("dtype")]
+    dtypes = (
+        [trace.priced_dtype] if trace.priced_dtype else [dtype or usual for dtype in events.distinct("dtype")]
+    )
     occurring = {rate_name(str(dtype)) for dtype in dtypes}
     shown = [roof for roof in roofs if roof["dtype"] in occurring] or roofs[:1]
-    return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": shown[:MOST_ROOFS]}
+    return {
+        "hardware": hardware.name,
+        "bandwidth": hardware.memory_bytes_per_second,
+        "roofs": shown[:MOST_ROOFS],
+    }

@@ -26,8 +26,10 @@ _MOST_ROWS = 64
 _PHASES = {"F": digits, "B": ascii_lowercase, "I": ascii_lowercase, "W": ascii_uppercase}
 _COMPUTE, _COLLECTIVE, _IDLE = "=", "#", "."
 _STYLES = {_COMPUTE: "magenta", _COLLECTIVE: "green", _IDLE: "dim"} | {
-    sign: style for signs, style in ((digits, "cyan"), (ascii_lowercase, "yellow"), (ascii_uppercase, "blue"))
-    for sign in signs}
+    sign: style
+    for signs, style in ((digits, "cyan"), (ascii_lowercase, "yellow"), (ascii_uppercase, "blue"))
+    for sign in signs
+}
 
 
 class _Drawing(NamedTuple):
@@ -58,7 +60,9 @@ def timeline(trace: Trace, width: int = 80) -> str:
     includes waiting for a message. A legend explains the signs that occur.
     """
     drawing = _draw(getattr(trace, "trace", trace), width)  # of a run, too
-    return "\n".join([*drawing.title, *(margin + columns for margin, columns in drawing.rows), *drawing.notes])
+    return "\n".join(
+        [*drawing.title, *(margin + columns for margin, columns in drawing.rows), *drawing.notes]
+    )
 
 
 def coloured_timeline(trace: Trace, width: int = 80) -> Text:
@@ -80,10 +84,12 @@ def _draw(trace: Trace, width: int) -> _Drawing:
     margin = len(f"rank {max(ranks, default=0)}  ")
     count, makespan = width - margin, trace.makespan_seconds
     if not (makespan > 0 and isfinite(makespan) and isfinite(count / makespan)):
-        makespan = 0.0      # nothing to divide into columns
+        makespan = 0.0  # nothing to divide into columns
     cells = _columns(trace, count) if makespan else {}
     rows = [(f"rank {rank}".ljust(margin), "".join(cells.get(rank, _IDLE * count))) for rank in ranks]
-    title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} per column" if makespan else "")
+    title = f"virtual time: {seconds(makespan)}" + (
+        f", {seconds(makespan / count)} per column" if makespan else ""
+    )
     more = [f"... and {len(trace.ranks) - len(ranks)} more ranks"] if len(trace.ranks) > len(ranks) else []
     last = max(trace.columns.distinct("microbatch") - {None}, default=0)
     legend = wrap(_legend({sign for _, row in rows for sign in row}, last), width)
@@ -105,7 +111,8 @@ def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
     events, scale = trace.columns, count / trace.makespan_seconds
     begin = float(events.numbers("start_seconds").min())
     shares: defaultdict[int, list[defaultdict[str, float]]] = defaultdict(
-        lambda: [defaultdict(float) for _ in range(count)])
+        lambda: [defaultdict(float) for _ in range(count)]
+    )
     drawn = events.isin("kind", {"compute", "collective"}) & ~events.present("parent")
     events = events.take(drawn & (events.numbers("duration_seconds") > 0))
     fields = ("rank", "start_seconds", "duration_seconds", "kind", "phase", "microbatch")
@@ -150,7 +157,8 @@ def _legend(signs: set[str], last: int) -> str:
     last_digit = " (last digit)" if last > 9 else ""
     parts = []
     for alphabet, text in (
-        (digits, f"forward of a microbatch{last_digit}"), (ascii_lowercase, "its backward"),
+        (digits, f"forward of a microbatch{last_digit}"),
+        (ascii_lowercase, "its backward"),
         (ascii_uppercase, "its weights' backward"),
     ):
         if signs & set(alphabet):

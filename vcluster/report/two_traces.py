@@ -24,7 +24,9 @@ iframe {{ width: 100%; height: 90vh; border: 0; }}
 """
 
 
-def beside(traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: Hardware | None = None) -> None:
+def beside(
+    traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: Hardware | None = None
+) -> None:
     """Write a page with the pages of two traces side by side, and their comparison above. ``traces`` is by title.
 
     The rooflines use the roof of ``hardware``, or with None that of the hardware each trace names, as in
@@ -36,7 +38,10 @@ def beside(traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: 
     for title, trace in traces.items():
         text, name = escape(page(payload(trace, hardware=hardware or hardware_named(trace)))), escape(title)
         sections += f'<section><h2>{name}</h2><iframe title="{name}" srcdoc="{text}"></iframe></section>'
-    text = _PAGE.format(title=escape(" and ".join(traces)), comparison=escape(str(compare(*traces.values()))),
-                        sections=sections)
+    text = _PAGE.format(
+        title=escape(" and ".join(traces)),
+        comparison=escape(str(compare(*traces.values()))),
+        sections=sections,
+    )
     with written_whole(path, errors="xmlcharrefreplace") as file:
         file.write(text)

@@ -32,7 +32,9 @@ def verdict(
     share = {part: total / (makespan * len(by_rank)) for part, total in zip(PARTS, totals, strict=True)}
     compute = sum(share[part] for part in _COMPUTE)
     lost = ", ".join(f"{part_name(part)} {share[part]:.1%}" for part in _LOSSES)
-    sentences = [f"{plural(len(by_rank), 'device')} for {seconds(makespan)}: {compute:.1%} of it compute, {lost}."]
+    sentences = [
+        f"{plural(len(by_rank), 'device')} for {seconds(makespan)}: {compute:.1%} of it compute, {lost}."
+    ]
     if share["recompute"] > 0:
         sentences.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
     worst = max(_LOSSES, key=share.__getitem__)
@@ -59,8 +61,10 @@ def _loss(worst: str, by_rank: Mapping[int, Split], rows: Sequence[CollectiveRow
     over = f" over {', '.join(longest.axes)}" if longest.axes else ""
     bus = longest.bus_bytes_per_second
     speed = "" if bus is None else f", at {rate(bus)} of bus bandwidth"
-    return (f"The largest loss is exposed communication, {amount} on rank {rank}; of the collectives "
-            f"{fit(longest.name, 40)}{fit(over, 40)} takes longest, {seconds(longest.seconds)}{speed}.")
+    return (
+        f"The largest loss is exposed communication, {amount} on rank {rank}; of the collectives "
+        f"{fit(longest.name, 40)}{fit(over, 40)} takes longest, {seconds(longest.seconds)}{speed}."
+    )
 
 
 def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
@@ -72,8 +76,10 @@ def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
         return []
     more = sum(seconds >= UNEVEN * middle for seconds in computes.values()) - 1
     also = f", and {more} more at least {UNEVEN} times: stragglers" if more else ": a straggler"
-    return [f"Rank {rank} computes {computes[rank] / middle:.2f} times as long as the median device{also}, "
-            "or an uneven split."]
+    return [
+        f"Rank {rank} computes {computes[rank] / middle:.2f} times as long as the median device{also}, "
+        "or an uneven split."
+    ]
 
 
 def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
@@ -84,6 +90,8 @@ def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
     for step in path:
         seconds_of[PARTS[parts[step.event]]] += step.end_seconds - step.start_seconds
     through = plural(len({int(ranks[step.event]) for step in path}), "device")
-    shares = [f"{part_name(part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
-              for part, amount in sorted(seconds_of.items(), key=lambda item: -item[1])]
+    shares = [
+        f"{part_name(part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
+        for part, amount in sorted(seconds_of.items(), key=lambda item: -item[1])
+    ]
     return [f"The critical path goes through {through}: {', '.join(shares)}."]

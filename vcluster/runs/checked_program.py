@@ -24,25 +24,35 @@ def check_program(program: Any) -> None:
     if code is None or isinstance(program, type):
         return
     if code.co_flags & _ASYNCHRONOUS:
-        raise TypeError(f"run() takes a function that returns its result, and {code.co_name} is an async function: "
-                        f"called, it does nothing; write def, and asyncio.run(...) inside it where it has to await")
+        raise TypeError(
+            f"run() takes a function that returns its result, and {code.co_name} is an async function: "
+            f"called, it does nothing; write def, and asyncio.run(...) inside it where it has to await"
+        )
     if code.co_flags & inspect.CO_GENERATOR:
-        raise TypeError(f"run() takes a function that returns its result, and {code.co_name} has a yield: called, it "
-                        f"does nothing; return a list in place of the yield")
+        raise TypeError(
+            f"run() takes a function that returns its result, and {code.co_name} has a yield: called, it "
+            f"does nothing; return a list in place of the yield"
+        )
 
 
 def by_rank(inputs: Any, size: int, program: Operation) -> tuple[Any, ...]:
     """The inputs of an operation as arguments. An argument that is the same object on every rank is passed whole."""
     name = f"{type(program).__name__}.inputs"
     if not _is_listed(inputs):
-        raise TypeError(f"{name} must return a list with one tuple for each of the {size} devices, "
-                        f"got {shortened(inputs)}")
+        raise TypeError(
+            f"{name} must return a list with one tuple for each of the {size} devices, "
+            f"got {shortened(inputs)}"
+        )
     if len(inputs) != size:
-        raise ValueError(f"{name} must return one tuple for each of the {size} devices, got {len(inputs)} tuples")
+        raise ValueError(
+            f"{name} must return one tuple for each of the {size} devices, got {len(inputs)} tuples"
+        )
     for rank, mine in enumerate(inputs):
         if not _is_listed(mine):
-            raise TypeError(f"{name} must return a tuple for each device, with its arguments; for rank {rank} "
-                            f"it has {shortened(mine)}. Of one argument it is (argument,)")
+            raise TypeError(
+                f"{name} must return a tuple for each device, with its arguments; for rank {rank} "
+                f"it has {shortened(mine)}. Of one argument it is (argument,)"
+            )
     lengths = [len(mine) for mine in inputs]
     if len(set(lengths)) > 1:
         raise ValueError(f"{name} must return tuples of one length, got lengths {lengths}")

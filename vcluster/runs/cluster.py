@@ -36,10 +36,15 @@ QUEUE_DEVICES = 16
 """The ``queue`` transport accepts at most this many devices: it needs one queue for each ordered pair of devices."""
 
 _USUAL_ELSEWHERE = {
-    "timeout": "deadline_seconds", "world_size": "the number of devices: VirtualCluster(4)",
-    "nprocs": "the number of devices: VirtualCluster(4)", "num_devices": "the number of devices: VirtualCluster(4)",
-    "n": "the number of devices: VirtualCluster(4)", "size": "the number of devices: VirtualCluster(4)",
-    "context": "start_method", "capacity": "channel_capacity", "rank": "device.rank inside the kernel",
+    "timeout": "deadline_seconds",
+    "world_size": "the number of devices: VirtualCluster(4)",
+    "nprocs": "the number of devices: VirtualCluster(4)",
+    "num_devices": "the number of devices: VirtualCluster(4)",
+    "n": "the number of devices: VirtualCluster(4)",
+    "size": "the number of devices: VirtualCluster(4)",
+    "context": "start_method",
+    "capacity": "channel_capacity",
+    "rank": "device.rank inside the kernel",
 }
 _MEANT = {
     "cluster.run(kernel, PerDevice([...]))": "map",
@@ -56,7 +61,14 @@ _MEANT = {
 """What to write here, and the names of that elsewhere, without case and underscores."""
 _ATTRIBUTES_ELSEWHERE = {name: here for here, names in _MEANT.items() for name in names.split()}
 _OPTIONS = (
-    "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
+    "backend",
+    "transport",
+    "start_method",
+    "hardware",
+    "compute",
+    "priced_dtype",
+    "channel_capacity",
+    "seed",
     "deadline_seconds",
 )
 
@@ -102,10 +114,19 @@ class VirtualCluster:
     """
 
     def __init__(
-        self, mesh: Mesh | int | None = None, *, backend: str | None = None, transport: str = "shared_memory",
-        start_method: str | None = None, hardware: Hardware | str | PathLike[str] = "host", compute: str = "measured",
-        priced_dtype: str | None = None, channel_capacity: int = 16, seed: int = 0,
-        deadline_seconds: float | None = None, **axes: int,
+        self,
+        mesh: Mesh | int | None = None,
+        *,
+        backend: str | None = None,
+        transport: str = "shared_memory",
+        start_method: str | None = None,
+        hardware: Hardware | str | PathLike[str] = "host",
+        compute: str = "measured",
+        priced_dtype: str | None = None,
+        channel_capacity: int = 16,
+        seed: int = 0,
+        deadline_seconds: float | None = None,
+        **axes: int,
     ) -> None:
         self.mesh = _mesh(mesh, axes)
         backend = backend or usual_backend()
@@ -113,13 +134,19 @@ class VirtualCluster:
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         on = None if pricing is None else pricing.hardware
-        self._software: dict[str, Any] = {} if on is None else {"fused": on.fused, "overlapping": on.overlapping}
+        self._software: dict[str, Any] = (
+            {} if on is None else {"fused": on.fused, "overlapping": on.overlapping}
+        )
         channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
         seed = _whole("seed", seed)
         if deadline_seconds is not None and not _is_positive(deadline_seconds):
-            raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
+            raise ValueError(
+                f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}"
+            )
         if transport == "queue" and backend == "mpi":
-            raise ValueError("transport='queue' is for processes and threads; backend='mpi' has a transport of its own")
+            raise ValueError(
+                "transport='queue' is for processes and threads; backend='mpi' has a transport of its own"
+            )
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
             raise ValueError(
                 f"transport='queue' needs a queue for each pair of devices and takes at most {QUEUE_DEVICES} devices, "
@@ -135,7 +162,16 @@ class VirtualCluster:
         priced_as = None if pricing is None else pricing.hardware
         self._hardware = "this machine, where messages take no time" if priced_as is None else priced_as.name
         self._new_body = partial(
-            Body, self.mesh, backend, transport, start_method, channel_capacity, seed, deadline_seconds, pricing)
+            Body,
+            self.mesh,
+            backend,
+            transport,
+            start_method,
+            channel_capacity,
+            seed,
+            deadline_seconds,
+            pricing,
+        )
         self._running = threading.Lock()
         self._runner: int | None = None
         self._body: Body | None = None
@@ -180,7 +216,9 @@ class VirtualCluster:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a cluster cannot be sent to another process: a kernel cannot call run() of its own cluster")
+        raise TypeError(
+            "a cluster cannot be sent to another process: a kernel cannot call run() of its own cluster"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +250,10 @@ class VirtualCluster:
         __tracebackhide__ = True  # for pytest and IPython
         body = self._open()
         if not callable(program):
-            from parallelism.execution.placing import operation_on, sized  # what loads much, for those who need it
+            from parallelism.execution.placing import (
+                operation_on,
+                sized,
+            )  # what loads much, for those who need it
 
             program = operation_on(sized(program, args), self.mesh, **self._software)
         self._refuse_if_running("a cluster runs one program at a time")
@@ -303,7 +344,7 @@ class VirtualCluster:
         # Not the cluster itself: a handler that keeps records would keep the devices.
         log("%s started; pids by rank: %s", repr(self), self._body.crew.pids())
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -327,7 +368,9 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
             raise TypeError(f"VirtualCluster has no option {name!r}; did you mean {meant}?")
     if mesh is None:
         if not axes:
-            raise TypeError("VirtualCluster needs a mesh: VirtualCluster(4), VirtualCluster(dp=2, tp=2) or Mesh(...)")
+            raise TypeError(
+                "VirtualCluster needs a mesh: VirtualCluster(4), VirtualCluster(dp=2, tp=2) or Mesh(...)"
+            )
         return Mesh(**axes)
     if axes:
         raise TypeError(

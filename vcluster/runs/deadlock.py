@@ -23,7 +23,9 @@ def find_stuck(
     ``host_may_act``: whether the host may send or receive while the run goes on, from another thread.
     """
     awake = [state.state == RUNNING or _was_served(state, has_changed) for state in states]
-    free: set[tuple[int, int]] = set()  # (rank, number of an operation); the first are what the kernel waits for
+    free: set[tuple[int, int]] = (
+        set()
+    )  # (rank, number of an operation); the first are what the kernel waits for
 
     def can_act(rank: int) -> bool:
         return awake[rank] or any((rank, number) in free for number in range(states[rank].waits))
@@ -44,18 +46,22 @@ def find_stuck(
 
     blocked = [
         (rank, number, operation)
-        for rank, state in enumerate(states) if state.state == BLOCKED and not awake[rank]
+        for rank, state in enumerate(states)
+        if state.state == BLOCKED and not awake[rank]
         for number, operation in enumerate(state.operations)
     ]
     before = -1
     while before < len(free):
         before = len(free)
         for rank, number, operation in blocked:
-            if (rank, number) not in free and (operation.needs is None or all(map(may_be_met, operation.needs))):
+            if (rank, number) not in free and (
+                operation.needs is None or all(map(may_be_met, operation.needs))
+            ):
                 free.add((rank, number))
     return [
         Stuck(rank, operation.text, states[rank].location, operation.lane, peers(operation))
-        for rank, number, operation in blocked if number == 0 and not can_act(rank)
+        for rank, number, operation in blocked
+        if number == 0 and not can_act(rank)
     ]
 
 
@@ -82,5 +88,7 @@ def find_deadlock(
         blocked = [rank for rank, state in enumerate(states) if state.state == BLOCKED]
         wake([rank for rank in blocked if _was_served(states[rank], status.has_changed)])
     stuck = find_stuck(states, status.has_changed, host_may_act=host_may_act)
-    still = {stick.rank for stick in stuck} | {rank for rank, state in enumerate(states) if state.state == FINISHED}
+    still = {stick.rank for stick in stuck} | {
+        rank for rank, state in enumerate(states) if state.state == FINISHED
+    }
     return stuck if all(status.version(rank) == states[rank].version for rank in still) else []

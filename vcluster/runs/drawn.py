@@ -18,8 +18,26 @@ from parallelism.ir.core import Function, Op, Value
 
 PRODUCTS = ("matmul", "einsum")
 MOVES = (
-    "reshape", "transpose", "broadcast_to", "flip", "concatenate", "split", "slice", "place", "windows", "convert",
-    "widen", "saturate", "stop_gradient", "reshard", "relayout", "where", "minimum", "maximum", "remainder")
+    "reshape",
+    "transpose",
+    "broadcast_to",
+    "flip",
+    "concatenate",
+    "split",
+    "slice",
+    "place",
+    "windows",
+    "convert",
+    "widen",
+    "saturate",
+    "stop_gradient",
+    "reshard",
+    "relayout",
+    "where",
+    "minimum",
+    "maximum",
+    "remainder",
+)
 """Ops whose results have elements of their operands, or smaller ones."""
 PLAIN = 2
 """Integers that index nothing are below it: a factor, a count or a flag."""
@@ -39,8 +57,10 @@ def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[st
     rng = np.random.default_rng(seed)
     sources = _sources(function)
     scales, extents = _scales(function, sources, frozenset(trained)), _extents(function, sources)
-    return {value.name: _array(value, rng, scales.get(value.name, 1.0), extents.get(value.name, PLAIN))
-            for value in function.inputs}
+    return {
+        value.name: _array(value, rng, scales.get(value.name, 1.0), extents.get(value.name, PLAIN))
+        for value in function.inputs
+    }
 
 
 def _array(value: Value, rng: np.random.Generator, scale: float, below: int) -> Array:
@@ -92,7 +112,7 @@ def _extents(function: Function, sources: Sources) -> dict[str, int]:
     found: dict[str, int] = {}
     for op in function.ops:
         place, extent = _indexed(op)
-        indices = op.inputs[place:place + 1] if place is not None else ()
+        indices = op.inputs[place : place + 1] if place is not None else ()
         for name in frozenset[str]().union(*(sources.get(value, frozenset()) for value in indices)):
             found[name] = min(extent, found.get(name, extent))
     return found

@@ -23,7 +23,16 @@ from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
-from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
+from vcluster.processes import (
+    Crew,
+    DeviceSpec,
+    Died,
+    Done,
+    ProcessCrew,
+    RunCommand,
+    ThreadCrew,
+    default_start_method,
+)
 from vcluster.processes.kept_programs import SentProgram
 from vcluster.runs.checked_program import by_rank, check_program
 from vcluster.runs.log import log
@@ -46,8 +55,18 @@ class Body:
     """Owns the devices, the shared memory and the host's endpoint of one cluster, and runs programs on them."""
 
     def __init__(
-        self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
-        deadline_seconds: float | None, pricing: Pricing | None = None, *, owner: object, interrupt: DeferredInterrupt,
+        self,
+        mesh: Mesh,
+        backend: str,
+        transport: str,
+        start_method: str | None,
+        capacity: int,
+        seed: int,
+        deadline_seconds: float | None,
+        pricing: Pricing | None = None,
+        *,
+        owner: object,
+        interrupt: DeferredInterrupt,
     ) -> None:
         """The devices end with ``owner``, if not sooner; and as soon as what ``interrupt`` delivers raises."""
         self.pid = os.getpid()
@@ -81,7 +100,8 @@ class Body:
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
         self.finalizer = weakref.finalize(
-            owner, close, self.crew, self.arena, self.layout, self.endpoints, os.getpid())
+            owner, close, self.crew, self.arena, self.layout, self.endpoints, os.getpid()
+        )
         interrupt.wake = self.crew.wake
         try:
             self._start_devices(range(mesh.size), interrupt.deliver)
@@ -107,16 +127,29 @@ class Body:
         queues: list[Queues] = [None] * self.layout.endpoints
         if self._queued:
             queues = _queues(self.layout, self._processes)
-        self.crew.start([
-            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation,
-                       self._groups)
-            for rank in ranks
-        ], check)
+        self.crew.start(
+            [
+                DeviceSpec(
+                    rank,
+                    self._mesh,
+                    self.layout,
+                    self._capacity,
+                    self._seed,
+                    queues[rank],
+                    self._generation,
+                    self._groups,
+                )
+                for rank in ranks
+            ],
+            check,
+        )
         if self._queued or not hasattr(self, "endpoint"):
             host = self.layout.host
-            self.endpoint = Endpoint(
-                self.arena, self.layout, host, capacity=self._capacity, queues=queues[host]
-            ) if self._over_mpi is None else self._over_mpi.endpoint
+            self.endpoint = (
+                Endpoint(self.arena, self.layout, host, capacity=self._capacity, queues=queues[host])
+                if self._over_mpi is None
+                else self._over_mpi.endpoint
+            )
             self._owner = _HostOwner(self.endpoint)
             for replaced in self.endpoints:
                 replaced.let_go()
@@ -133,7 +166,9 @@ class Body:
             channel = self._channels[rank] = VirtualChannel(self._owner, rank)
         return channel
 
-    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run[Any]:
+    def run(
+        self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None
+    ) -> Run[Any]:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
         __tracebackhide__ = True  # for pytest and IPython
         check_program(program)
@@ -153,7 +188,10 @@ class Body:
                 try:
                     raise error
                 finally:
-                    del error, conduct  # no cycle through its traceback, which would keep the caller's variables
+                    del (
+                        error,
+                        conduct,
+                    )  # no cycle through its traceback, which would keep the caller's variables
             outputs, refused = self._outputs(replies)
             if refused is not None:
                 try:
@@ -183,10 +221,20 @@ class Body:
                 self.layout.forget_groups(self.arena)
                 self._groups += 1
             usual = RunCommand(
-                self._number, self._generation, self._gone, common, encoded.block_nbytes, nbytes, None, None,
-                self._groups, sent,
+                self._number,
+                self._generation,
+                self._gone,
+                common,
+                encoded.block_nbytes,
+                nbytes,
+                None,
+                None,
+                self._groups,
+                sent,
             )
-            conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
+            conduct.collect(
+                partial(self._command, usual, environment(processes=self._processes), mine), interrupt
+            )
         finally:
             release(self.arena, common)
             if sent is not None:
@@ -205,8 +253,10 @@ class Body:
             error.outputs, _ = self._outputs(replies)
         failure = self._heal(replies)
         if failure is not None:
-            error.add_note("the cluster is closed: the devices that died could not be replaced "
-                           f"({type(failure).__name__}: {failure})")
+            error.add_note(
+                "the cluster is closed: the devices that died could not be replaced "
+                f"({type(failure).__name__}: {failure})"
+            )
 
     def _command(self, usual: RunCommand, now: Environment, mine: Sequence[Encoded], rank: int) -> RunCommand:
         """The usual command, with what this rank gets alone, and the environment if it has changed there."""
@@ -225,7 +275,8 @@ class Body:
             if isinstance(reply, Done):
                 try:
                     outputs[rank] = (
-                        decode_alone(reply.place) if isinstance(reply.place, bytearray)
+                        decode_alone(reply.place)
+                        if isinstance(reply.place, bytearray)
                         else self.endpoint.mailbox(rank).adopt(reply.place)
                     )
                 except BaseException as error:  # SystemExit, too; the blocks of all others must be taken over
@@ -244,7 +295,10 @@ class Body:
                 filename, _, number = line.rpartition(":")
                 warnings.warn_explicit(
                     f"the result of {name} is not used; {name} returns its result and does not write into its "
-                    f"argument, unless you pass out=x", UnusedResultWarning, filename, int(number),
+                    f"argument, unless you pass out=x",
+                    UnusedResultWarning,
+                    filename,
+                    int(number),
                 )
 
     def end(self) -> None:
@@ -285,8 +339,12 @@ class Body:
                 self._bury_heap(rank)
                 self._environments.pop(rank, None)
             self._start_devices(dead)
-            log("ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
-                dead, self._number, self.crew.pids())
+            log(
+                "ranks %s died in run %d; new devices with empty state take their places; pids by rank: %s",
+                dead,
+                self._number,
+                self.crew.pids(),
+            )
         except Exception as failure:
             self.finalizer()
             return failure
@@ -339,7 +397,9 @@ def close(crew: Crew | MpiCrew, arena: Arena, layout: Layout, endpoints: list[En
         arena.close_descriptor()
 
 
-def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _note_wrong_arguments(
+    error: BaseException, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Add a note to the error if the program's signature does not accept the arguments of run()."""
     if isinstance(program, Operation):
         return
@@ -349,7 +409,9 @@ def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, .
         code = code_of(program)
         where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         name = getattr(program, "__qualname__", type(program).__name__)
-        error.add_note(f"run() calls {name}{where} with the device first, then with its own arguments: {wrong}")
+        error.add_note(
+            f"run() calls {name}{where} with the device first, then with its own arguments: {wrong}"
+        )
 
 
 def _queues(layout: Layout, processes: bool) -> list[Queues]:

@@ -39,5 +39,7 @@ class HostWaits:
                 f"{ranks_in_words([stick.rank for stick in late])} {verb} for the host in {first.text} at "
                 f"{first.location}, and run() sends and receives nothing; another thread of the host must call "
                 f"cluster.channel({first.rank})",
-                HostWaitWarning, filename or "<kernel>", int(line) if line.isdigit() else 0,
+                HostWaitWarning,
+                filename or "<kernel>",
+                int(line) if line.isdigit() else 0,
             )

@@ -109,17 +109,24 @@ def _rounding(function: Function, inputs: Mapping[str, Array], expected: Arrays)
     for _ in range(SAMPLES):
         with np.errstate(all="ignore"):
             outputs = ir.interpret(function, _changed(inputs, rng)).outputs
-        moved = [max(own, _difference(np.asarray(a), b)) for own, a, b in zip(moved, outputs, expected, strict=True)]
+        moved = [
+            max(own, _difference(np.asarray(a), b))
+            for own, a, b in zip(moved, outputs, expected, strict=True)
+        ]
     kinds = [_kind(value.name) for value in function.outputs]
     largest: dict[str, float] = {}
     for kind, array in zip(kinds, expected, strict=True):
         largest[kind] = max(largest.get(kind, 0.0), _largest(array))
-    return [max(ROUNDINGS * own, _part_of_kind(array) * largest[kind])
-            for own, kind, array in zip(moved, kinds, expected, strict=True)]
+    return [
+        max(ROUNDINGS * own, _part_of_kind(array) * largest[kind])
+        for own, kind, array in zip(moved, kinds, expected, strict=True)
+    ]
 
 
 def _part_of_kind(array: Array) -> float:
-    return min(MOST_OF_KIND, ROUNDINGS * float(limits_of(array.dtype).eps)) if is_floating(array.dtype) else 0.0
+    return (
+        min(MOST_OF_KIND, ROUNDINGS * float(limits_of(array.dtype).eps)) if is_floating(array.dtype) else 0.0
+    )
 
 
 def _kind(name: str) -> str:

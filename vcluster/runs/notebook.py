@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 """The largest number of devices, and of outputs, of which each has a row."""
-_PLACE = re.compile(r'(?P<before>\bat |\bfrom )?(?P<quote>File ")?(?P<file>[^\s"]+)(?(quote)", line |:)(?P<line>\d+)')
+_PLACE = re.compile(
+    r'(?P<before>\bat |\bfrom )?(?P<quote>File ")?(?P<file>[^\s"]+)(?(quote)", line |:)(?P<line>\d+)'
+)
 """A line of code in the text of an error: ``at file:3``, or ``File "file", line 3``."""
 _KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+")
 
@@ -35,11 +37,17 @@ _KEPT_BY_IPYTHON = re.compile(r"_{1,3}|_\d+")
 def html_of(cluster: VirtualCluster, pids: list[int], hardware: str) -> str:
     """The picture of a cluster: its mesh, and a row for each device with its place and its process."""
     mesh = cluster.mesh
-    rows = [(rank, *mesh.index(rank).values(), *pids[rank:rank + 1]) for rank in range(min(mesh.size, MOST_ROWS))]
+    rows = [
+        (rank, *mesh.index(rank).values(), *pids[rank : rank + 1])
+        for rank in range(min(mesh.size, MOST_ROWS))
+    ]
     devices = table(rows, ("rank", *mesh.axes, *(["pid"] if pids else [])), left=0, caption="devices")
     more = note(f"… and {mesh.size - MOST_ROWS} more") if mesh.size > MOST_ROWS else ""
     return figure(
-        note(f"time of {hardware}"), beside(inside(mesh.draw().html), devices + more), title=repr(cluster).strip("<>"))
+        note(f"time of {hardware}"),
+        beside(inside(mesh.draw().html), devices + more),
+        title=repr(cluster).strip("<>"),
+    )
 
 
 def html_of_run(run: Run[Any]) -> str:
@@ -54,7 +62,9 @@ def html_of_run(run: Run[Any]) -> str:
 def _short(value: Any) -> Markup:
     text = repr(value)
     kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
-    return Markup(f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>")
+    return Markup(
+        f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>"
+    )
 
 
 def let_go_after_the_cell(cluster: VirtualCluster) -> None:
@@ -98,7 +108,7 @@ def name_cells(error: BaseException) -> None:
             source = linecache.getline(at["file"], int(at["line"])).strip()
             lines += [f"    {source}"] if source else []
     error.args = ("\n".join(lines), *error.args[1:])
-    shown = weakref.ref(error)      # no cycle, which would keep what the traceback holds
+    shown = weakref.ref(error)  # no cycle, which would keep what the traceback holds
 
     def traceback_of_user() -> list[str]:
         """What IPython shows, and asks for under this name: the traceback without the library's frames."""
@@ -109,7 +119,8 @@ def name_cells(error: BaseException) -> None:
             if not is_ours(entry.tb_frame.f_code.co_filename):
                 kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         told: list[str] = shell.InteractiveTB.structured_traceback(
-            type(found), found, kept or entries, tb_offset=shell.InteractiveTB.tb_offset)
+            type(found), found, kept or entries, tb_offset=shell.InteractiveTB.tb_offset
+        )
         return told
 
     error._render_traceback_ = traceback_of_user  # type: ignore[attr-defined]

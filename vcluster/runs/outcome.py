@@ -27,7 +27,11 @@ MOST_LINES = 16
 """Maximal number of ranks with a line of their own among ranks that failed at one line with different messages."""
 
 _OWN = (
-    DeadlockError, CollectiveMismatchError, ChannelClosedError, UndeliveredMessageError, ClusterTimeoutError
+    DeadlockError,
+    CollectiveMismatchError,
+    ChannelClosedError,
+    UndeliveredMessageError,
+    ClusterTimeoutError,
 )
 """Errors that the library itself raises in a device. They are passed on without a `DeviceFailedError` around them."""
 
@@ -63,7 +67,9 @@ def memory_kills() -> int | None:
 
 
 def error_of(
-    replies: Mapping[int, Reply], last_seen: Callable[[int], LastSeen], killed_for_memory: Callable[[], bool | None]
+    replies: Mapping[int, Reply],
+    last_seen: Callable[[int], LastSeen],
+    killed_for_memory: Callable[[], bool | None],
 ) -> ClusterError | None:
     """The error of a run in which something failed, or None. ``replies`` are in the order of their arrival.
 
@@ -92,23 +98,29 @@ def _death(
     first = next(iter(died))
     code = died[first].exitcode
     return DeviceFailedError(
-        "\n".join(lines), ranks=list(died), operation=seen[first].operation,
+        "\n".join(lines),
+        ranks=list(died),
+        operation=seen[first].operation,
         locations=[one.location for one in seen.values() if one.location],
-        exitcode=code if code >= 0 else None, signal=_signal_name(code) if code < 0 else None,
+        exitcode=code if code >= 0 else None,
+        signal=_signal_name(code) if code < 0 else None,
     )
 
 
 def _how(died: Died, killed_for_memory: bool | None) -> str:
     code = died.exitcode
     if died.lost:
-        return "has closed its connection to the host, which ended it (os.exec or os.closerange in the kernel?)"
+        return (
+            "has closed its connection to the host, which ended it (os.exec or os.closerange in the kernel?)"
+        )
     if code >= 0:
         return f"ended with exit code {code} (os._exit in the kernel or in a library it calls?)"
     name = _signal_name(code)
     cause = _CAUSES.get(name, "")
     if name == "SIGKILL":
         cause = {
-            True: "by the system, which has killed a process for lack of memory", False: "from outside",
+            True: "by the system, which has killed a process for lack of memory",
+            False: "from outside",
             None: "from outside, or by the system for lack of memory",
         }[killed_for_memory]
     return f"was ended by {name}" + (f" ({cause})" if cause else "")
@@ -126,16 +138,21 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
     exceptions = {rank: reply.failure.exception() for rank, reply in failed.items()}
     cause = exceptions[first]
     locations = [
-        getattr(exceptions[rank], "called_at", "") or reply.failure.location or "?" for rank, reply in failed.items()
+        getattr(exceptions[rank], "called_at", "") or reply.failure.location or "?"
+        for rank, reply in failed.items()
     ]
     if type(cause) in _OWN:
-        assert isinstance(cause, ClusterError)      # found by the devices themselves, and never wrapped
+        assert isinstance(cause, ClusterError)  # found by the devices themselves, and never wrapped
         if isinstance(cause, CollectiveMismatchError) and not cause.calls:
             cause.sent_at = _sent_at(cause.ranks, replies)
         return located(cause, dict(zip(failed, locations, strict=True)))
     kind = failed[first].failure.type_name
     paragraphs = combined_tracebacks({rank: reply.failure for rank, reply in failed.items()})
-    head = f"{ranks_in_words(list(failed))} raised {kind}" if len(paragraphs) == 1 else f"rank {first} raised {kind}"
+    head = (
+        f"{ranks_in_words(list(failed))} raised {kind}"
+        if len(paragraphs) == 1
+        else f"rank {first} raised {kind}"
+    )
     error = DeviceFailedError(
         "\n\n".join([head, *paragraphs]), ranks=list(failed), locations=locations, exceptions=exceptions
     )
@@ -172,8 +189,12 @@ def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None
     if receiver is None or sender is None or isinstance(receiver, Died) or isinstance(sender, Died):
         return None
     taken = [
-        event for event in _events(ranks[0], receiver)
-        if event.kind == "recv" and event.peer == ranks[1] and event.parent is None and event.wall_duration_seconds
+        event
+        for event in _events(ranks[0], receiver)
+        if event.kind == "recv"
+        and event.peer == ranks[1]
+        and event.parent is None
+        and event.wall_duration_seconds
     ]
     if not taken:
         return None
@@ -207,7 +228,8 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
     texts = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
     return UndeliveredMessageError(
         "the run ended with messages that nobody received: " + "; ".join(texts),
-        ranks=sorted({rank for pair in missing for rank in pair}), operation="send",
+        ranks=sorted({rank for pair in missing for rank in pair}),
+        operation="send",
     )
 
 
@@ -218,7 +240,9 @@ def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
     for rank, reply in done.items():
         assert not isinstance(reply.record, int)
         events = columns_of({rank: reply.record})
-        messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent") & ~events.isin("peer", {HOST})
+        messages = (
+            events.isin("kind", {"send", "recv"}) & ~events.present("parent") & ~events.isin("peer", {HOST})
+        )
         for event in events.take(messages).events():
             if event.kind == "send":
                 sends.setdefault((rank, event.peer, event.tag), []).append(event)
@@ -226,5 +250,6 @@ def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
                 received[event.peer, rank, event.tag] += 1
     return [
         (sent[received[key]], len(sent) - received[key])
-        for key, sent in sends.items() if len(sent) > received[key]
+        for key, sent in sends.items()
+        if len(sent) > received[key]
     ]

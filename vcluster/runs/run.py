@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 Output = TypeVar("Output")
 Returned = TypeVar("Returned", covariant=True)
 _ELSEWHERE = {
-    "results": "run.outputs", "values": "run.outputs", "value": "run[0]", "output": "run[0]", "returned": "run.outputs",
-    "get": "run.outputs", "gather": "run.unshard(sharding)", "fulltensor": "run.unshard(sharding)",
-    "addressableshards": "run.outputs", "shards": "run.outputs", "events": "run.trace", "profile": "run.trace",
-    "time": "run.trace.makespan_seconds", "seconds": "run.trace.makespan_seconds",
+    "results": "run.outputs",
+    "values": "run.outputs",
+    "value": "run[0]",
+    "output": "run[0]",
+    "returned": "run.outputs",
+    "get": "run.outputs",
+    "gather": "run.unshard(sharding)",
+    "fulltensor": "run.unshard(sharding)",
+    "addressableshards": "run.outputs",
+    "shards": "run.outputs",
+    "events": "run.trace",
+    "profile": "run.trace",
+    "time": "run.trace.makespan_seconds",
+    "seconds": "run.trace.makespan_seconds",
 }
 """Names elsewhere, without case and underscores, and what to write here."""
 
@@ -48,7 +58,11 @@ class Run(Sequence[Output]):
     """
 
     def __init__(
-        self, mesh: Mesh, program: Any, outputs: list[Output], records: list[bytes | Packed],
+        self,
+        mesh: Mesh,
+        program: Any,
+        outputs: list[Output],
+        records: list[bytes | Packed],
         pricing: Pricing | None = None,
     ) -> None:
         self.mesh = mesh
@@ -60,7 +74,7 @@ class Run(Sequence[Output]):
         self._records = records
         self._pricing = pricing
 
-    if not TYPE_CHECKING:   # a type checker reports an unknown name itself
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
@@ -93,8 +107,12 @@ class Run(Sequence[Output]):
     @cached_property
     def trace(self) -> Trace:
         """What happened in this run, in the virtual time of the cluster's hardware."""
-        trace = make_trace(self._records, dict(self.mesh.shape), self._pricing, declares_all=self._declares_all)
-        self.__dict__["trace"] = trace  # before the records are let go: a handler of a signal may raise at the return
+        trace = make_trace(
+            self._records, dict(self.mesh.shape), self._pricing, declares_all=self._declares_all
+        )
+        self.__dict__["trace"] = (
+            trace  # before the records are let go: a handler of a signal may raise at the return
+        )
         self._records = []
         return trace
 
@@ -102,6 +120,8 @@ class Run(Sequence[Output]):
         return f"<Run of {self._name} on {self.mesh!r}>"
 
     def _repr_html_(self) -> str:
-        from vcluster.runs import notebook  # few look at a run, and each start of a cluster would load its picture
+        from vcluster.runs import (
+            notebook,
+        )  # few look at a run, and each start of a cluster would load its picture
 
         return notebook.html_of_run(self)

@@ -175,11 +175,14 @@ class Conduct:
             self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
         host_may_act = others_run()
         self._stuck = find_deadlock(
-            self._status, self._body.size, host_may_act=host_may_act, wake=self._body.endpoint.signals.wake)
+            self._status, self._body.size, host_may_act=host_may_act, wake=self._body.endpoint.signals.wake
+        )
         if host_may_act and not self._stuck:
             self._host_waits.check(self._status, self._body.size, now)
         self._positive_checks = self._positive_checks + 1 if self._stuck else 0
-        return self._positive_checks >= (2 if len(self._stuck) == len(self._pending) else CHECKS_WHILE_OTHERS_RUN)
+        return self._positive_checks >= (
+            2 if len(self._stuck) == len(self._pending) else CHECKS_WHILE_OTHERS_RUN
+        )
 
     def _deadlock(self) -> DeadlockError:
         return deadlock_error(self._stuck, self._finished, self._stacks())
@@ -207,13 +210,18 @@ class Conduct:
             place = state.location or (stack[-1].place if stack else "")
             seen = self._status.last_seen(rank)
             activity = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
-            if state.operations:  # otherwise: a device that has just made a call is not yet published as waiting in it
+            if (
+                state.operations
+            ):  # otherwise: a device that has just made a call is not yet published as waiting in it
                 activity = f"in {state.operations[0].text}"
             lines[rank] = activity + (f" at {place}" if place else "") + callers(stack, place)
             places += [place] if place else []
         return ClusterTimeoutError(
-            "\n".join([f"the run took longer than deadline_seconds={self._body.deadline_seconds}", *folded(lines)]),
-            ranks=list(self._late), locations=places,
+            "\n".join(
+                [f"the run took longer than deadline_seconds={self._body.deadline_seconds}", *folded(lines)]
+            ),
+            ranks=list(self._late),
+            locations=places,
         )
 
 

@@ -40,7 +40,9 @@ class KeptEncodings:
     """The encodings of the last programs that devices may keep, as long as these programs live."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = OrderedDict()
+        self._entries: OrderedDict[int, tuple[weakref.ref[Operation], dict[str, Any], KeptEncoding]] = (
+            OrderedDict()
+        )
 
     def of(self, program: Operation) -> KeptEncoding:
         """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
@@ -66,11 +68,18 @@ class KeptEncodings:
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether all attributes are the same objects, or empty dicts."""
     return a.keys() == b.keys() and all(
-        a[name] is b[name] or (type(a[name]) is type(b[name]) is dict and not a[name] and not b[name]) for name in a)
+        a[name] is b[name] or (type(a[name]) is type(b[name]) is dict and not a[name] and not b[name])
+        for name in a
+    )
 
 
 def pack(
-    program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, encodings: KeptEncodings
+    program: Any,
+    shipped: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    mesh: Mesh,
+    encodings: KeptEncodings,
 ) -> Shipment:
     """Encode the program and its arguments for the devices of ``mesh``. ``shipped``, if given, replaces the program.
 
@@ -108,7 +117,10 @@ def _parts(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     code = code_of(program)
     yield "the program" + ("" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"), program
     names = _names(program, len(args))
-    for name, value in [*zip(names, args, strict=True), *((f"argument {name!r}", v) for name, v in kwargs.items())]:
+    for name, value in [
+        *zip(names, args, strict=True),
+        *((f"argument {name!r}", v) for name, v in kwargs.items()),
+    ]:
         if isinstance(value, PerDevice):
             yield from ((f"{name} of rank {rank}", own) for rank, own in enumerate(value.values))
         else:
@@ -125,7 +137,8 @@ def _names(program: Any, count: int) -> list[str]:
     except (TypeError, ValueError):  # a function of compiled code has no signature
         return numbers
     names = [
-        f"argument {parameter.name!r}" for parameter in parameters
+        f"argument {parameter.name!r}"
+        for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ][:count]
-    return names + numbers[len(names):]
+    return names + numbers[len(names) :]

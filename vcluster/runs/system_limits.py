@@ -27,4 +27,6 @@ def naming_limits(size: int) -> Iterator[None]:
         limit = _LIMITS.get(error.errno or 0)
         if limit is None:
             raise
-        raise ClusterError(f"a cluster of {size} devices cannot be started: {limit}: {error.strerror}") from error
+        raise ClusterError(
+            f"a cluster of {size} devices cannot be started: {limit}: {error.strerror}"
+        ) from error

@@ -44,9 +44,15 @@ class Verified:
 
     def json(self) -> dict[str, Any]:
         """The fields as values that JSON knows."""
-        return {"mesh": dict(self.run.mesh.shape), "strategy": str(self.run.strategy), "apart": self.apart,
-                "limit": self.limit, "differences": list(self.differences), "seconds": self.seconds,
-                "received_bytes": self.received_bytes}
+        return {
+            "mesh": dict(self.run.mesh.shape),
+            "strategy": str(self.run.strategy),
+            "apart": self.apart,
+            "limit": self.limit,
+            "differences": list(self.differences),
+            "seconds": self.seconds,
+            "received_bytes": self.received_bytes,
+        }
 
 
 def verified(run: TrainingRun, hardware: Hardware, *, backend: str = "process") -> Verified:
@@ -88,17 +94,21 @@ def verified_text(found: Mapping[str, Any]) -> str:
     """What was compared, in 80 columns."""
     devices = int(np.prod(list(found["mesh"].values())))
     axes = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items())
-    text = (f"{'NOT verified' if found['differences'] else 'Verified'}: a small model ran under the first plan on "
-            f"{devices} process{'es' * (devices > 1)} ({axes}). "
-            f"Its numbers differ from those of one process by {found['apart']:.1g} of the largest")
+    text = (
+        f"{'NOT verified' if found['differences'] else 'Verified'}: a small model ran under the first plan on "
+        f"{devices} process{'es' * (devices > 1)} ({axes}). "
+        f"Its numbers differ from those of one process by {found['apart']:.1g} of the largest"
+    )
     text += f"; rounding explains {found['limit']:.1g}. " if "limit" in found else ". "
     if list(found["differences"]) == ["numbers"]:
         text += "The virtual time, the memory and the communication are those of the simulation."
     elif found["differences"]:
         text += f"The run differs from its simulation in {' and '.join(found['differences'])}."
     else:
-        text += (f"The virtual time of {seconds(found['seconds'])}, the memory of each device, and the "
-                 f"{found['received_bytes']} bytes of all collectives and messages are those of the simulation.")
+        text += (
+            f"The virtual time of {seconds(found['seconds'])}, the memory of each device, and the "
+            f"{found['received_bytes']} bytes of all collectives and messages are those of the simulation."
+        )
     return "\n".join(wrap(text, WIDTH))
 
 
@@ -106,10 +116,14 @@ def _inputs(function: Function) -> dict[str, Any]:
     """Random parameters around the usual sizes, the first state of the optimizer, and tokens."""
     rng = np.random.default_rng(0)
     parts = Parts.of(function)
-    weights = {value.name: rng.normal(0, 0.1, value.type.shape) + ("norm" in value.name and value.type.ndim == 1)
-               for value in parts.parameters}
+    weights = {
+        value.name: rng.normal(0, 0.1, value.type.shape) + ("norm" in value.name and value.type.ndim == 1)
+        for value in parts.parameters
+    }
     given: dict[str, Any] = first_state(function, weights)
-    least = min((int(value.type.shape[0]) for value in parts.parameters if value.name.endswith("tokens")), default=2)
+    least = min(
+        (int(value.type.shape[0]) for value in parts.parameters if value.name.endswith("tokens")), default=2
+    )
     for value in function.inputs:
         if value.name not in given:
             given[value.name] = rng.integers(0, least, value.type.shape).astype(value.type.dtype)
@@ -141,5 +155,13 @@ def _traffic(trace: Trace) -> Counter[Any]:
     columns = columns.take(columns.isin("kind", {"collective", "send", "recv"}) & ~columns.present("parent"))
     host = columns.isin("peer", {HOST})
     columns = columns.take(~host)
-    return Counter(zip(columns.values("rank"), columns.values("name"), columns.values("axes"),
-                       columns.values("bytes_received"), columns.values("bytes_sent"), strict=True))
+    return Counter(
+        zip(
+            columns.values("rank"),
+            columns.values("name"),
+            columns.values("axes"),
+            columns.values("bytes_received"),
+            columns.values("bytes_sent"),
+            strict=True,
+        )
+    )

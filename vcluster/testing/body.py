@@ -87,16 +87,18 @@ class OwnMonkeyPatch:
     """A placeholder for the fixture ``monkeypatch``: each device patches its own process and undoes it at the end."""
 
 
-def run_body(
-    device: Any, test: Callable[..., Any], host: HostSide | None, /, **arguments: Any
-) -> Outcome:
+def run_body(device: Any, test: Callable[..., Any], host: HostSide | None, /, **arguments: Any) -> Outcome:
     """Call a test with its fixtures and parameters. A `DeviceToCome` among them is replaced by this device."""
     _this_thread.device = device
     patch = None if host is None else host.monkeypatch
     if host is None and any(isinstance(value, OwnMonkeyPatch) for value in arguments.values()):
         patch = importlib.import_module("_pytest.monkeypatch").MonkeyPatch()
     given = {
-        name: device if isinstance(value, DeviceToCome) else patch if isinstance(value, OwnMonkeyPatch) else value
+        name: device
+        if isinstance(value, DeviceToCome)
+        else patch
+        if isinstance(value, OwnMonkeyPatch)
+        else value
         for name, value in arguments.items()
     }
     try:

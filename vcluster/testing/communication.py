@@ -1,8 +1,8 @@
 """Assert the communication of a run: the number of operations and the bytes.
 
-    run = cluster.run(kernel, x)
-    assert_communication(run.trace, all_reduce=2, bytes_received=48)
-    assert_communication(run.trace.filter(rank=0, axes="tp"), all_reduce=1, others=0)
+run = cluster.run(kernel, x)
+assert_communication(run.trace, all_reduce=2, bytes_received=48)
+assert_communication(run.trace.filter(rank=0, axes="tp"), all_reduce=1, others=0)
 """
 
 from __future__ import annotations
@@ -73,10 +73,14 @@ def _rows(trace: Trace, name: str, expected: Expected) -> list[tuple[str, str, s
         return [(name, str(expected), text, got == expected)]
     by_rank = dict(expected) if isinstance(expected, Mapping) else dict(enumerate(expected))
     if isinstance(expected, Sequence) and len(by_rank) != trace.size:
-        raise ValueError(f"{name} must have one number for each of the {trace.size} ranks, got {len(by_rank)} numbers")
+        raise ValueError(
+            f"{name} must have one number for each of the {trace.size} ranks, got {len(by_rank)} numbers"
+        )
     gots = {rank: _got(trace, name, rank) for rank in by_rank}
-    return [(f"{name}, rank {rank}", str(number), str(gots[rank]), gots[rank] == number)
-            for rank, number in by_rank.items()]
+    return [
+        (f"{name}, rank {rank}", str(number), str(gots[rank]), gots[rank] == number)
+        for rank, number in by_rank.items()
+    ]
 
 
 def _got(trace: Trace, name: str, rank: int | None) -> int:
@@ -92,16 +96,22 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
 def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     lines = [("", "expected", "got", True), *rows]
     names, middles = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
-    return "\n".join(["the communication differs from what was expected", *(
-        f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
-        for name, expected, got, fits in lines
-    )])
+    return "\n".join(
+        [
+            "the communication differs from what was expected",
+            *(
+                f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
+                for name, expected, got, fits in lines
+            ),
+        ]
+    )
 
 
 def _is_communication(event: Event) -> bool:
     """Whether the event is an operation of its own between devices."""
     return event.parent is None and (
-        event.kind == "collective" or (event.kind in ("send", "recv") and event.peer is not None and event.peer >= 0)
+        event.kind == "collective"
+        or (event.kind in ("send", "recv") and event.peer is not None and event.peer >= 0)
     )
 
 
@@ -109,7 +119,13 @@ def _operations(trace: Trace) -> str:
     """One line for each operation and line of code. Ranks with equal operations share a line, in order of the first."""
     operations: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for event in filter(_is_communication, trace):
-        over = f" over {', '.join(event.axes)}" if event.axes else f" in {list(event.group)}" if event.group else ""
+        over = (
+            f" over {', '.join(event.axes)}"
+            if event.axes
+            else f" in {list(event.group)}"
+            if event.group
+            else ""
+        )
         if event.peer is not None:
             over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
         moved = f"sent {event.bytes_sent}" if event.kind == "send" else f"received {event.bytes_received}"
@@ -120,7 +136,9 @@ def _operations(trace: Trace) -> str:
         often = f"{least}" if least == most else f"{least} to {most}"
         rows.append(("", ranks_in_words(sorted(counts)), f"{often} x {operation}", moved, where))
     lines = in_columns(rows, 5)[:MOST_LINES] or ["  nothing"]
-    return "\n".join([*lines, *([f"  ... and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else [])])
+    return "\n".join(
+        [*lines, *([f"  ... and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else [])]
+    )
 
 
 def _short(location: str) -> str:

@@ -26,7 +26,9 @@ class Settings:
     @classmethod
     def of(cls, config: Any) -> Self:
         """The settings of a pytest configuration."""
-        verbosity = config.get_verbosity("assertions") if hasattr(config, "get_verbosity") else config.option.verbose
+        verbosity = (
+            config.get_verbosity("assertions") if hasattr(config, "get_verbosity") else config.option.verbose
+        )
         ini = []
         for name in INI_NAMES:
             with suppress(ValueError, KeyError):  # this version of pytest does not have it
@@ -64,7 +66,9 @@ def explain_assertions(device: object, settings: Settings) -> None:
     def compare(op: str, left: object, right: object) -> str | None:
         with suppress(Exception):  # this pytest may need more; the assert still fails, and shows both sides
             lines = assertion.pytest_assertrepr_compare(config, op, left, right)
-            if lines and not hasattr(assertion.truncate, "materialize_with_truncation"):  # this one truncates elsewhere
+            if lines and not hasattr(
+                assertion.truncate, "materialize_with_truncation"
+            ):  # this one truncates elsewhere
                 lines = assertion.truncate.truncate_if_required(lines, SimpleNamespace(config=config))
             if lines:
                 return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")

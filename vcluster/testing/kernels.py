@@ -1,6 +1,6 @@
 """Check a kernel against a NumPy reference over many meshes and sizes, in one line.
 
-    check_kernel(column_parallel, np.matmul, "M, K; K, N_tp -> M, N_tp")
+check_kernel(column_parallel, np.matmul, "M, K; K, N_tp -> M, N_tp")
 """
 
 from __future__ import annotations
@@ -34,9 +34,16 @@ class _Tensor(NamedTuple):
 
 
 def check_kernel(
-    kernel: Callable[..., Any], reference: Callable[..., npt.ArrayLike], layouts: str, *,
-    meshes: Iterable[Mesh | Mapping[str, int]] | None = None, sizes: Iterable[Mapping[str, int]] | None = None,
-    dtype: npt.DTypeLike = np.float64, rtol: float = 1e-7, atol: float = 0.0, seed: int = 0,
+    kernel: Callable[..., Any],
+    reference: Callable[..., npt.ArrayLike],
+    layouts: str,
+    *,
+    meshes: Iterable[Mesh | Mapping[str, int]] | None = None,
+    sizes: Iterable[Mapping[str, int]] | None = None,
+    dtype: npt.DTypeLike = np.float64,
+    rtol: float = 1e-7,
+    atol: float = 0.0,
+    seed: int = 0,
     backend: Literal["process", "thread"] = "thread",
 ) -> int:
     """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  The number of cases.
@@ -76,7 +83,9 @@ def check_kernel(
     """
     __tracebackhide__ = True
     count = 0
-    for case in kernel_cases(reference, layouts, meshes=meshes, sizes=sizes, dtype=dtype, seed=seed, backend=backend):
+    for case in kernel_cases(
+        reference, layouts, meshes=meshes, sizes=sizes, dtype=dtype, seed=seed, backend=backend
+    ):
         try:
             run = case.run(kernel)
         except Exception as error:
@@ -85,11 +94,14 @@ def check_kernel(
         try:
             assert_sharded_allclose(run, case.layout, case.expected, rtol=rtol, atol=atol)
         except AssertionError as error:
-            told = str(error).replace(f" on {case.cluster.mesh!r}\n", "\n", 1)       # the text of the case has the mesh
+            told = str(error).replace(
+                f" on {case.cluster.mesh!r}\n", "\n", 1
+            )  # the text of the case has the mesh
             head, _, likely = told.partition(f"\n{PROBABLY}")
             vague = (*VAGUE, VAGUE_ON_TWO) if case.cluster.size == 2 else VAGUE
             if (not likely or likely.startswith(vague)) and (
-                    cause := _cause_in_a_ring(kernel, reference, layouts, dtype, rtol, atol)):
+                cause := _cause_in_a_ring(kernel, reference, layouts, dtype, rtol, atol)
+            ):
                 told = f"{head}\n{PROBABLY}{cause}"
             raise AssertionError(f"on {case.text}{case.empty}, {told}") from None
         count += 1
@@ -118,8 +130,10 @@ class KernelCase(NamedTuple):
             if array.size and (ranks := [rank for rank, shape in enumerate(shapes) if 0 in shape]):
                 shape = shapes[ranks[0]]
                 what = "no rows" if shape[0] == 0 else "nothing"
-                told.append(f"{ranks_in_words(ranks)} hold{'s' * (len(ranks) == 1)} {what} of argument {place} (a "
-                            f"shard of shape {shape})")
+                told.append(
+                    f"{ranks_in_words(ranks)} hold{'s' * (len(ranks) == 1)} {what} of argument {place} (a "
+                    f"shard of shape {shape})"
+                )
         return f", where {' and '.join(told)}" if told else ""
 
     def run(self, kernel: Callable[..., Any]) -> Run[Any]:
@@ -129,9 +143,14 @@ class KernelCase(NamedTuple):
 
 
 def kernel_cases(
-    reference: Callable[..., npt.ArrayLike], layouts: str, *,
-    meshes: Iterable[Mesh | Mapping[str, int]] | None = None, sizes: Iterable[Mapping[str, int]] | None = None,
-    dtype: npt.DTypeLike = np.float64, seed: int = 0, backend: Literal["process", "thread"] = "thread",
+    reference: Callable[..., npt.ArrayLike],
+    layouts: str,
+    *,
+    meshes: Iterable[Mesh | Mapping[str, int]] | None = None,
+    sizes: Iterable[Mapping[str, int]] | None = None,
+    dtype: npt.DTypeLike = np.float64,
+    seed: int = 0,
+    backend: Literal["process", "thread"] = "thread",
     deadline_seconds: float | None = None,
 ) -> Iterator[KernelCase]:
     """The cases of `check_kernel`, from small to large, each on a cluster that is open until the next mesh.
@@ -140,38 +159,52 @@ def kernel_cases(
     """
     arguments, result = _tensors(layouts)
     dtype = _checked_dtype(dtype)
-    axes = list(dict.fromkeys(axis for tensor in (*arguments, result)
-                              for axis in (*tensor.layout.axes, *tensor.layout.partial)))
+    axes = list(
+        dict.fromkeys(
+            axis for tensor in (*arguments, result) for axis in (*tensor.layout.axes, *tensor.layout.partial)
+        )
+    )
     names = list(dict.fromkeys(name for tensor in arguments for name in tensor.dims))
     rng = np.random.default_rng(seed)
     _check_lists(meshes, sizes)
-    largest = 1 if is_narrow(dtype) else 3       # sums of narrow floats are exact as long as they are small
+    largest = 1 if is_narrow(dtype) else 3  # sums of narrow floats are exact as long as they are small
     signs = (-1, 1) if dtype.kind in "ifc" or is_floating(dtype) else (1,)
-    for mesh in (_meshes(axes) if meshes is None else map(_mesh, meshes)):
+    for mesh in _meshes(axes) if meshes is None else map(_mesh, meshes):
         with VirtualCluster(mesh, backend=backend, deadline_seconds=deadline_seconds) as cluster:
-            for extents in (_sizes(names, mesh) if sizes is None else sizes):
+            for extents in _sizes(names, mesh) if sizes is None else sizes:
                 if missing := [name for name in names if name not in extents]:
                     raise ValueError(
-                        f"sizes must have the extent of each of {', '.join(names)}; {missing[0]} is missing")
+                        f"sizes must have the extent of each of {', '.join(names)}; {missing[0]} is missing"
+                    )
                 shapes = [tuple(extents[name] for name in tensor.dims) for tensor in arguments]
-                arrays = [(rng.integers(1, largest + 1, shape) * rng.choice(signs, shape)).astype(dtype)
-                          for shape in shapes]
+                arrays = [
+                    (rng.integers(1, largest + 1, shape) * rng.choice(signs, shape)).astype(dtype)
+                    for shape in shapes
+                ]
                 expected = np.asarray(reference(*arrays))
                 case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
                 if expected.ndim != len(result.dims):
-                    raise ValueError(f"the layout of the result has {len(result.dims)} dims, and the reference "
-                                     f"returns shape {expected.shape} on {case}")
-                yield KernelCase(case, cluster, tuple(
-                    (array, tensor.layout) for array, tensor in zip(arrays, arguments, strict=True)
-                ), result.layout, expected)
+                    raise ValueError(
+                        f"the layout of the result has {len(result.dims)} dims, and the reference "
+                        f"returns shape {expected.shape} on {case}"
+                    )
+                yield KernelCase(
+                    case,
+                    cluster,
+                    tuple((array, tensor.layout) for array, tensor in zip(arrays, arguments, strict=True)),
+                    result.layout,
+                    expected,
+                )
 
 
 def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         return as_dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
-        raise TypeError("dtype must be one of NumPy's, or the name of a narrow float such as 'bfloat16'; got "
-                        f"{shortened(dtype)}") from None
+        raise TypeError(
+            "dtype must be one of NumPy's, or the name of a narrow float such as 'bfloat16'; got "
+            f"{shortened(dtype)}"
+        ) from None
 
 
 def _check_lists(meshes: Any, sizes: Any) -> None:
@@ -179,16 +212,24 @@ def _check_lists(meshes: Any, sizes: Any) -> None:
     if isinstance(meshes, Mesh | Mapping | str):
         raise TypeError(f"meshes must be a list of meshes: write meshes=[{shortened(meshes)}]")
     if isinstance(sizes, Mapping):
-        raise TypeError(f"sizes must be a list with the sizes of each case: write sizes=[{shortened(dict(sizes))}]")
+        raise TypeError(
+            f"sizes must be a list with the sizes of each case: write sizes=[{shortened(dict(sizes))}]"
+        )
     for each in [] if not isinstance(sizes, list | tuple) else sizes:
         if not isinstance(each, Mapping):
-            raise TypeError("sizes must be a list of extents by the name of a dim, such as [{'M': 4, 'K': 6}]; got "
-                            f"{shortened(each)} in it")
+            raise TypeError(
+                "sizes must be a list of extents by the name of a dim, such as [{'M': 4, 'K': 6}]; got "
+                f"{shortened(each)} in it"
+            )
 
 
 def _cause_in_a_ring(
-    kernel: Callable[..., Any], reference: Callable[..., npt.ArrayLike], layouts: str, dtype: npt.DTypeLike,
-    rtol: float, atol: float,
+    kernel: Callable[..., Any],
+    reference: Callable[..., npt.ArrayLike],
+    layouts: str,
+    dtype: npt.DTypeLike,
+    rtol: float,
+    atol: float,
 ) -> str:
     """The mistake of a ring that explains what the kernel returns on a few devices along an axis."""
     from vcluster.testing.ring_causes import DEVICES, ring_cause
@@ -199,7 +240,7 @@ def _cause_in_a_ring(
     sizes = {name: DEVICES * (place + 1) for place, name in enumerate(names)}
     for axis in axes:
         mesh = Mesh(**{each: DEVICES if each == axis else 1 for each in axes})
-        with suppress(Exception):       # the kernel may not take these sizes, and the hint is optional
+        with suppress(Exception):  # the kernel may not take these sizes, and the hint is optional
             for case in kernel_cases(reference, layouts, meshes=[mesh], sizes=[sizes], dtype=dtype):
                 if cause := ring_cause(kernel, reference, case, axis, Near(rtol, atol)):
                     return cause
@@ -222,14 +263,20 @@ def _tensor(part: str, text: str) -> _Tensor:
     while at < len(body):
         found = _DIM.match(body, at)
         if found is None:
-            raise ValueError(f"a dim must be a name, and _axis if it is split, such as M or K_tp; got "
-                             f"{body[at:].strip()!r} in {text!r}")
+            raise ValueError(
+                f"a dim must be a name, and _axis if it is split, such as M or K_tp; got "
+                f"{body[at:].strip()!r} in {text!r}"
+            )
         names.append(found[1])
         at = found.end()
     if body.endswith(","):
-        raise ValueError(f"a comma stands between two dims, and none follows the last of {body!r} in {text!r}")
+        raise ValueError(
+            f"a comma stands between two dims, and none follows the last of {body!r} in {text!r}"
+        )
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"the dims of a tensor must have different names, () for a scalar; got {part.strip()!r}")
+        raise ValueError(
+            f"the dims of a tensor must have different names, () for a scalar; got {part.strip()!r}"
+        )
     return _Tensor(tuple(names), TensorSharding.parse(body + brace + pending))
 
 
@@ -240,7 +287,9 @@ def _partial(pending: str) -> str:
 
 def _mesh(given: Mesh | Mapping[str, int]) -> Mesh:
     if not isinstance(given, Mesh | Mapping):
-        raise TypeError(f"meshes must be a list of Mesh(tp=2), or of dicts of their axes; got {shortened(given)} in it")
+        raise TypeError(
+            f"meshes must be a list of Mesh(tp=2), or of dicts of their axes; got {shortened(given)} in it"
+        )
     return given if isinstance(given, Mesh) else Mesh(**given)
 
 
@@ -254,8 +303,11 @@ def _meshes(axes: Sequence[str]) -> Iterator[Mesh]:
 def _sizes(names: Sequence[str], mesh: Mesh) -> Iterator[dict[str, int]]:
     """All 1; smaller than most axes; not divisible; divisible."""
     count = len(names)
-    cases = [[1] * count, [place + 1 for place in range(count)],
-             [mesh.size * (place + 1) + 1 + place % 2 for place in range(count)],
-             [mesh.size * (place + 1) for place in range(count)]]
+    cases = [
+        [1] * count,
+        [place + 1 for place in range(count)],
+        [mesh.size * (place + 1) + 1 + place % 2 for place in range(count)],
+        [mesh.size * (place + 1) for place in range(count)],
+    ]
     for case in dict.fromkeys(map(tuple, cases)):
         yield dict(zip(names, case, strict=True))

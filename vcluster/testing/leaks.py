@@ -35,7 +35,7 @@ class Snapshot:
         if cluster is not None and not cluster.closed:
             for rank, (on_device, theirs) in enumerate(cluster.run(device_leftovers)):
                 texts += [f"{text} on rank {rank}" for text in on_device]
-                ours = cluster.channel(rank).statistics()   # a run checks the channels between devices itself
+                ours = cluster.channel(rank).statistics()  # a run checks the channels between devices itself
                 for lost, way in (
                     (theirs.messages_sent - ours.messages_received, f"rank {rank} to the host"),
                     (ours.messages_sent - theirs.messages_received, f"the host to rank {rank}"),
@@ -61,8 +61,13 @@ def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
 
 
 def _threads_but(before: set[threading.Thread]) -> list[str]:
-    threads = [thread for thread in threading.enumerate() if thread not in before
-               and not isinstance(thread, threading._DummyThread) and not _is_for_good(thread)]
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before
+        and not isinstance(thread, threading._DummyThread)
+        and not _is_for_good(thread)
+    ]
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
     return [f"the thread {thread.name!r}" for thread in threads if thread.is_alive()]

@@ -15,7 +15,14 @@ from parallelism.mesh import Mesh
 from parallelism.spelling import closest
 
 OPTIONS = (
-    "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
+    "backend",
+    "transport",
+    "start_method",
+    "hardware",
+    "compute",
+    "priced_dtype",
+    "channel_capacity",
+    "seed",
     "deadline_seconds",
 )
 """The keywords of `VirtualCluster` that are not axes. They are listed here, because importing the class would load

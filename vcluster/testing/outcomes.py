@@ -49,13 +49,21 @@ def failure_of(
         raised = host.raised.get(first, error.exceptions[first])
         if first not in host.raised:
             attach_tracebacks(raised, failure)
-        if all(frame.filename != test.co_filename for frame in failure.frames):  # it failed before or after the body
+        if all(
+            frame.filename != test.co_filename for frame in failure.frames
+        ):  # it failed before or after the body
             raised.__traceback__ = traceback_of([frame_at(_first_line(test), test), *failure.frames])
         raised.add_note(f"on rank {first} of {mesh!r}")
         place = failure.type_name, failure.location
-        same = {rank: other for rank in others if ((other := error.failures[rank]).type_name, other.location) == place}
+        same = {
+            rank: other
+            for rank in others
+            if ((other := error.failures[rank]).type_name, other.location) == place
+        }
         apart = {rank: error.failures[rank].format().rstrip() for rank in others if rank not in same}
-        sections = [(f"failure of {ranks_in_words(ranks)}", text) for text, ranks in keys_by_value(apart).items()]
+        sections = [
+            (f"failure of {ranks_in_words(ranks)}", text) for text, ranks in keys_by_value(apart).items()
+        ]
         for text, ranks in keys_by_value({rank: other.text for rank, other in same.items()}).items():
             raised.add_note(_note_of_same(text, ranks, failure))
     else:
@@ -83,11 +91,13 @@ def _note_of_same(text: str, ranks: Sequence[int], failure: Failure) -> str:
 def _first_line(function: CodeType) -> str:
     """``file:line`` of the function's ``def``, below its decorators."""
     first = function.co_firstlineno
-    below = enumerate(linecache.getlines(function.co_filename)[first - 1:], first)
+    below = enumerate(linecache.getlines(function.co_filename)[first - 1 :], first)
     line = next((number for number, text in below if text.lstrip().startswith("def ")), first)
     return f"{function.co_filename}:{line}"
 
 
 def _listing(outcomes: Mapping[int, Outcome]) -> str:
-    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in keys_by_value(
-        {rank: str(outcome) for rank, outcome in outcomes.items()}).items())
+    return ", ".join(
+        f"{ranks_in_words(ranks)} {text}"
+        for text, ranks in keys_by_value({rank: str(outcome) for rank, outcome in outcomes.items()}).items()
+    )

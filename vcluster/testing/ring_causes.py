@@ -29,16 +29,23 @@ DEVICES = 4
 MOST_ARGUMENTS = 4
 
 
-def ring_cause(kernel: Callable[..., Any], reference: Reference, case: KernelCase, axis: str, near: Near) -> str:
+def ring_cause(
+    kernel: Callable[..., Any], reference: Reference, case: KernelCase, axis: str, near: Near
+) -> str:
     """The mistake that explains the outputs on the ranks along ``axis``; empty if none of those known does."""
     outputs = [np.asarray(output) for output in case.run(kernel).outputs]
     if all(near(output, _shard(case.expected, case, rank)) for rank, output in enumerate(outputs)):
         return ""
     arrays = [array for array, _ in case.arguments]
-    split = [(place, dim) for place, (_, layout) in enumerate(case.arguments)
-             for dim, each in enumerate(layout.dims) if each.axes == (axis,)][:MOST_ARGUMENTS]
+    split = [
+        (place, dim)
+        for place, (_, layout) in enumerate(case.arguments)
+        for dim, each in enumerate(layout.dims)
+        if each.axes == (axis,)
+    ][:MOST_ARGUMENTS]
     for text, changed, first in _mistakes(axis):
         for chosen in _subsets(split):
+
             def mistaken(rank: int, changed: Changed = changed, chosen: Any = chosen) -> Any:
                 given = list(arrays)
                 for place, dim in chosen:
@@ -46,8 +53,10 @@ def ring_cause(kernel: Callable[..., Any], reference: Reference, case: KernelCas
                 with np.errstate(all="ignore"):
                     return np.asarray(reference(*given))
 
-            if all(_is_shard(output, mistaken, rank, 0 if first else rank, case, near)
-                   for rank, output in enumerate(outputs)):
+            if all(
+                _is_shard(output, mistaken, rank, 0 if first else rank, case, near)
+                for rank, output in enumerate(outputs)
+            ):
                 which = " and ".join(f"argument {place + 1}" for place, _ in chosen)
                 return text.format(which=which)
     return _missing_block(outputs, case, axis, near) or _missing_rescale(kernel, reference, case, split, near)
@@ -61,21 +70,44 @@ def _subsets(split: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int]
 
 def _mistakes(axis: str) -> Iterator[tuple[str, Changed, bool]]:
     """What is said of a mistake, the mistake, and whether the shard of the first rank is to be compared."""
-    yield (f"the blocks of {{which}} go round the ring along {axis!r} in the other direction than the kernel counts: "
-           "after step s a rank has the block of the rank s before it if each sends to the next, and of the rank s "
-           "after it if each sends to the one before", _turned, False)
+    yield (
+        f"the blocks of {{which}} go round the ring along {axis!r} in the other direction than the kernel counts: "
+        "after step s a rank has the block of the rank s before it if each sends to the next, and of the rank s "
+        "after it if each sends to the one before",
+        _turned,
+        False,
+    )
     for name, by in (("after", 1), ("before", -1)):
-        yield (f"the ring along {axis!r} has one step too few: the block of {{which}} of the rank {name} a rank is "
-               "missing", lambda array, dim, rank, by=by: np.delete(  # type: ignore[misc]
-                   array, _block(array, dim, rank + by), axis=dim), False)
-        yield (f"the ring along {axis!r} has one step too few: the block of {{which}} of the rank {name} a rank is "
-               "missing", lambda array, dim, rank, by=by: _without(array, dim, rank + by), False)  # type: ignore[misc]
-        yield (f"each rank takes the block of {{which}} of the rank {name} the one whose turn it is along {axis!r}: "
-               "the step is counted one too far", lambda array, dim, rank, by=by: np.roll(  # type: ignore[misc]
-                   array, by * (array.shape[dim] // DEVICES), axis=dim), False)
-    yield (f"positions of {{which}} are counted from the start of the shard, not of the whole: a causal mask needs the "
-           f"offset of the shard, device.position({axis!r}) times its rows", lambda array, dim, rank: np.roll(
-               array, -rank * (array.shape[dim] // DEVICES), axis=dim), True)
+        yield (
+            f"the ring along {axis!r} has one step too few: the block of {{which}} of the rank {name} a rank is "
+            "missing",
+            lambda array, dim, rank, by=by: np.delete(  # type: ignore[misc]
+                array, _block(array, dim, rank + by), axis=dim
+            ),
+            False,
+        )
+        yield (
+            f"the ring along {axis!r} has one step too few: the block of {{which}} of the rank {name} a rank is "
+            "missing",
+            lambda array, dim, rank, by=by: _without(  # type: ignore[misc]
+                array, dim, rank + by
+            ),
+            False,
+        )
+        yield (
+            f"each rank takes the block of {{which}} of the rank {name} the one whose turn it is along {axis!r}: "
+            "the step is counted one too far",
+            lambda array, dim, rank, by=by: np.roll(  # type: ignore[misc]
+                array, by * (array.shape[dim] // DEVICES), axis=dim
+            ),
+            False,
+        )
+    yield (
+        f"positions of {{which}} are counted from the start of the shard, not of the whole: a causal mask needs the "
+        f"offset of the shard, device.position({axis!r}) times its rows",
+        lambda array, dim, rank: np.roll(array, -rank * (array.shape[dim] // DEVICES), axis=dim),
+        True,
+    )
 
 
 def _block(array: Array, dim: int, rank: int) -> Array:
@@ -107,7 +139,7 @@ def _is_shard(
 ) -> bool:
     try:
         whole = mistaken(rank)
-    except (ValueError, IndexError, TypeError):     # the reference does not take such shapes
+    except (ValueError, IndexError, TypeError):  # the reference does not take such shapes
         return False
     return whole.shape == case.expected.shape and near(output, _shard(whole, case, of))
 
@@ -119,17 +151,27 @@ def _missing_block(outputs: Sequence[Array], case: KernelCase, axis: str, near: 
         if each.axes or whole.shape[dim] % DEVICES or any(output.shape != whole.shape for output in outputs):
             continue
         for name, by in (("after", 1), ("before", -1)):
-            right = [near(np.delete(output, _block(whole, dim, rank + by), axis=dim),
-                          np.delete(whole, _block(whole, dim, rank + by), axis=dim))
-                     for rank, output in enumerate(outputs)]
+            right = [
+                near(
+                    np.delete(output, _block(whole, dim, rank + by), axis=dim),
+                    np.delete(whole, _block(whole, dim, rank + by), axis=dim),
+                )
+                for rank, output in enumerate(outputs)
+            ]
             if all(right):
-                return (f"the ring along {axis!r} has one step too few: on each rank the block of the rank {name} it "
-                        f"is missing along dim {dim} of the result")
+                return (
+                    f"the ring along {axis!r} has one step too few: on each rank the block of the rank {name} it "
+                    f"is missing along dim {dim} of the result"
+                )
     return ""
 
 
 def _missing_rescale(
-    kernel: Callable[..., Any], reference: Reference, case: KernelCase, split: Sequence[tuple[int, int]], near: Near
+    kernel: Callable[..., Any],
+    reference: Reference,
+    case: KernelCase,
+    split: Sequence[tuple[int, int]],
+    near: Near,
 ) -> str:
     """Whether the kernel is a softmax over blocks which is right only where all blocks have the same maximum."""
     arrays = [array for array, _ in case.arguments]
@@ -137,14 +179,18 @@ def _missing_rescale(
         moved, zero = list(arrays), list(arrays)
         moved[place], zero[place] = arrays[place] + 1, np.zeros_like(arrays[place])
         if not near(np.asarray(reference(*moved)), case.expected) or near(
-                np.asarray(reference(*zero)), case.expected):
-            continue        # a softmax does not change if all its numbers do
-        flat = case._replace(arguments=tuple(
-            (array, layout) for array, (_, layout) in zip(zero, case.arguments, strict=True)))
+            np.asarray(reference(*zero)), case.expected
+        ):
+            continue  # a softmax does not change if all its numbers do
+        flat = case._replace(
+            arguments=tuple((array, layout) for array, (_, layout) in zip(zero, case.arguments, strict=True))
+        )
         wanted = np.asarray(reference(*zero))
         outputs = flat.run(kernel).outputs
         if all(near(np.asarray(output), _shard(wanted, case, rank)) for rank, output in enumerate(outputs)):
-            return (f"it is right where argument {place + 1} is zero, so that all blocks have the same maximum: when "
-                    "the maximum rises, what is added up so far, sum and output, must be rescaled by "
-                    "exp(old - new)")
+            return (
+                f"it is right where argument {place + 1} is zero, so that all blocks have the same maximum: when "
+                "the maximum rises, what is added up so far, sum and output, must be rescaled by "
+                "exp(old - new)"
+            )
     return ""

@@ -1,7 +1,7 @@
 """Assert the outputs of a run against the whole array: which rank, which shard, which place, how far off, and why.
 
-    run = cluster.run(kernel, x)
-    assert_sharded_allclose(run, TensorSharding("tp", None), x @ weights)
+run = cluster.run(kernel, x)
+assert_sharded_allclose(run, TensorSharding("tp", None), x @ weights)
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _MOST_AXES = 4
 
 
 def assert_sharded_allclose(
-    run: Run[Any], layout: TensorSharding | str, expected: npt.ArrayLike, *, rtol: float = 1e-7, atol: float = 0.0,
+    run: Run[Any],
+    layout: TensorSharding | str,
+    expected: npt.ArrayLike,
+    *,
+    rtol: float = 1e-7,
+    atol: float = 0.0,
 ) -> None:
     """Fail unless the outputs of ``run`` are the shards of ``expected`` in ``layout``.
 
@@ -106,8 +111,10 @@ def _wrong_shapes(outputs: Sequence[Array], layout: TensorSharding, whole: Array
 
 
 def _text(sharding: TensorSharding, whole: Array, mesh: Mesh, wrong: Sequence[str], why: str) -> str:
-    head = f"the outputs are not the shards of the {'x'.join(map(str, whole.shape)) or 'scalar'} array in layout " \
-           f"{sharding.short()} on {mesh!r}"
+    head = (
+        f"the outputs are not the shards of the {'x'.join(map(str, whole.shape)) or 'scalar'} array in layout "
+        f"{sharding.short()} on {mesh!r}"
+    )
     more = [f"... and {len(wrong) - _MOST_RANKS} more ranks"] if len(wrong) > _MOST_RANKS else []
     lines = [head, *(f"  {line}" for line in [*wrong[:_MOST_RANKS], *more])]
     return "\n".join([*lines, *([f"{PROBABLY}{why}"] if why else [])])
@@ -148,7 +155,9 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
     if silent := [rank for rank in ranks if _is_none(outputs[rank])]:
         if len(silent) == mesh.size:
             return "the kernel returns None on every rank"
-        return f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
+        return (
+            f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
+        )
     if layout.partial:
         return ""
     shards = [whole[layout.slices(whole.shape, mesh, rank)] for rank in ranks]
@@ -160,44 +169,59 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
         if size == 1:
             continue
         if all(near(output, shard * size) for output, shard in zip(outputs, shards, strict=True)):
-            return (f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
-                    "twice, or stands for a mean")
+            return (
+                f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
+                "twice, or stands for a mean"
+            )
         if all(near(output * size, shard) for output, shard in zip(outputs, shards, strict=True)):
-            return (f"all values are {size} times too small, the number of ranks along {_axes(axes)}: a mean stands "
-                    "for a sum, or a sum of equal terms is missing")
+            return (
+                f"all values are {size} times too small, the number of ranks along {_axes(axes)}: a mean stands "
+                "for a sum, or a sum of equal terms is missing"
+            )
         if all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
             for name, combine in (("sum", np.sum), ("max", np.max)):
-                if all(near(combine([outputs[rank] for rank in mesh.group(at, axes)], axis=0), shards[at])
-                       for at in ranks):
+                if all(
+                    near(combine([outputs[rank] for rank in mesh.group(at, axes)], axis=0), shards[at])
+                    for at in ranks
+                ):
                     return f"a reduction is missing: the {name} of the outputs over {_axes(axes)} is what was expected"
     for axis in mesh.axes:
         size = mesh.shape[axis]
         for by in range(1, size):
             near_by = by if by <= size // 2 else by - size
-            sources = [mesh.rank(**{**mesh.index(rank), axis: (mesh.index(rank)[axis] + by) % size}) for rank in ranks]
+            sources = [
+                mesh.rank(**{**mesh.index(rank), axis: (mesh.index(rank)[axis] + by) % size})
+                for rank in ranks
+            ]
             if all(near(outputs[rank], shards[source]) for rank, source in zip(ranks, sources, strict=True)):
                 if size == 2:
                     return f"shards are exchanged along {axis!r}: each rank has that of the other"
-                return (f"shards are shifted along {axis!r}: each rank has the shard of the rank that is "
-                        f"{abs(near_by)} {'after' if near_by > 0 else 'before'} it")
+                return (
+                    f"shards are shifted along {axis!r}: each rank has the shard of the rank that is "
+                    f"{abs(near_by)} {'after' if near_by > 0 else 'before'} it"
+                )
     for other in _other_layouts(layout, mesh):
         if all(near(outputs[rank], whole[other.slices(whole.shape, mesh, rank)]) for rank in ranks):
             return f"the outputs are shards in layout {other.short()}: a wrong axis or dim"
     for axis in mesh.axes:
         for place, dim in enumerate(layout.dims):
-            dims = [*layout.dims[:place], DimSharding(*dim.axes, axis), *layout.dims[place + 1:]]
+            dims = [*layout.dims[:place], DimSharding(*dim.axes, axis), *layout.dims[place + 1 :]]
             cut = None if axis in layout.axes or layout.ellipsis is not None else TensorSharding(*dims)
             if cut and all(near(outputs[rank], whole[cut.slices(whole.shape, mesh, rank)]) for rank in ranks):
-                return (f"a gather is missing: the outputs are split along dim {place} over {axis!r}, and "
-                        f"all_gather(y, {axis!r}, dim={place}) joins them")
+                return (
+                    f"a gather is missing: the outputs are split along dim {place} over {axis!r}, and "
+                    f"all_gather(y, {axis!r}, dim={place}) joins them"
+                )
     if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
         return "each output is transposed"
     if mesh.size == 1:
         return f"{VAGUE[0]}: it differs on one device already, where nothing is communicated"
     swapped = [rank for rank in ranks if not near(outputs[rank], shards[rank])]
     if 0 < len(swapped) < mesh.size:
-        return (f"{VAGUE[1]} {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last "
-                "rank?")
+        return (
+            f"{VAGUE[1]} {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last "
+            "rank?"
+        )
     return ""
 
 

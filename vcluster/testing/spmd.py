@@ -54,7 +54,9 @@ def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Map
     return Ending(None if outcome.kind == "passed" else exception_of(outcome), returned=outcome.returned)
 
 
-def run_examples(cluster: VirtualCluster, test: Any, given: Mapping[str, Any], run: Callable[..., None]) -> None:
+def run_examples(
+    cluster: VirtualCluster, test: Any, given: Mapping[str, Any], run: Callable[..., None]
+) -> None:
     """Let hypothesis draw on the host, and call ``run(body, arguments)`` for each example, on devices with empty state.
 
     ``test`` is the function that ``@given`` returned for the body.
@@ -80,22 +82,29 @@ def allow_fixtures(test: Any) -> None:
 
     chosen: settings = getattr(test, "_hypothesis_internal_use_settings", settings.default) or settings()
     test._hypothesis_internal_use_settings = settings(
-        chosen, suppress_health_check=[*chosen.suppress_health_check, HealthCheck.function_scoped_fixture])
+        chosen, suppress_health_check=[*chosen.suppress_health_check, HealthCheck.function_scoped_fixture]
+    )
 
 
 def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fixtures and parameters in the form in which they go to the devices."""
     for name, value in given.items():
         if value is cluster:
-            pytest.fail("virtual_cluster belongs to the host; the body of an spmd test uses device", pytrace=False)
+            pytest.fail(
+                "virtual_cluster belongs to the host; the body of an spmd test uses device", pytrace=False
+            )
         if name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
             pytest.fail(
                 f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
-                f"other processes: {OF_THE_HOST[name]}", pytrace=False,
+                f"other processes: {OF_THE_HOST[name]}",
+                pytrace=False,
             )
     return {
-        name: DeviceToCome(cluster.mesh) if name in ("device", "virtual_device")
-        else OwnMonkeyPatch() if isinstance(value, pytest.MonkeyPatch) else value
+        name: DeviceToCome(cluster.mesh)
+        if name in ("device", "virtual_device")
+        else OwnMonkeyPatch()
+        if isinstance(value, pytest.MonkeyPatch)
+        else value
         for name, value in given.items()
     }
 

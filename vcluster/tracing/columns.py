@@ -42,11 +42,19 @@ def pack(record: Record) -> Packed:
     descriptions, description = _numbered(entries[0::ENTRIES])
     places, place = _numbered(entries[1::ENTRIES])
     start, end = (np.array(entries[i::ENTRIES], np.int64) for i in (2, 3))
-    return Packed(Columns.of_rows(map(row_of, descriptions), FIELDS), description, Columns(len(description), {
-        "location": Table(tuple(places), place),
-        "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
-        "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
-    }))
+    return Packed(
+        Columns.of_rows(map(row_of, descriptions), FIELDS),
+        description,
+        Columns(
+            len(description),
+            {
+                "location": Table(tuple(places), place),
+                "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9,
+                "wall_duration_seconds": (end - start) / 1e9,
+                "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
+            },
+        ),
+    )
 
 
 def columns_of(records: Mapping[int, bytes | Packed]) -> "Columns":
@@ -69,7 +77,10 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> "Columns":
 
 
 def make_trace(
-    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: "Pricing | None" = None, *,
+    records: Sequence[bytes | Packed],
+    mesh_shape: dict[str, int],
+    pricing: "Pricing | None" = None,
+    *,
     declares_all: bool = False,
 ) -> "Trace":
     """The trace of a run, from the record of each rank: replayed in virtual time.

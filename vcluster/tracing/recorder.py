@@ -28,14 +28,43 @@ if TYPE_CHECKING:
     from parallelism.collectives import Traffic
 
 (
-    _AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT, _DTYPE,
-    _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION,
-    _PAYLOAD, _ROOT, _PAIRS,
-) = map(INDEX.__getitem__, (
-    "axes", "group", "algorithm", "work", "serial", "parent", "dtype",
-    "bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds",
-    "payload_bytes", "root", "pairs",
-))
+    _AXES,
+    _GROUP,
+    _ALGORITHM,
+    _WORK,
+    _SERIAL,
+    _PARENT,
+    _DTYPE,
+    _SENT,
+    _RECEIVED,
+    _MESSAGES,
+    _SOURCES,
+    _WALL_START,
+    _WALL_DURATION,
+    _PAYLOAD,
+    _ROOT,
+    _PAIRS,
+) = map(
+    INDEX.__getitem__,
+    (
+        "axes",
+        "group",
+        "algorithm",
+        "work",
+        "serial",
+        "parent",
+        "dtype",
+        "bytes_sent",
+        "bytes_received",
+        "messages",
+        "sources",
+        "wall_start_seconds",
+        "wall_duration_seconds",
+        "payload_bytes",
+        "root",
+        "pairs",
+    ),
+)
 _SHORTEST_COMPUTE_NS = 2000
 """Nanoseconds below which compute between two calls gets no event of its own. It is added to the next event."""
 _MOST_LABELS = 4096
@@ -58,9 +87,7 @@ class _Block:
 
     __slots__ = ("_before", "_first", "_labels", "_name", "_recorder", "_seconds")
 
-    def __init__(
-        self, recorder: Recorder, name: str, seconds: float | None, labels: Labels
-    ) -> None:
+    def __init__(self, recorder: Recorder, name: str, seconds: float | None, labels: Labels) -> None:
         self._recorder, self._name, self._seconds, self._labels = recorder, name, seconds, labels
 
     def __enter__(self) -> None:
@@ -143,16 +170,28 @@ class Recorder:
 
     def _append(self, row: Row, location: str | None) -> None:
         row[_SERIAL] = len(self._entries) // ENTRIES
-        self._entries.extend((row, location, 0, 0, 0.0))    # the row itself holds the times
+        self._entries.extend((row, location, 0, 0, 0.0))  # the row itself holds the times
 
     def add_collective(
-        self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, work: int | None,
-        location: str, dtype: str | None = None,
+        self,
+        name: str,
+        axes: tuple[str, ...] | None,
+        group: tuple[int, ...],
+        algorithm: str,
+        work: int | None,
+        location: str,
+        dtype: str | None = None,
     ) -> Row:
         """Append the event of a collective that begins. Equivalent to `add`, without the dictionary."""
         row = DEFAULTS.copy()
         row[0], row[1] = "collective", name
-        row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK], row[_DTYPE] = axes, group, algorithm, work, dtype
+        row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK], row[_DTYPE] = (
+            axes,
+            group,
+            algorithm,
+            work,
+            dtype,
+        )
         self._append(row, location)
         self.begins(name, location)
         return row
@@ -197,8 +236,11 @@ class Recorder:
     def moved_since(self, count: int) -> list[tuple[Any, ...]]:
         """The fields of a `Traffic` of each collective recorded after so many events."""
         self._count_traffic()
-        return [(row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES])
-                for row in map(row_of, self._entries[count * ENTRIES :: ENTRIES]) if row[0] == "collective"]
+        return [
+            (row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES])
+            for row in map(row_of, self._entries[count * ENTRIES :: ENTRIES])
+            if row[0] == "collective"
+        ]
 
     def finish_collective(self, row: Row, count_traffic: Callable[[], Traffic], start_ns: int) -> None:
         """The collective ends now.  What it moved is counted when the record is read, not between two calls."""
@@ -218,7 +260,12 @@ class Recorder:
         self._uncounted_templates.clear()
 
     def collective_template(
-        self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, dtype: str | None,
+        self,
+        name: str,
+        axes: tuple[str, ...] | None,
+        group: tuple[int, ...],
+        algorithm: str,
+        dtype: str | None,
         count_traffic: Callable[[], Traffic],
     ) -> Template:
         """The description that all repetitions of a collective share.  Its traffic is counted when a record is read."""
@@ -259,7 +306,9 @@ class Recorder:
         self._depth += 1
         try:
             now = time.perf_counter_ns()
-            if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
+            if self._depth == 1 and (
+                now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None
+            ):
                 self._flush_compute()
                 now = time.perf_counter_ns()
         except RecursionError:
@@ -324,7 +373,9 @@ class Recorder:
             "wall_duration_seconds": (time.perf_counter_ns() - start_ns) / 1e9,
         }
 
-    def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> AbstractContextManager[None]:
+    def compute(
+        self, name: str, seconds: float | None, values: dict[str, Any]
+    ) -> AbstractContextManager[None]:
         """Record the compute inside the context as one event of this name, or as several if calls interrupt it."""
         if seconds is not None:
             values["seconds"] = float(seconds)
@@ -347,11 +398,10 @@ class Recorder:
         before, self._label = self._label, labels
         return before, len(self._entries)
 
-    def _end_block(
-        self, name: str, seconds: float | None, before: Labels | None, first: int
-    ) -> None:
+    def _end_block(self, name: str, seconds: float | None, before: Labels | None, first: int) -> None:
         self._flush_compute(
-            always=len(self._entries) == first or next(self._computed(first, name), None) is None)
+            always=len(self._entries) == first or next(self._computed(first, name), None) is None
+        )
         self._label = before
         if seconds is not None:
             for place in self._computed(first, name):
@@ -383,7 +433,7 @@ class Recorder:
                 self._labels.clear()
             later = {k: v for k, v in values.items() if k not in ("flops", "nbytes")} | {"part": 1}
             if values.get("flops") or values.get("nbytes") or "seconds" in values:
-                later["seconds"] = 0.0      # the first piece carries the price
+                later["seconds"] = 0.0  # the first piece carries the price
             labels = self._labels[key] = ("compute", name, values), ("compute", name, later)
         return labels
 
@@ -392,7 +442,9 @@ class Recorder:
             return
         cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
         spent = cpu - self._cpu_mark
-        begun = self._label is None or self._label[0] is self._label[1]     # a price stands where its block begins
+        begun = (
+            self._label is None or self._label[0] is self._label[1]
+        )  # a price stands where its block begins
         if spent < _SHORTEST_COMPUTE_NS and begun and not always:
             return
         what = COMPUTE

@@ -12,11 +12,13 @@ BREAKING = RecursionError, ctypes.ArgumentError
 
 NO_RUN = (
     "no run is in progress on this device, and the calls of its kernel end with the run; a __del__, a thread or an "
-    "atexit handler may have come later")
+    "atexit handler may have come later"
+)
 
 ELSEWHERE = (
     "a device can be used by its own kernel only, and not in the thread of another device or of the host, where it "
-    "would wait for itself; a __del__ may run in any thread")
+    "would wait for itself; a __del__ may run in any thread"
+)
 
 
 def broken_off(error: BaseException) -> str:
@@ -24,13 +26,16 @@ def broken_off(error: BaseException) -> str:
     kind = type(error)
     if issubclass(kind, BREAKING):
         why = " at the limit of Python's stack"
-    elif isinstance(error, Exception) and is_from_handler(error) and not _has_only_waited(error.__traceback__):
+    elif (
+        isinstance(error, Exception) and is_from_handler(error) and not _has_only_waited(error.__traceback__)
+    ):
         why = ", which the handler of a signal raised"
     else:
         return ""
     return (
         f"a call of the library was broken off by {kind.__name__}{why}, and the other devices may have seen a part of "
-        f"it; this run cannot go on")
+        f"it; this run cannot go on"
+    )
 
 
 def _has_only_waited(entry: TracebackType | None) -> bool:
@@ -59,4 +64,5 @@ def forked(pid: int) -> str:
     return (
         f"this process (pid {os.getpid()}) is a fork of pid {pid}, and only the original can use the devices and "
         f"channels of its cluster; let the fork compute and hand back what it found, for example by a pipe, or make a "
-        f"new cluster in it")
+        f"new cluster in it"
+    )

@@ -47,15 +47,16 @@ def _loop(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         if goes_on is not None:
             flag = known(goes_on)
             if flag is None:
-                raise node.unsupported("the number of turns depends on the inputs; only loops with a fixed one are "
-                                       "supported")
+                raise node.unsupported(
+                    "the number of turns depends on the inputs; only loops with a fixed one are supported"
+                )
             if not flag.all():
                 break
         if turn == MOST_TURNS:
             raise node.unsupported(f"the loop has more than {MOST_TURNS} turns")
         flag_given = np.asarray(True) if goes_on is None else goes_on
         goes_on, *results = _run(reader, node, "body", [np.asarray(turn), flag_given, *state])
-        state, made = results[:len(state)], results[len(state):]
+        state, made = results[: len(state)], results[len(state) :]
         scans = [[] for _ in made] if scans is None else scans
         for each, part in zip(scans, made, strict=True):
             each.append(part)
@@ -72,20 +73,29 @@ def _stacked(parts: list[Any], axis: int) -> Any:
 @meaning("Scan")
 def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     count = node.get("num_scan_inputs")
-    state, sequences = list(x[:len(x) - count]), x[len(x) - count:]
-    axes = [a % len(s.shape) for a, s in zip(node.get("scan_input_axes", (0,) * count), sequences, strict=True)]
+    state, sequences = list(x[: len(x) - count]), x[len(x) - count :]
+    axes = [
+        a % len(s.shape) for a, s in zip(node.get("scan_input_axes", (0,) * count), sequences, strict=True)
+    ]
     turned = node.get("scan_input_directions", (0,) * count)
     sequences = [flipped(s, a) if t else s for s, a, t in zip(sequences, axes, turned, strict=True)]
     made: list[list[Any]] = []
     for turn in range(sequences[0].shape[axes[0]]):
-        parts = [reshaped(cut(s, a, turn, turn + 1), [n for d, n in enumerate(s.shape) if d != a])
-                 for s, a in zip(sequences, axes, strict=True)]
+        parts = [
+            reshaped(cut(s, a, turn, turn + 1), [n for d, n in enumerate(s.shape) if d != a])
+            for s, a in zip(sequences, axes, strict=True)
+        ]
         results = _run(reader, node, "body", [*state, *parts])
-        state = results[:len(state)]
-        made = made or [[] for _ in results[len(state):]]
-        for each, part in zip(made, results[len(state):], strict=True):
+        state = results[: len(state)]
+        made = made or [[] for _ in results[len(state) :]]
+        for each, part in zip(made, results[len(state) :], strict=True):
             each.append(part)
     joins = node.get("scan_output_axes", (0,) * len(made))
     back = node.get("scan_output_directions", (0,) * len(made))
-    return [*state, *(_stacked(parts[::-1] if turn else parts, axis % (len(parts[0].shape) + 1))
-                      for parts, axis, turn in zip(made, joins, back, strict=True))]
+    return [
+        *state,
+        *(
+            _stacked(parts[::-1] if turn else parts, axis % (len(parts[0].shape) + 1))
+            for parts, axis, turn in zip(made, joins, back, strict=True)
+        ),
+    ]

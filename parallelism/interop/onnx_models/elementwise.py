@@ -33,23 +33,60 @@ def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
 
 
 _ON_EXTENTS: dict[str, Any] = {
-    "add": lambda a, b: plainest(a + b), "subtract": lambda a, b: plainest(a - b),
-    "multiply": lambda a, b: plainest(a * b), "floor_divide": lambda a, b: plainest(a // b),
-    "negative": lambda a: plainest(-a), "where": lambda *given: plainest(np.where(*given)),
+    "add": lambda a, b: plainest(a + b),
+    "subtract": lambda a, b: plainest(a - b),
+    "multiply": lambda a, b: plainest(a * b),
+    "floor_divide": lambda a, b: plainest(a // b),
+    "negative": lambda a: plainest(-a),
+    "where": lambda *given: plainest(np.where(*given)),
     "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
 }
 """Arithmetic of extents with symbols, whose result is known, too.  That of other operators is left to the program."""
 
 
 _SAME = {
-    "Abs": "absolute", "Neg": "negative", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin", "Cos": "cos",
-    "Tan": "tan", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh",
-    "Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh", "Ceil": "ceil", "Floor": "floor", "Round": "rint",
-    "Sign": "sign", "Erf": "erf", "Reciprocal": "reciprocal", "IsNaN": "isnan",
-    "Not": "logical_not", "BitwiseNot": "invert", "Add": "add", "Sub": "subtract", "Mul": "multiply",
-    "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Equal": "equal", "Less": "less",
-    "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "Where": "where", "Relu": "maximum",
+    "Abs": "absolute",
+    "Neg": "negative",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "arcsin",
+    "Acos": "arccos",
+    "Atan": "arctan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Tanh": "tanh",
+    "Asinh": "arcsinh",
+    "Acosh": "arccosh",
+    "Atanh": "arctanh",
+    "Ceil": "ceil",
+    "Floor": "floor",
+    "Round": "rint",
+    "Sign": "sign",
+    "Erf": "erf",
+    "Reciprocal": "reciprocal",
+    "IsNaN": "isnan",
+    "Not": "logical_not",
+    "BitwiseNot": "invert",
+    "Add": "add",
+    "Sub": "subtract",
+    "Mul": "multiply",
+    "And": "logical_and",
+    "Or": "logical_or",
+    "Xor": "logical_xor",
+    "Equal": "equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
+    "Where": "where",
+    "Relu": "maximum",
 }
 
 
@@ -62,8 +99,18 @@ def _plain(kind: str, reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return convert(result, x[-1].dtype)
 
 
-_BOOLEAN = ("isnan", "logical_not", "logical_and", "logical_or", "logical_xor", "equal", "less", "less_equal",
-            "greater", "greater_equal")
+_BOOLEAN = (
+    "isnan",
+    "logical_not",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+)
 for _theirs, _ours in _SAME.items():
     meaning(_theirs)(partial(_plain, _ours))
 
@@ -100,7 +147,7 @@ def _pow(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         return ew("power", base, exponent)
     if is_integer(base.dtype) and is_integer(exponent.dtype):
         wide = common_dtype(base.dtype, exponent.dtype)
-        if is_integer(wide):        # int64 and uint64 have no common dtype of integers
+        if is_integer(wide):  # int64 and uint64 have no common dtype of integers
             return convert(integer_power(convert(base, wide), convert(exponent, wide), ew), base.dtype)
     wide = np.dtype(np.float64)
     return convert(ew("power", convert(base, wide), convert(exponent, wide)), base.dtype)
@@ -123,9 +170,16 @@ def _folded(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("IsInf")
 def _is_inf(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     up, down = (ew("equal", x[0], number(sign * math.inf, x[0])) for sign in (1, -1))
-    both = [each for each, wanted in ((up, "detect_positive"), (down, "detect_negative")) if node.get(wanted, 1)]
-    return ew("logical_or", *both) if len(both) == 2 else both[0] if both else ew("not_equal", ew(
-        "isnan", x[0]), ew("isnan", x[0]))
+    both = [
+        each for each, wanted in ((up, "detect_positive"), (down, "detect_negative")) if node.get(wanted, 1)
+    ]
+    return (
+        ew("logical_or", *both)
+        if len(both) == 2
+        else both[0]
+        if both
+        else ew("not_equal", ew("isnan", x[0]), ew("isnan", x[0]))
+    )
 
 
 @meaning("Clip")
@@ -195,7 +249,9 @@ def _elu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("HardSigmoid")
 @rounded_once
 def _hard_sigmoid(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    line = ew("add", ew("multiply", x[0], number(node.get("alpha", 0.2), x[0])), number(node.get("beta", 0.5), x[0]))
+    line = ew(
+        "add", ew("multiply", x[0], number(node.get("alpha", 0.2), x[0])), number(node.get("beta", 0.5), x[0])
+    )
     return ew("maximum", ew("minimum", line, number(1, x[0])), number(0, x[0]))
 
 

@@ -47,20 +47,26 @@ class Model:
         if isinstance(path_or_model, onnx.ModelProto):
             self.proto = path_or_model
         else:
-            content = path_or_model if isinstance(path_or_model, bytes) else self._content(Path(path_or_model))
+            content = (
+                path_or_model if isinstance(path_or_model, bytes) else self._content(Path(path_or_model))
+            )
             self.proto = onnx.ModelProto()
             try:
                 self.proto.ParseFromString(content)
-            except Exception as error:      # the protobuf library has no common type for these
+            except Exception as error:  # the protobuf library has no common type for these
                 raise InteropError(f"it is no ONNX model: {error}") from None
-        self.opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version
-                       for entry in self.proto.opset_import}
+        self.opsets = {
+            entry.domain if entry.domain != "ai.onnx" else "": entry.version
+            for entry in self.proto.opset_import
+        }
         self._check()
         self.functions = {(f.domain, f.name): f for f in self.proto.functions}
 
     def _content(self, path: Path) -> bytes:
         if path.stat().st_size > MOST_BYTES:
-            raise InteropError(f"{path} is larger than {MOST_BYTES} bytes; its weights belong into external data")
+            raise InteropError(
+                f"{path} is larger than {MOST_BYTES} bytes; its weights belong into external data"
+            )
         self.folder = path.parent
         return path.read_bytes()
 
@@ -76,8 +82,13 @@ class Model:
         if not OLDEST <= version <= latest:
             raise UnsupportedError(f"opset {version} is not supported: {OLDEST} to {latest} are")
         for tensor in graph.initializer:
-            if any(n < 0 for n in tensor.dims) or int(np.prod([*tensor.dims, 1], dtype=object)) > MOST_ELEMENTS:
-                raise InteropError(f"shape {list(tensor.dims)} is no shape of a tensor", "tensor", tensor.name)
+            if (
+                any(n < 0 for n in tensor.dims)
+                or int(np.prod([*tensor.dims, 1], dtype=object)) > MOST_ELEMENTS
+            ):
+                raise InteropError(
+                    f"shape {list(tensor.dims)} is no shape of a tensor", "tensor", tensor.name
+                )
         stripped = self._stripped()
         try:
             onnx.checker.check_model(stripped)
@@ -95,8 +106,9 @@ class Model:
             if _is_small(tensor):
                 light.graph.initializer.append(tensor)
             elif tensor.name not in named:
-                light.graph.input.append(onnx.helper.make_tensor_value_info(
-                    tensor.name, tensor.data_type, list(tensor.dims)))
+                light.graph.input.append(
+                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+                )
         return light
 
     # -- plain values --------------------------------------------------------------------------------------------------
@@ -110,16 +122,27 @@ class Model:
             name = graph.sparse_initializer[0].values.name
             raise UnsupportedError("sparse tensors are not supported", "tensor", name)
         tensors = {tensor.name: self.array(tensor) for tensor in graph.initializer}
-        inputs = tuple(GraphInput(value.name, _type(value)) for value in graph.input if value.name not in tensors)
-        return Graph(graph.name, inputs, tuple(value.name for value in graph.output),
-                     tuple(map(self.node, graph.node)), tensors)
+        inputs = tuple(
+            GraphInput(value.name, _type(value)) for value in graph.input if value.name not in tensors
+        )
+        return Graph(
+            graph.name,
+            inputs,
+            tuple(value.name for value in graph.output),
+            tuple(map(self.node, graph.node)),
+            tensors,
+        )
 
     def node(self, node: Any) -> GraphNode:
         """A node as plain values."""
-        attributes = {each.name: Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
-                      for each in node.attribute}
+        attributes = {
+            each.name: Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
+            for each in node.attribute
+        }
         domain = "" if node.domain == "ai.onnx" else node.domain
-        return GraphNode(node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attributes, node)
+        return GraphNode(
+            node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attributes, node
+        )
 
     def _attribute(self, attribute: Any, node: Any) -> Any:
         onnx = _onnx()
@@ -137,7 +160,9 @@ class Model:
                 return self.array(attribute.t)
             case "GRAPH":
                 return self._graph(attribute.g)
-        return UnsupportedError(f"an attribute of kind {kind} is not supported", f"{node.op_type} {node.name!r}")
+        return UnsupportedError(
+            f"an attribute of kind {kind} is not supported", f"{node.op_type} {node.name!r}"
+        )
 
     def array(self, tensor: Any) -> np.ndarray[Any, Any]:
         """The numbers of a tensor.  Those outside of the file are mapped into memory."""
@@ -152,22 +177,30 @@ class Model:
             array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
             return array.astype(dtype, copy=False).reshape(shape)
         except Exception as error:
-            raise InteropError(f"the numbers of the tensor do not fit its shape {list(shape)}: {error}", "tensor",
-                               name) from None
+            raise InteropError(
+                f"the numbers of the tensor do not fit its shape {list(shape)}: {error}", "tensor", name
+            ) from None
 
     def _external(self, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         given = {entry.key: entry.value for entry in tensor.external_data}
         where = given.get("location", "")
-        if not isinstance(where, str):      # so protobuf gives what is not UTF-8
-            raise InteropError(f"external data must lie in the folder of the model, got {where!r}", "tensor",
-                               tensor.name)
+        if not isinstance(where, str):  # so protobuf gives what is not UTF-8
+            raise InteropError(
+                f"external data must lie in the folder of the model, got {where!r}", "tensor", tensor.name
+            )
 
         def wrong(message: str) -> InteropError:
             return InteropError(message, "tensor", tensor.name)
 
         if self.folder is None:
             raise wrong(f"its data lie in the file {where!r}, but the model was not read from a file")
-        if not where or Path(where).is_absolute() or ".." in Path(where).parts or "\\" in where or "\0" in where:
+        if (
+            not where
+            or Path(where).is_absolute()
+            or ".." in Path(where).parts
+            or "\\" in where
+            or "\0" in where
+        ):
             raise wrong(f"external data must lie in the folder of the model, got {where!r}")
         folder = self.folder.resolve()
         path = folder / where
@@ -199,9 +232,16 @@ class Model:
         if found is None:
             return None
         defaults = {each.name: self._attribute(each, node.proto) for each in found.attribute_proto}
-        imports = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in found.opset_import}
-        return FunctionBody(tuple(found.input), tuple(found.output), tuple(map(self.node, found.node)), defaults,
-                            {**opsets, **imports})
+        imports = {
+            entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in found.opset_import
+        }
+        return FunctionBody(
+            tuple(found.input),
+            tuple(found.output),
+            tuple(map(self.node, found.node)),
+            defaults,
+            {**opsets, **imports},
+        )
 
     def resolved(self, node: Any, caller: Any) -> Any:
         """A node of a body, as ``onnx`` has it, with the attributes that refer to those of the node which calls it."""
@@ -225,11 +265,16 @@ class Model:
             schema = _onnx().defs.get_schema(node.kind, opsets.get(node.domain, 1), node.domain)
         except Exception:
             return {}
-        return {name: self._attribute(attribute.default_value, node.proto)
-                for name, attribute in schema.attributes.items() if attribute.default_value.name}
+        return {
+            name: self._attribute(attribute.default_value, node.proto)
+            for name, attribute in schema.attributes.items()
+            if attribute.default_value.name
+        }
 
 
-def _schema_body(onnx: Any, node: GraphNode, types: Sequence[TensorType | None], opsets: Mapping[str, int]) -> Any:
+def _schema_body(
+    onnx: Any, node: GraphNode, types: Sequence[TensorType | None], opsets: Mapping[str, int]
+) -> Any:
     version = opsets.get(node.domain, 1)
     try:
         schema = onnx.defs.get_schema(node.kind, version, node.domain)
@@ -242,7 +287,8 @@ def _schema_body(onnx: Any, node: GraphNode, types: Sequence[TensorType | None],
     described = [b"" if type is None else _type_proto(onnx, type).SerializeToString() for type in types]
     for opset in [n for n in schema.context_dependent_function_opset_versions if n <= version][::-1]:
         content = schema.get_context_dependent_function_with_opset_version(
-            opset, node.proto.SerializeToString(), described)
+            opset, node.proto.SerializeToString(), described
+        )
         if content:
             body = onnx.FunctionProto()
             body.ParseFromString(content)
@@ -261,8 +307,20 @@ def _code(onnx: Any, dtype: np.dtype[Any]) -> int:
 
 
 _FLOATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "BFLOAT16": "bfloat16"}
-_PLAIN = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32",
-          "UINT64")
+_PLAIN = (
+    "FLOAT",
+    "UINT8",
+    "INT8",
+    "UINT16",
+    "INT16",
+    "INT32",
+    "INT64",
+    "BOOL",
+    "FLOAT16",
+    "DOUBLE",
+    "UINT32",
+    "UINT64",
+)
 
 
 def dtype_of(code: int) -> np.dtype[Any] | str:
@@ -336,14 +394,16 @@ def _set(target: Any, field: Any, value: Any) -> None:
 
 def _nodes(graph: Any) -> int:
     return len(graph.node) + sum(
-        _nodes(attribute.g) for node in graph.node for attribute in node.attribute if attribute.HasField("g"))
+        _nodes(attribute.g) for node in graph.node for attribute in node.attribute if attribute.HasField("g")
+    )
 
 
 def _checked(error: Exception) -> InteropError:
     """The error of the checker: its first lines, and the node that it names."""
     text = " ".join(str(error).split())
     node = re.search(r"op_type:\s*(\w+)[, ]*(?:node )?name:\s*([\w./:-]*)", text) or re.search(
-        r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text)
+        r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text
+    )
     name = f"{node[1]} {(node[2] or '')!r}" if node else ""
     return InteropError(f"onnx refuses the model: {text[:600]}", name)
 
@@ -361,7 +421,9 @@ def tensor_proto(array: np.ndarray[Any, Any], name: str) -> Any:
     return _onnx().numpy_helper.from_array(array, name)
 
 
-def node_proto(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, attributes: dict[str, Any]) -> Any:
+def node_proto(
+    kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, attributes: dict[str, Any]
+) -> Any:
     """A node of a model."""
     return _onnx().helper.make_node(kind, list(inputs), list(outputs), name=name, **attributes)
 
@@ -371,8 +433,15 @@ def written(
 ) -> Any:
     """The model of these nodes, checked."""
     onnx = _onnx()
-    sides = [[onnx.helper.make_tensor_value_info(value.name, _code(onnx, value.type.dtype), list(value.type.shape))
-              for value in side] for side in (inputs, outputs)]
+    sides = [
+        [
+            onnx.helper.make_tensor_value_info(
+                value.name, _code(onnx, value.type.dtype), list(value.type.shape)
+            )
+            for value in side
+        ]
+        for side in (inputs, outputs)
+    ]
     graph = onnx.helper.make_graph(nodes, name, *sides, tensors)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=9)
     onnx.checker.check_model(model)

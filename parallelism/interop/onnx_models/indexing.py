@@ -18,10 +18,14 @@ from parallelism.interop.onnx_models.shapes import axis_of
 def from_zero(indices: Any, extent: Any) -> Any:
     """Indices from 0 on: a negative one counts from the end."""
     wide = convert(indices, np.dtype(np.int64))
-    if (found := known(wide)) is not None and isinstance(extent, int) and found.dtype != object \
-            and found.size <= MOST_FOLDED:
+    if (
+        (found := known(wide)) is not None
+        and isinstance(extent, int)
+        and found.dtype != object
+        and found.size <= MOST_FOLDED
+    ):
         return np.where(found < 0, found + extent, found)
-    return wide     # the operators of the IR count negative ones from the end, too
+    return wide  # the operators of the IR count negative ones from the end, too
 
 
 @meaning("Gather")
@@ -49,11 +53,16 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
     total: Any = None
     for i in range(depth):
         column = reshaped(part(indices, len(indices.shape) - 1, i, i + 1), indices.shape[:-1])
-        column = ew("where", ew("less", column, np.asarray(0)), ew("add", column, np.asarray(shape[batch + i])), column)
-        term = ew("multiply", column, np.asarray(prod(shape[batch + i + 1:batch + depth])))
+        column = ew(
+            "where",
+            ew("less", column, np.asarray(0)),
+            ew("add", column, np.asarray(shape[batch + i])),
+            column,
+        )
+        term = ew("multiply", column, np.asarray(prod(shape[batch + i + 1 : batch + depth])))
         total = term if total is None else ew("add", total, term)
     for d in range(batch):
-        step = prod(shape[d + 1:batch + depth])
+        step = prod(shape[d + 1 : batch + depth])
         along = iota(shape[d], np.dtype(np.int64), len(indices.shape) - 1, d)
         total = ew("add", total, ew("multiply", along, np.asarray(step)))
     return total
@@ -63,9 +72,9 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
 def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
     depth = indices.shape[-1]
-    rest = tuple(data.shape[batch + depth:])
+    rest = tuple(data.shape[batch + depth :])
     places = flat_places(indices, data.shape, batch)
-    table = reshaped(data, (prod(data.shape[:batch + depth]), *rest))
+    table = reshaped(data, (prod(data.shape[: batch + depth]), *rest))
     return emit("take", whole(table), whole(places), axis=0)
 
 
@@ -87,8 +96,15 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     places = flat_places(indices, data.shape)
     count = prod(places.shape)
     table = reshaped(data, (prod(data.shape[:depth]), *rest))
-    return reshaped(_put(table, reshaped(places, (count,)), reshaped(updates, (count, *rest)),
-                         node.get("reduction", "none")), data.shape)
+    return reshaped(
+        _put(
+            table,
+            reshaped(places, (count,)),
+            reshaped(updates, (count, *rest)),
+            node.get("reduction", "none"),
+        ),
+        data.shape,
+    )
 
 
 @meaning("ScatterElements", "Scatter")
@@ -96,15 +112,21 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
     ndim = len(data.shape)
     axis, shape = axis_of(node, ndim), tuple(data.shape)
-    indices = ew("where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices)
-    total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1:])))
+    indices = ew(
+        "where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices
+    )
+    total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1 :])))
     for d in range(ndim):
         if d != axis:
             along = iota(indices.shape[d], np.dtype(np.int64), ndim, d)
-            total = ew("add", total, ew("multiply", along, np.asarray(prod(shape[d + 1:]))))
+            total = ew("add", total, ew("multiply", along, np.asarray(prod(shape[d + 1 :]))))
     count = prod(indices.shape)
-    flat = _put(reshaped(data, (prod(shape),)), reshaped(total, (count,)), reshaped(updates, (count,)),
-                node.get("reduction", "none"))
+    flat = _put(
+        reshaped(data, (prod(shape),)),
+        reshaped(total, (count,)),
+        reshaped(updates, (count,)),
+        node.get("reduction", "none"),
+    )
     return reshaped(flat, shape)
 
 
@@ -143,8 +165,11 @@ def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     cache, update = x[0], x[1]
     ndim, n, size = len(cache.shape), cache.shape[node.get("axis", -2)], update.shape[node.get("axis", -2)]
     axis = node.get("axis", -2) % ndim
-    first: Any = np.zeros((1,) * ndim, np.int64) if len(x) < 3 or x[2] is None else reshaped(
-        convert(x[2], np.dtype(np.int64)), [cache.shape[0], *[1] * (ndim - 1)])
+    first: Any = (
+        np.zeros((1,) * ndim, np.int64)
+        if len(x) < 3 or x[2] is None
+        else reshaped(convert(x[2], np.dtype(np.int64)), [cache.shape[0], *[1] * (ndim - 1)])
+    )
     place = ew("subtract", iota(n, np.dtype(np.int64), ndim, axis), first)
     if node.get("mode", "linear") == "circular":
         place = ew("remainder", place, np.asarray(n))

@@ -30,12 +30,17 @@ def _batch_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         count = number(prod(a.shape[d] for d in axes), a)
         now = ew("divide", emit("sum", whole(a), axes=axes, keepdims=False), count)
         away = ew("subtract", a, along(now, ndim))
-        spread_now = ew("divide", emit("sum", whole(ew("multiply", away, away)), axes=axes, keepdims=False), count)
+        spread_now = ew(
+            "divide", emit("sum", whole(ew("multiply", away, away)), axes=axes, keepdims=False), count
+        )
         momentum = node.get("momentum", 0.9)
 
         def moved(old: Any, new: Any) -> Any:
-            return ew("add", ew("multiply", old, number(momentum, old)), convert(ew(
-                "multiply", new, number(1 - momentum, new)), old.dtype))
+            return ew(
+                "add",
+                ew("multiply", old, number(momentum, old)),
+                convert(ew("multiply", new, number(1 - momentum, new)), old.dtype),
+            )
 
         running = [moved(mean, now), moved(variance, spread_now)]
         mean, variance = now, spread_now
@@ -78,10 +83,19 @@ def _layer_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _lrn(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a, size = x[0], node.get("size")
     low = (size - 1) // 2
-    squares = padded(ew("multiply", a, a), number(0, a), [0, low, *[0] * (len(a.shape) - 2)],
-                     [0, size - 1 - low, *[0] * (len(a.shape) - 2)], [0] * len(a.shape))
+    squares = padded(
+        ew("multiply", a, a),
+        number(0, a),
+        [0, low, *[0] * (len(a.shape) - 2)],
+        [0, size - 1 - low, *[0] * (len(a.shape) - 2)],
+        [0] * len(a.shape),
+    )
     total = emit("sum", whole(grid(squares, [1], [size], [1], [1])), axes=(len(a.shape),), keepdims=False)
-    base = ew("add", ew("multiply", total, number(node.get("alpha", 1e-4) / size, a)), number(node.get("bias", 1.0), a))
+    base = ew(
+        "add",
+        ew("multiply", total, number(node.get("alpha", 1e-4) / size, a)),
+        number(node.get("bias", 1.0), a),
+    )
     return ew("divide", a, ew("power", base, number(node.get("beta", 0.75), a)))
 
 

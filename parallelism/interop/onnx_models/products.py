@@ -60,8 +60,10 @@ def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     dots = "".join(spare[:most])
     if not arrow:
         letters = left.replace(",", "").replace(".", "")
-        out = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    named = [t.replace("...", dots[most - count:]) for t, count in zip(terms, own, strict=True)]
+        out = ("..." if "..." in left else "") + "".join(
+            sorted(c for c in set(letters) if letters.count(c) == 1)
+        )
+    named = [t.replace("...", dots[most - count :]) for t, count in zip(terms, own, strict=True)]
     return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
 
 
@@ -82,8 +84,18 @@ def _matmul_integer(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-@meaning("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-         "ReduceLogSumExp", "ReduceSumSquare")
+@meaning(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axes, ndim, a = axes_of(reader, node, x), len(x[0].shape), x[0]
     if not axes:
@@ -108,8 +120,11 @@ def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
     kind = {"ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod"}.get(node.kind, "sum")
     if kind in ("max", "min") and any(a.shape[d] == 0 for d in along):
-        worst = (np.inf if kind == "min" else -np.inf) if is_floating(a.dtype) else a.dtype.kind != "b" and (
-            np.iinfo(a.dtype).max if kind == "min" else np.iinfo(a.dtype).min)
+        worst = (
+            (np.inf if kind == "min" else -np.inf)
+            if is_floating(a.dtype)
+            else a.dtype.kind != "b" and (np.iinfo(a.dtype).max if kind == "min" else np.iinfo(a.dtype).min)
+        )
         shape = [1 if d in along else n for d, n in enumerate(a.shape) if kept or d not in along]
         return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
     if a.dtype.kind == "b":
@@ -117,8 +132,11 @@ def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     result = convert(emit(kind, whole(a), axes=along, keepdims=kept), a.dtype)
     match node.kind:
         case "ReduceMean":
-            return ew("divide", result, number(prod(a.shape[d] for d in along), result)) if is_floating(
-                a.dtype) else ew("floor_divide", result, number(prod(a.shape[d] for d in along), result))
+            return (
+                ew("divide", result, number(prod(a.shape[d] for d in along), result))
+                if is_floating(a.dtype)
+                else ew("floor_divide", result, number(prod(a.shape[d] for d in along), result))
+            )
         case "ReduceL2":
             return ew("sqrt", result)
         case "ReduceLogSum":
@@ -134,7 +152,7 @@ def _argument(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         place = ew("subtract", np.asarray(a.shape[axis] - 1), emit(kind, whole(flipped(a, axis)), axis=axis))
     else:
         place = emit(kind, a, axis=axis)
-    kept = (*a.shape[:axis], 1, *a.shape[axis + 1:])
+    kept = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
     return reshaped(place, kept) if node.get("keepdims", 1) else place
 
 
@@ -150,8 +168,12 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if node.kind == "CumSum":
         a = convert(emit("cumsum", whole(a), axis=axis), a.dtype)
     else:
-        wide = padded(a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim)
-        a = convert(emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype)
+        wide = padded(
+            a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim
+        )
+        a = convert(
+            emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype
+        )
     return flipped(a, axis) if node.get("reverse", 0) else a
 
 
@@ -179,5 +201,5 @@ def _softmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _hardmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a, ndim = whole(x[0]), len(x[0].shape)
     axis = axis_of(node, ndim, -1)
-    place = reshaped(emit("argmax", a, axis=axis), (*a.shape[:axis], 1, *a.shape[axis + 1:]))
+    place = reshaped(emit("argmax", a, axis=axis), (*a.shape[:axis], 1, *a.shape[axis + 1 :]))
     return convert(ew("equal", place, iota(a.shape[axis], np.dtype(np.int64), ndim, axis)), a.dtype)

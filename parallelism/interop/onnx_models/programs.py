@@ -47,9 +47,7 @@ class Imported(NamedTuple):
     """By the names of inputs of the program.  Those in files beside the model are mapped into memory."""
 
 
-def from_onnx(
-    path_or_model: str | Path | bytes | Any, *, known: Mapping[str, Any] | None = None
-) -> Imported:
+def from_onnx(path_or_model: str | Path | bytes | Any, *, known: Mapping[str, Any] | None = None) -> Imported:
     """The program of an ONNX model, and its weights.
 
     ``path_or_model`` is the path of a file, its content, or an ``onnx.ModelProto``.  It is checked by ``onnx``; opsets
@@ -73,9 +71,14 @@ def from_onnx(
 def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
     graph, builder = model.graph(), Builder()
     given = {name: np.asarray(value) for name, value in known.items()}
-    fixed = {name for name, array in graph.tensors.items()
-             if array.size <= 1 or (array.dtype.kind in "iub" and array.size <= KNOWN)}
-    fixing = {name for node in graph.nodes for i, name in enumerate(node.inputs) if i in FIXING.get(node.kind, ())}
+    fixed = {
+        name
+        for name, array in graph.tensors.items()
+        if array.size <= 1 or (array.dtype.kind in "iub" and array.size <= KNOWN)
+    }
+    fixing = {
+        name for node in graph.nodes for i, name in enumerate(node.inputs) if i in FIXING.get(node.kind, ())
+    }
     fixed |= {name for name in fixing & graph.tensors.keys() if graph.tensors[name].size <= KNOWN}
     trained = [name for name in graph.tensors if name not in fixed]
     names = _plain_names([*(value.name for value in graph.inputs), *(f"{WEIGHT}{name}" for name in trained)])
@@ -98,7 +101,9 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
         results = []
         for name, x in zip(graph.outputs, reader.graph(graph, values, {}), strict=True):
             if x is None or x.dtype == object:
-                raise UnsupportedError("an output that is an extent with symbols is not supported", "output", name)
+                raise UnsupportedError(
+                    "an output that is an extent with symbols is not supported", "output", name
+                )
             results.append(recorded(whole(x)).value)
     name = re.sub(r"[^A-Za-z0-9_.]+", "_", graph.name).strip("_") or "model"
     return Imported(builder.function(name, results, prune=True), weights)

@@ -24,10 +24,10 @@ def _scaled_like(node: GraphNode, scale: Any, a: Any) -> Any:
         axis, block = axis_of(node, len(a.shape), 1), node.get("block_size", 0)
         if not block:
             raise node.unsupported("a scale of several dims needs block_size")
-        wide = reshaped(scale, (*scale.shape[:axis + 1], 1, *scale.shape[axis + 1:]))
-        shape = (*scale.shape[:axis + 1], block, *scale.shape[axis + 1:])
+        wide = reshaped(scale, (*scale.shape[: axis + 1], 1, *scale.shape[axis + 1 :]))
+        shape = (*scale.shape[: axis + 1], block, *scale.shape[axis + 1 :])
         full = spread(wide.array if hasattr(wide, "array") else wide, shape)
-        return reshaped(full, (*scale.shape[:axis], scale.shape[axis] * block, *scale.shape[axis + 1:]))
+        return reshaped(full, (*scale.shape[:axis], scale.shape[axis] * block, *scale.shape[axis + 1 :]))
     return reshaped(scale, ())
 
 

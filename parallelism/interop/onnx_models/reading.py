@@ -34,7 +34,9 @@ class Reader:
         self.depth = 0
         self.around: dict[str, Any] = {}
 
-    def graph(self, graph: Graph, inputs: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> list[Any]:
+    def graph(
+        self, graph: Graph, inputs: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
+    ) -> list[Any]:
         """What a graph returns.  ``inputs`` has those of the graph, and what is defined around it."""
         values = {**inputs, **(graph.tensors if tensors is None else tensors)}
         return self.nodes(graph.nodes, graph.outputs, values)
@@ -61,20 +63,34 @@ class Reader:
             raise node.unsupported(f"the program would have more than {MOST_OPS} ops")
         outer, self.around = self.around, values
         try:
-            means = MEANINGS.get(node.kind) if node.domain == "" and (node.domain, node.kind) not in \
-                self.model.functions else None
+            means = (
+                MEANINGS.get(node.kind)
+                if node.domain == "" and (node.domain, node.kind) not in self.model.functions
+                else None
+            )
             results = self._composed(node, inputs) if means is None else means(self, node, inputs)
         except InteropError:
             raise
-        except (IRError, ValueError, TypeError, KeyError, IndexError, OverflowError, ZeroDivisionError,
-                AttributeError) as error:
+        except (
+            IRError,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            ZeroDivisionError,
+            AttributeError,
+        ) as error:
             raise node.unsupported(str(error) or repr(error)) from error
         finally:
             self.around = outer
         return list(results) if isinstance(results, list | tuple) else [results]
 
     def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
-        types = [None if x is None else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape) for x in inputs]
+        types = [
+            None if x is None else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape)
+            for x in inputs
+        ]
         body = self.model.body(node, types, self.opsets)
         if body is None:
             raise node.unsupported("this operator is not supported")
@@ -93,7 +109,7 @@ class Reader:
         finally:
             self.depth -= 1
             self.opsets = before
-        return [found.get(own) for own in body.outputs[:len(node.outputs)]]
+        return [found.get(own) for own in body.outputs[: len(node.outputs)]]
 
     def _resolved(self, node: GraphNode, attributes: Mapping[str, Any], caller: Any) -> GraphNode:
         """A node of a body, with the attributes that it has from the node which calls the body."""
@@ -122,8 +138,10 @@ class Reader:
 
     def ints(self, node: GraphNode, x: Any, what: str) -> list[Any]:
         """The numbers of an input that fixes a shape, as a list."""
-        return [n if not isinstance(n, np.generic) else int(n) for n in
-                self.numbers(node, x, what).reshape(-1).tolist()]
+        return [
+            n if not isinstance(n, np.generic) else int(n)
+            for n in self.numbers(node, x, what).reshape(-1).tolist()
+        ]
 
 
 def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:

@@ -26,15 +26,19 @@ def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if x[7] is not None or node.get("clip") or node.get("layout", 0):
         raise node.unsupported("peepholes, clip and layout=1 are not supported")
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
-        node.get("direction", "forward")]
+        node.get("direction", "forward")
+    ]
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.kind]
-    given = node.get("activations") or {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"),
-                                        "LSTM": ("Sigmoid", "Tanh", "Tanh")}[node.kind] * len(directions)
+    given = node.get("activations") or {
+        "RNN": ("Tanh",),
+        "GRU": ("Sigmoid", "Tanh"),
+        "LSTM": ("Sigmoid", "Tanh", "Tanh"),
+    }[node.kind] * len(directions)
     if any(name not in _ACTIVATIONS for name in given):
         raise node.unsupported(f"activations must be among {', '.join(_ACTIVATIONS)}, got {', '.join(given)}")
     every, ends, cells = [], [], []
     for d, backwards in enumerate(directions):
-        acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions):]]
+        acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions) :]]
         ys, h, c = _direction(node, x, d, gates, acts, backwards=backwards)
         every.append(ys)
         ends.append(h)
@@ -59,7 +63,7 @@ def _direction(node: GraphNode, x: list[Any], d: int, gates: int, acts: list[str
     before = None if bias is None else cut(bias, 0, 0, gates * hidden)
     after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
     ys: list[Any] = []
-    for t in range(a.shape[0])[::-1 if backwards else 1]:
+    for t in range(a.shape[0])[:: -1 if backwards else 1]:
         step = reshaped(cut(a, 0, t, t + 1), a.shape[1:])
         left = _affine(step, weights, before)
         if node.kind == "GRU":
@@ -80,12 +84,16 @@ def _direction(node: GraphNode, x: list[Any], d: int, gates: int, acts: list[str
     return emit("concatenate", *map(whole, ys), axis=0) if len(ys) > 1 else ys[0], h, c
 
 
-def _gru(node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[str]) -> Any:
+def _gru(
+    node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[str]
+) -> Any:
     def part(x: Any, k: int, axis: int) -> Any:
         return None if x is None else cut(x, axis, k * hidden, (k + 1) * hidden)
 
-    z, r = (ew(acts[0], ew("add", part(left, k, 1), _affine(h, part(recurrence, k, 0), part(after, k, 0))))
-            for k in (0, 1))
+    z, r = (
+        ew(acts[0], ew("add", part(left, k, 1), _affine(h, part(recurrence, k, 0), part(after, k, 0))))
+        for k in (0, 1)
+    )
     if node.get("linear_before_reset", 0):
         new = ew("multiply", r, _affine(h, part(recurrence, 2, 0), part(after, 2, 0)))
     else:

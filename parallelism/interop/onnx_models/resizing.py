@@ -47,8 +47,11 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if mode == "nearest" and node.get("antialias", 0):
         raise node.unsupported("antialias=1 needs the mode linear or cubic")
     # Sums are rounded once, at the end, as ONNX's reference does it.
-    wide = a.dtype if is_floating(a.dtype) and a.dtype.itemsize >= 4 else np.dtype(
-        np.float32 if is_floating(a.dtype) else np.float64)
+    wide = (
+        a.dtype
+        if is_floating(a.dtype) and a.dtype.itemsize >= 4
+        else np.dtype(np.float32 if is_floating(a.dtype) else np.float64)
+    )
     result, value = a, node.get("extrapolation_value", 0.0)
     if a.dtype.kind in "iu":
         value = min(max(round(value), np.iinfo(a.dtype).min), np.iinfo(a.dtype).max)
@@ -57,8 +60,10 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         with np.errstate(all="ignore"):
             places = _places(node, dim)
         if not (np.abs(places) < 2**53).all():
-            raise node.wrong(f"roi and scales must give places near dim {dim.axis}, got {places.min():g} to "
-                             f"{places.max():g}")
+            raise node.wrong(
+                f"roi and scales must give places near dim {dim.axis}, got {places.min():g} to "
+                f"{places.max():g}"
+            )
         indices, weights = _nearest(node, places) if mode == "nearest" else _weighted(node, dim, places, mode)
         indices = np.clip(indices, 0, dim.extent - 1)
         picked = (np.count_nonzero(weights, axis=1) == 1) & (weights.sum(1) == 1)
@@ -80,11 +85,15 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def _sums(x: Any, indices: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], axis: int) -> Any:
     """The weighted sums of elements along a dim; both arrays have a row for each place of the result."""
-    dims = ascii_letters[:len(x.shape)]
+    dims = ascii_letters[: len(x.shape)]
     place, term = dims[axis], ascii_letters[len(dims)]
-    spread_out = f"{dims[:axis]}{place}{term}{dims[axis + 1:]}"
-    return emit("einsum", whole(taken(x, indices, axis)), weights.astype(x.dtype),
-                equation=f"{spread_out},{place}{term}->{dims}")
+    spread_out = f"{dims[:axis]}{place}{term}{dims[axis + 1 :]}"
+    return emit(
+        "einsum",
+        whole(taken(x, indices, axis)),
+        weights.astype(x.dtype),
+        equation=f"{spread_out},{place}{term}->{dims}",
+    )
 
 
 def _narrowed(x: Any, dtype: np.dtype[Any]) -> Any:
@@ -97,8 +106,12 @@ def _narrowed(x: Any, dtype: np.dtype[Any]) -> Any:
         return convert(ew("minimum", x, number(limits.max, x)), dtype)
     # The largest integer of 8 bytes is no float64: it is put in where the float is at least as large.
     below = ew("minimum", x, number(np.nextafter(float(limits.max), 0.0), x))
-    return ew("where", ew("greater_equal", x, number(limits.max, x)), np.asarray(limits.max, dtype), convert(
-        below, dtype))
+    return ew(
+        "where",
+        ew("greater_equal", x, number(limits.max, x)),
+        np.asarray(limits.max, dtype),
+        convert(below, dtype),
+    )
 
 
 # -- extents -----------------------------------------------------------------------------------------------------------
@@ -110,15 +123,19 @@ def _resized_dims(reader: Reader, node: GraphNode, x: list[Any]) -> list[_Resize
     crops = node.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     roi, scales, sizes = (
         reader.ints(node, x[i], name) if len(x) > i and x[i] is not None and (i != 1 or crops) else []
-        for i, name in ((1, "roi"), (2, "scales"), (3, "sizes")))
+        for i, name in ((1, "roi"), (2, "scales"), (3, "sizes"))
+    )
     axes = axes_of(reader, node, [])
     if axes is None:
         axes = list(range(len(shape)))
     if any(not -len(shape) <= axis < len(shape) for axis in axes):
         raise node.wrong(f"axes must be from {-len(shape)} to {len(shape) - 1}, got {axes}")
     axes = [axis % len(shape) for axis in axes]
-    for name, numbers, count in (("scales", scales, len(axes)), ("sizes", sizes, len(axes)), (
-            "roi", roi, 2 * len(axes))):
+    for name, numbers, count in (
+        ("scales", scales, len(axes)),
+        ("sizes", sizes, len(axes)),
+        ("roi", roi, 2 * len(axes)),
+    ):
         if numbers and len(numbers) != count:
             raise node.wrong(f"{name} must have {count} numbers, got {len(numbers)}")
     if bool(scales) == bool(sizes):
@@ -129,7 +146,9 @@ def _resized_dims(reader: Reader, node: GraphNode, x: list[Any]) -> list[_Resize
         scales, sizes = _kept_ratio(node, [shape[axis] for axis in axes], sizes)
     found = []
     for i, axis in enumerate(axes):
-        begin, end = (np.float32(roi[i]), np.float32(roi[len(axes) + i])) if crops else (np.float32(0), np.float32(1))
+        begin, end = (
+            (np.float32(roi[i]), np.float32(roi[len(axes) + i])) if crops else (np.float32(0), np.float32(1))
+        )
         part = end - begin
         n, whole_dim = shape[axis], begin == 0 and part == 1
         if whole_dim and (not sizes or sizes[i] == n) and (not scales or isclose(scales[i], 1)):
@@ -154,14 +173,19 @@ def _new_extent(node: GraphNode, n: int, scale: float | None, size: int | None) 
     return new, scale
 
 
-def _kept_ratio(node: GraphNode, extents: Sequence[Any], sizes: Sequence[Any]) -> tuple[list[float], list[int]]:
+def _kept_ratio(
+    node: GraphNode, extents: Sequence[Any], sizes: Sequence[Any]
+) -> tuple[list[float], list[int]]:
     """One scale for all dims, and the sizes that it gives."""
     policy = node.get("keep_aspect_ratio_policy")
     if policy not in ("not_larger", "not_smaller"):
-        raise node.wrong(f"keep_aspect_ratio_policy must be stretch, not_larger or not_smaller, got {policy!r}")
+        raise node.wrong(
+            f"keep_aspect_ratio_policy must be stretch, not_larger or not_smaller, got {policy!r}"
+        )
     if not all(isinstance(n, int) and n > 0 for n in [*extents, *sizes]):
-        raise node.unsupported(f"{policy} needs extents that are positive numbers, got {list(extents)} and "
-                               f"{list(sizes)}")
+        raise node.unsupported(
+            f"{policy} needs extents that are positive numbers, got {list(extents)} and {list(sizes)}"
+        )
     scale = (min if policy == "not_larger" else max)(size / n for size, n in zip(sizes, extents, strict=True))
     return [scale] * len(sizes), [int(scale * n + 0.5) for n in extents]
 
@@ -196,7 +220,9 @@ def _places(node: GraphNode, dim: _Resized) -> np.ndarray[Any, Any]:
     raise node.unsupported(f"coordinate_transformation_mode={mode!r} is not supported")
 
 
-def _nearest(node: GraphNode, places: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _nearest(
+    node: GraphNode, places: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The nearest element, which has all the weight."""
     down = np.floor(places)
     rest = places - down
@@ -210,8 +236,9 @@ def _nearest(node: GraphNode, places: np.ndarray[Any, Any]) -> tuple[np.ndarray[
         case "ceil":
             up = rest > 0
         case _:
-            raise node.wrong("nearest_mode must be round_prefer_floor, round_prefer_ceil, floor or ceil, got "
-                             f"{mode!r}")
+            raise node.wrong(
+                f"nearest_mode must be round_prefer_floor, round_prefer_ceil, floor or ceil, got {mode!r}"
+            )
     return (down + up).astype(np.int64)[:, None], np.ones((len(places), 1))
 
 
@@ -223,9 +250,13 @@ def _weighted(
     first = floor(-_REACH[mode] / narrow) + 1
     _check_size(node, dim, 2 - 2 * first)
     steps = np.arange(first, 2 - first)
-    left = np.ceil(places) - 1           # the last element before the place
+    left = np.ceil(places) - 1  # the last element before the place
     distances = np.abs(steps - (places - left)[:, None]) * narrow
-    weights = np.clip(1 - distances, 0, 1) if mode == "linear" else _cubic(distances, node.get("cubic_coeff_a", -0.75))
+    weights = (
+        np.clip(1 - distances, 0, 1)
+        if mode == "linear"
+        else _cubic(distances, node.get("cubic_coeff_a", -0.75))
+    )
     if narrow < 1:
         weights = weights / weights.sum(1, keepdims=True)
     indices = left.astype(np.int64)[:, None] + steps
@@ -245,5 +276,7 @@ def _cubic(d: np.ndarray[Any, Any], a: float) -> np.ndarray[Any, Any]:
 def _check_size(node: GraphNode, dim: _Resized, terms: int) -> None:
     """Raises for more weights than a constant may have, before they are made."""
     if dim.new_extent * terms > MOST_CONSTANT:
-        raise node.unsupported(f"{terms} terms for each of {dim.new_extent} places along dim {dim.axis} are too many: "
-                               f"at most {MOST_CONSTANT} in all are supported")
+        raise node.unsupported(
+            f"{terms} terms for each of {dim.new_extent} places along dim {dim.axis} are too many: "
+            f"at most {MOST_CONSTANT} in all are supported"
+        )

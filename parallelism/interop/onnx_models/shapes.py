@@ -28,7 +28,9 @@ from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning,
 from parallelism.ir.core import Expression, bounds_in, broadcast, ceil_div
 
 
-def axes_of(reader: Reader, node: GraphNode, x: list[Any], at: int = 1, name: str = "axes") -> list[int] | None:
+def axes_of(
+    reader: Reader, node: GraphNode, x: list[Any], at: int = 1, name: str = "axes"
+) -> list[int] | None:
     """Axes that are an input, or an attribute in older opsets; None if they are left out."""
     if len(x) > at and x[at] is not None:
         return [int(n) for n in reader.ints(node, x[at], name)]
@@ -72,8 +74,10 @@ def _size(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("Reshape")
 def _reshape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     wanted = reader.ints(node, x[1], "the shape")
-    shape = [x[0].shape[i] if n == 0 and isinstance(n, int) and not node.get("allowzero", 0) else n
-             for i, n in enumerate(wanted)]
+    shape = [
+        x[0].shape[i] if n == 0 and isinstance(n, int) and not node.get("allowzero", 0) else n
+        for i, n in enumerate(wanted)
+    ]
     if -1 in [n for n in shape if isinstance(n, int)]:
         at = next(i for i, n in enumerate(shape) if isinstance(n, int) and n == -1)
         rest = prod(n for i, n in enumerate(shape) if i != at)
@@ -155,8 +159,12 @@ def _slice(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         begin, last, step = slice(start, end, step).indices(extent)
         if step < 0:
             count = len(range(begin, last, step))
-            result = flipped(part(result, axis, begin + (count - 1) * step if count else 0, begin + 1 if count else 0,
-                                  -step), axis)
+            result = flipped(
+                part(
+                    result, axis, begin + (count - 1) * step if count else 0, begin + 1 if count else 0, -step
+                ),
+                axis,
+            )
         else:
             result = part(result, axis, begin, max(begin, last), step)
     return result
@@ -185,7 +193,9 @@ def _tile(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("ConstantOfShape")
 def _constant_of_shape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     value = node.get("value", np.zeros(1, np.float32))
-    return filled(np.asarray(value).reshape(-1)[0], as_extents(reader.ints(node, x[0], "the shape")), value.dtype)
+    return filled(
+        np.asarray(value).reshape(-1)[0], as_extents(reader.ints(node, x[0], "the shape")), value.dtype
+    )
 
 
 @meaning("Range")

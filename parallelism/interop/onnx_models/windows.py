@@ -17,7 +17,9 @@ from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.windows import convolution, grid
 
 
-def pads_of(node: GraphNode, extents: Any, kernel: Any, strides: Any, dilations: Any) -> tuple[list[int], list[int]]:
+def pads_of(
+    node: GraphNode, extents: Any, kernel: Any, strides: Any, dilations: Any
+) -> tuple[list[int], list[int]]:
     """The padding on both sides of each dim."""
     count, mode = len(kernel), node.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
@@ -44,8 +46,9 @@ def conv(node: GraphNode, image: Any, weights: Any, bias: Any) -> Any:
     kernel = weights.shape[2:]
     strides, dilations = (node.get(name, (1,) * len(kernel)) for name in ("strides", "dilations"))
     low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
-    result = convolution(image, weights, strides=strides, low=low, high=high, dilations=dilations,
-                         groups=node.get("group", 1))
+    result = convolution(
+        image, weights, strides=strides, low=low, high=high, dilations=dilations, groups=node.get("group", 1)
+    )
     return result if bias is None else ew("add", result, _along(bias, len(result.shape)))
 
 
@@ -72,8 +75,10 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
     if node.get("output_shape"):
         wanted = node.get("output_shape")[-count:]
-        total = [(n - 1) * s + r + 1 + e - w for n, s, r, e, w in zip(
-            image.shape[2:], strides, reach, extra, wanted, strict=True)]
+        total = [
+            (n - 1) * s + r + 1 + e - w
+            for n, s, r, e, w in zip(image.shape[2:], strides, reach, extra, wanted, strict=True)
+        ]
         halves = [t // 2 for t in total]
         ends = [t - t // 2 for t in total]
         low, high = (halves, ends) if node.get("auto_pad") == "SAME_UPPER" else (ends, halves)
@@ -85,11 +90,20 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
     inputs, each = weights.shape[0], weights.shape[1]
     turned = reshaped(weights, (groups, inputs // groups, each, *kernel))
-    turned = reshaped(transposed(turned, (0, 2, 1, *range(3, 3 + count))), (groups * each, inputs // groups, *kernel))
+    turned = reshaped(
+        transposed(turned, (0, 2, 1, *range(3, 3 + count))), (groups * each, inputs // groups, *kernel)
+    )
     result = convolution(
-        image, turned, strides=(1,) * count, low=[r - p for r, p in zip(reach, low, strict=True)],
-        high=[r - p + e for r, p, e in zip(reach, high, extra, strict=True)], dilations=dilations, x_dilations=strides,
-        groups=groups, reverse=(True,) * count)
+        image,
+        turned,
+        strides=(1,) * count,
+        low=[r - p for r, p in zip(reach, low, strict=True)],
+        high=[r - p + e for r, p, e in zip(reach, high, extra, strict=True)],
+        dilations=dilations,
+        x_dilations=strides,
+        groups=groups,
+        reverse=(True,) * count,
+    )
     return result if len(x) < 3 or x[2] is None else ew("add", result, _along(x[2], len(result.shape)))
 
 
@@ -107,7 +121,7 @@ def _pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         for i, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
             space = n + low[i] + high[i] - (k - 1) * d - 1
             out = -(-space // s) + 1
-            if (out - 1) * s - n - low[i] >= 0:     # a window must begin before the end
+            if (out - 1) * s - n - low[i] >= 0:  # a window must begin before the end
                 out -= 1
             extra[i] = max(0, (out - 1) * s + (k - 1) * d + 1 - n - low[i] - high[i])
     axes = list(range(2, ndim))
@@ -123,19 +137,38 @@ def _pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if node.kind == "LpPool":
         p = node.get("p", 2)
         powers = ew("power", ew("absolute", a), number(p, a))
-        return ew("power", emit("sum", windows(powers, 0, extra), axes=(ndim,), keepdims=False), number(1 / p, a))
+        return ew(
+            "power", emit("sum", windows(powers, 0, extra), axes=(ndim,), keepdims=False), number(1 / p, a)
+        )
     total = emit("sum", windows(a, 0, extra), axes=(ndim,), keepdims=False)
     each: Any = np.ones((1,) * ndim, a.dtype)
     for i, n in enumerate(sizes):
-        held = _along(_held(n, a.dtype, bool(node.get("count_include_pad", 0)), low[i], high[i], extra[i], kernel[i],
-                            strides[i], dilations[i]), ndim, 2 + i)
-        each = each * held if isinstance(held, np.ndarray) and isinstance(each, np.ndarray) else \
-            ew("multiply", each, held)
+        held = _along(
+            _held(
+                n,
+                a.dtype,
+                bool(node.get("count_include_pad", 0)),
+                low[i],
+                high[i],
+                extra[i],
+                kernel[i],
+                strides[i],
+                dilations[i],
+            ),
+            ndim,
+            2 + i,
+        )
+        each = (
+            each * held
+            if isinstance(held, np.ndarray) and isinstance(each, np.ndarray)
+            else ew("multiply", each, held)
+        )
     return ew("divide", total, each)
 
 
-def _held(n: Any, dtype: Any, padding: bool, low: int, high: int, extra: int, size: int, stride: int,
-          dilation: int) -> Any:
+def _held(
+    n: Any, dtype: Any, padding: bool, low: int, high: int, extra: int, size: int, stride: int, dilation: int
+) -> Any:
     """How many elements each window along one dim holds.  ``padding`` says whether ``low`` and ``high`` count."""
     if not (extra or (not padding and (low or high))):
         return np.full(1, size, dtype)

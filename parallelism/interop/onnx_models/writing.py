@@ -13,15 +13,55 @@ from parallelism.ir.core import Function, Op, Value
 
 OPSET = 20
 _SAME = {
-    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "power": "Pow", "maximum": "Max",
-    "minimum": "Min", "negative": "Neg", "absolute": "Abs", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "exp": "Exp",
-    "log": "Log", "sin": "Sin", "cos": "Cos", "tan": "Tan", "arcsin": "Asin", "arccos": "Acos", "arctan": "Atan",
-    "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh", "arcsinh": "Asinh", "arccosh": "Acosh", "arctanh": "Atanh",
-    "sign": "Sign", "floor": "Floor", "ceil": "Ceil", "rint": "Round", "equal": "Equal", "less": "Less",
-    "less_equal": "LessOrEqual", "greater": "Greater", "greater_equal": "GreaterOrEqual", "logical_and": "And",
-    "logical_or": "Or", "logical_xor": "Xor", "logical_not": "Not", "isnan": "IsNaN", "where": "Where",
-    "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "invert": "BitwiseNot",
-    "matmul": "MatMul", "relu": "Relu", "sigmoid": "Sigmoid", "erf": "Erf", "reshard": "Identity",
+    "add": "Add",
+    "subtract": "Sub",
+    "multiply": "Mul",
+    "divide": "Div",
+    "power": "Pow",
+    "maximum": "Max",
+    "minimum": "Min",
+    "negative": "Neg",
+    "absolute": "Abs",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "exp": "Exp",
+    "log": "Log",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "arcsin": "Asin",
+    "arccos": "Acos",
+    "arctan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "tanh": "Tanh",
+    "arcsinh": "Asinh",
+    "arccosh": "Acosh",
+    "arctanh": "Atanh",
+    "sign": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "rint": "Round",
+    "equal": "Equal",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_xor": "Xor",
+    "logical_not": "Not",
+    "isnan": "IsNaN",
+    "where": "Where",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "invert": "BitwiseNot",
+    "matmul": "MatMul",
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "erf": "Erf",
+    "reshard": "Identity",
 }
 _REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
@@ -52,8 +92,11 @@ class _Writer:
             self.node(_SAME[op.kind], *inputs, output=outputs[0])
         elif op.kind == "split":
             sizes = self.ints(*map(int, op["sizes"]))
-            self.nodes.append(files.node_proto("Split", [inputs[0], sizes], outputs, f"Split_{len(self.nodes)}",
-                                               {"axis": op["axis"]}))
+            self.nodes.append(
+                files.node_proto(
+                    "Split", [inputs[0], sizes], outputs, f"Split_{len(self.nodes)}", {"axis": op["axis"]}
+                )
+            )
         elif op.kind in _OPS:
             _OPS[op.kind](self, op, inputs, outputs[0])
         else:
@@ -65,8 +108,14 @@ def _not_equal(w: _Writer, op: Op, x: list[str], y: str) -> None:
 
 
 def _reduced(w: _Writer, op: Op, x: list[str], y: str) -> None:
-    w.node(_REDUCTIONS[op.kind], x[0], w.ints(*op["axes"]), output=y, keepdims=int(op["keepdims"]),
-           noop_with_empty_axes=1)
+    w.node(
+        _REDUCTIONS[op.kind],
+        x[0],
+        w.ints(*op["axes"]),
+        output=y,
+        keepdims=int(op["keepdims"]),
+        noop_with_empty_axes=1,
+    )
 
 
 def _slice(w: _Writer, op: Op, x: list[str], y: str) -> None:
@@ -86,7 +135,9 @@ def _place(w: _Writer, op: Op, x: list[str], y: str) -> None:
 def _constant(w: _Writer, op: Op, x: list[str], y: str) -> None:
     value, dtype = op["value"], op["dtype"]
     shape = tuple(map(int, op["shape"]))
-    w.tensor(np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(shape, value, dtype), y)
+    w.tensor(
+        np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(shape, value, dtype), y
+    )
 
 
 def _iota(w: _Writer, op: Op, x: list[str], y: str) -> None:
@@ -96,13 +147,23 @@ def _iota(w: _Writer, op: Op, x: list[str], y: str) -> None:
 
 
 _OPS: dict[str, Callable[[_Writer, Op, list[str], str], Any]] = {
-    "not_equal": _not_equal, **dict.fromkeys(_REDUCTIONS, _reduced), "slice": _slice, "place": _place,
-    "constant": _constant, "iota": _iota,
+    "not_equal": _not_equal,
+    **dict.fromkeys(_REDUCTIONS, _reduced),
+    "slice": _slice,
+    "place": _place,
+    "constant": _constant,
+    "iota": _iota,
     "square": lambda w, op, x, y: w.node("Mul", x[0], x[0], output=y),
     "einsum": lambda w, op, x, y: w.node("Einsum", *x, output=y, equation=op["equation"]),
-    **dict.fromkeys(("convert", "saturate"), lambda w, op, x, y: w.node(     # ONNX leaves it open what does not fit
-        "Cast", x[0], output=y, to=files.code_of(op["dtype"]))),
-    "reshape": lambda w, op, x, y: w.node("Reshape", x[0], w.ints(*map(int, op["shape"])), output=y, allowzero=1),
+    **dict.fromkeys(
+        ("convert", "saturate"),
+        lambda w, op, x, y: w.node(  # ONNX leaves it open what does not fit
+            "Cast", x[0], output=y, to=files.code_of(op["dtype"])
+        ),
+    ),
+    "reshape": lambda w, op, x, y: w.node(
+        "Reshape", x[0], w.ints(*map(int, op["shape"])), output=y, allowzero=1
+    ),
     "transpose": lambda w, op, x, y: w.node("Transpose", x[0], output=y, perm=op["permutation"]),
     "broadcast_to": lambda w, op, x, y: w.node("Expand", x[0], w.ints(*map(int, op["shape"])), output=y),
     "concatenate": lambda w, op, x, y: w.node("Concat", *x, output=y, axis=op["axis"]),
@@ -133,7 +194,7 @@ def to_onnx(function: Function, weights: Mapping[str, Any] | None = None) -> Any
     for op in function.ops:
         writer.op(op)
     outputs: list[Value] = []
-    for value in function.outputs:      # an output of ONNX has a name of its own
+    for value in function.outputs:  # an output of ONNX has a name of its own
         again = value in outputs or value in function.inputs
         name = writer.node("Identity", value.name, output=f"out.{len(outputs)}") if again else value.name
         outputs.append(Value(name, value.type))

@@ -38,7 +38,9 @@ def _libraries() -> Any:
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
     except ImportError as error:
-        raise ImportError('StableHLO is read by the MLIR bindings of jaxlib: pip install "vcluster[jax]"') from error
+        raise ImportError(
+            'StableHLO is read by the MLIR bindings of jaxlib: pip install "vcluster[jax]"'
+        ) from error
     return jax, mlir, ir, stablehlo
 
 
@@ -65,7 +67,7 @@ def read_module(content: str | bytes, *, trusted: bool = False) -> Module:
             return list_groups(_Reading(ir).module(module))
         except RecursionError:
             raise InteropError("its attributes are nested too deep") from None
-        except (RuntimeError, UnicodeDecodeError) as error:         # what the bindings raise for bytes in strings
+        except (RuntimeError, UnicodeDecodeError) as error:  # what the bindings raise for bytes in strings
             raise InteropError(f"a string of the module is not UTF-8: {error}") from None
 
 
@@ -74,7 +76,9 @@ def _parsed(ir: Any, content: str | bytes, trusted: bool) -> Any:
         try:
             content = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InteropError(f"it is neither text in UTF-8 nor a portable artifact of StableHLO: {error}") from None
+            raise InteropError(
+                f"it is neither text in UTF-8 nor a portable artifact of StableHLO: {error}"
+            ) from None
     if "\0" in content:
         raise InteropError("the text has a zero byte")
     if not trusted:
@@ -88,7 +92,7 @@ def _parsed(ir: Any, content: str | bytes, trusted: bool) -> Any:
         line, column, message = found.groups()
         node = re.search(r"'([a-z_]+\.[a-z_]+)' op", message)
         raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
-    except ValueError as error:                                     # a number so large that the parser has no room
+    except ValueError as error:  # a number so large that the parser has no room
         raise InteropError(f"the text cannot be parsed: {error}") from None
 
 
@@ -111,11 +115,15 @@ def text_of(content: bytes) -> str:
     A child process reads it: the reader of bytes that are broken may abort or never end.
     """
     try:
-        done = subprocess.run([sys.executable, "-c", _CHILD], input=content, capture_output=True, timeout=MOST_SECONDS)
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD], input=content, capture_output=True, timeout=MOST_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise InteropError(f"the portable artifact was not read in {MOST_SECONDS} s") from None
     if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+            f"exit code {done.returncode}"
+        ]
         raise InteropError(f"the portable artifact cannot be read: {last[0]}")
     return done.stdout.decode("utf-8", "replace")
 
@@ -148,14 +156,24 @@ class _Reading:
         operands = tuple(self.number(value) for value in operation.operands)
         results = list(operation.results)
         regions = tuple(tuple(self.block(block) for block in region.blocks) for region in operation.regions)
-        return Node(operation.name, operands, tuple(map(self.number, results)),
-                    tuple(self.type(value.type) for value in results), self.attributes(operation), regions, place)
+        return Node(
+            operation.name,
+            operands,
+            tuple(map(self.number, results)),
+            tuple(self.type(value.type) for value in results),
+            self.attributes(operation),
+            regions,
+            place,
+        )
 
     def block(self, block: Any) -> Block:
         arguments = list(block.arguments)
-        return Block(tuple(map(self.number, arguments)), tuple(self.type(value.type) for value in arguments),
-                     tuple(self.node(operation.operation) for operation in block.operations),
-                     tuple(_name(str(value.location)) for value in arguments))
+        return Block(
+            tuple(map(self.number, arguments)),
+            tuple(self.type(value.type) for value in arguments),
+            tuple(self.node(operation.operation) for operation in block.operations),
+            tuple(_name(str(value.location)) for value in arguments),
+        )
 
     def number(self, value: Any) -> int:
         return self.numbers.setdefault(value, len(self.numbers))
@@ -173,7 +191,7 @@ class _Reading:
         if not tensor.has_static_shape:
             return OtherType(str(type))
         name = str(tensor.element_type).lower()
-        if name not in DTYPES:      # NumPy would take some, as i24, for other types
+        if name not in DTYPES:  # NumPy would take some, as i24, for other types
             return OtherType(str(type))
         try:
             return TensorType(name, tuple(tensor.shape))
@@ -186,7 +204,7 @@ class _Reading:
             name = named if isinstance(named, str) else named.name
             try:
                 found[name] = self.attribute(operation.attributes[name])
-            except TypeError:       # the bindings have no class for arrays of complex numbers
+            except TypeError:  # the bindings have no class for arrays of complex numbers
                 found[name] = None
         return found
 
@@ -219,13 +237,13 @@ class _Reading:
             return np.broadcast_to(number.astype(type.dtype), shape)
         try:
             return np.array(attribute).astype(type.dtype).reshape(shape)
-        except TypeError:       # the bindings have no buffers of narrow floats and narrow integers
+        except TypeError:  # the bindings have no buffers of narrow floats and narrow integers
             return _spelled(str(attribute), type.dtype).reshape(shape)
 
 
 def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The numbers of ``dense<[1.5, 0x7FC0]> : tensor<2xbf16>``, or of ``dense<"0xC03FC07F">``, which has bytes."""
-    body = text[text.index("<") + 1:text.rindex("> :")]
+    body = text[text.index("<") + 1 : text.rindex("> :")]
     words = np.dtype(f"uint{8 * dtype.itemsize}")
     if body.startswith('"'):
         numbers = np.frombuffer(bytes.fromhex(body[3:-1]), words.newbyteorder("<")).astype(words)
@@ -233,10 +251,12 @@ def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     spelled = re.findall(r"[^\s,\[\]]+", body)
     if is_integer(dtype):
         return np.array([int(each) for each in spelled], np.int64).astype(dtype)
-    numbers = np.array([0.0 if each.startswith("0x") else float(each) for each in spelled], np.float64).astype(dtype)
-    for i, each in enumerate(spelled):      # infinities and nans are spelled by their bits
+    numbers = np.array(
+        [0.0 if each.startswith("0x") else float(each) for each in spelled], np.float64
+    ).astype(dtype)
+    for i, each in enumerate(spelled):  # infinities and nans are spelled by their bits
         if each.startswith("0x"):
-            numbers[i:i + 1] = np.array([int(each, 16)], words).view(dtype)
+            numbers[i : i + 1] = np.array([int(each, 16)], words).view(dtype)
     return numbers
 
 
@@ -263,7 +283,7 @@ def named_arguments(text: str, names: Sequence[str]) -> str:
         return text
     arguments = re.split(r", (?=%arg\d+: )", found[0])
     named = [f'{argument} loc("{name}")' for argument, name in zip(arguments, names, strict=True)]
-    return f"{text[:found.start()]}{', '.join(named)}{text[found.end():]}"
+    return f"{text[: found.start()]}{', '.join(named)}{text[found.end() :]}"
 
 
 # -- writing and JAX ---------------------------------------------------------------------------------------------------
@@ -305,7 +325,9 @@ def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | Non
     infos = jax.tree.leaves(low.args_info)
     arguments = [(name, TensorType(info.dtype, info.shape)) for name, info in zip(names, infos, strict=True)]
     kept = low._lowering.compile_args.get("kept_var_idx")
-    return Lowered(low.as_text(debug_info=True), arguments, sorted(range(len(names)) if kept is None else kept))
+    return Lowered(
+        low.as_text(debug_info=True), arguments, sorted(range(len(names)) if kept is None else kept)
+    )
 
 
 def _placed(jax: Any, mesh: Mesh | None) -> Any:
@@ -313,8 +335,9 @@ def _placed(jax: Any, mesh: Mesh | None) -> Any:
     if mesh is None:
         return nullcontext()
     axes = tuple(mesh.shape)
-    abstract = jax.sharding.AbstractMesh(tuple(mesh.shape.values()), axes, axis_types=(
-        jax.sharding.AxisType.Auto,) * len(axes))
+    abstract = jax.sharding.AbstractMesh(
+        tuple(mesh.shape.values()), axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes)
+    )
     return jax.sharding.use_abstract_mesh(abstract)
 
 
@@ -330,8 +353,11 @@ def _abstract(x: Any) -> Any:
     if isinstance(x, bool | int | float | complex):
         return x
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) \
-            if not isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+            if not isinstance(x, np.ndarray)
+            else jax.ShapeDtypeStruct(x.shape, x.dtype)
+        )
     return x
 
 
@@ -348,5 +374,3 @@ def _argument_names(jax: Any, function: Any, given: Sequence[Any]) -> list[str]:
             keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
             found.append(".".join([name, *keys]))
     return found
-
-

@@ -21,7 +21,14 @@ from parallelism.ir.core import symbol
 from parallelism.mesh import Mesh
 from parallelism.mesh.stablehlo_groups import replica_groups
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "collective_broadcast",
+)
 COLLECTIVES = (*(f"stablehlo.{kind}" for kind in KINDS), "mhlo.all_to_all")
 RANK = "rank"
 """The symbol that stands for the rank of a device in the program of all."""
@@ -30,8 +37,11 @@ RANK = "rank"
 def groups_of(node: Node, replicas: int, partitions: int) -> RankGroups:
     """The groups of ranks of a collective, in the order of its text.  No groups: one of all."""
     given = node.attributes.get("replica_groups")
-    rows = [[int(i) for i in row if i >= 0] for row in np.asarray(given).tolist()] if isinstance(given, np.ndarray) \
+    rows = (
+        [[int(i) for i in row if i >= 0] for row in np.asarray(given).tolist()]
+        if isinstance(given, np.ndarray)
         else []
+    )
     channel = _channel(node)
     if node.attributes.get("use_global_device_ids"):
         strategy = "flattened_ids"
@@ -40,7 +50,9 @@ def groups_of(node: Node, replicas: int, partitions: int) -> RankGroups:
     else:
         strategy = "cross_replica_and_partition" if channel > 0 else "cross_replica"
     if not any(rows):
-        count = {"flattened_ids": replicas * partitions, "cross_partition": partitions}.get(strategy, replicas)
+        count = {"flattened_ids": replicas * partitions, "cross_partition": partitions}.get(
+            strategy, replicas
+        )
         rows = [list(range(count))]
     try:
         return replica_groups(strategy, [row for row in rows if row], replicas, partitions)
@@ -87,9 +99,16 @@ def _collective(reader: Reader, node: Node, kind: str, x: Plain, shape: Any, **a
     if missing and kind != "broadcast":
         raise node.unsupported(f"rank {missing[0]} is in no group, but runs the collective")
     return recorded_op(
-        "group_collective", array, collective=kind, groups=groups, group=size, shape=tuple(shape),
-        dim=attributes.get("dim", attributes.get("split_dim", 0)), concat_dim=attributes.get("concat_dim", 0),
-        op=attributes.get("op", "sum"))
+        "group_collective",
+        array,
+        collective=kind,
+        groups=groups,
+        group=size,
+        shape=tuple(shape),
+        dim=attributes.get("dim", attributes.get("split_dim", 0)),
+        concat_dim=attributes.get("concat_dim", 0),
+        op=attributes.get("op", "sum"),
+    )
 
 
 @meaning("stablehlo.all_reduce")
@@ -115,8 +134,12 @@ def _reduced_here(reader: Reader, node: Node, x: Any) -> Any:
 @meaning("stablehlo.all_gather")
 def _all_gather(reader: Reader, node: Node, operands: list[Any]) -> Any:
     dim = node.attributes["all_gather_dim"]
-    return [_collective(reader, node, "all_gather", whole(x), node.type(i).shape, dim=dim,
-                        extent=node.type(i).shape[dim]) for i, x in enumerate(operands)]
+    return [
+        _collective(
+            reader, node, "all_gather", whole(x), node.type(i).shape, dim=dim, extent=node.type(i).shape[dim]
+        )
+        for i, x in enumerate(operands)
+    ]
 
 
 @meaning("stablehlo.reduce_scatter")
@@ -125,7 +148,9 @@ def _reduce_scatter(reader: Reader, node: Node, operands: list[Any]) -> Any:
     op = reducer(node.body, x.dtype)
     if op is None:
         raise node.unsupported("a reduce_scatter needs add, multiply, maximum or minimum, or and/or of bools")
-    return _collective(reader, node, "reduce_scatter", whole(x), type.shape, dim=dim, extent=type.shape[dim], op=op)
+    return _collective(
+        reader, node, "reduce_scatter", whole(x), type.shape, dim=dim, extent=type.shape[dim], op=op
+    )
 
 
 @meaning("stablehlo.all_to_all", "mhlo.all_to_all")
@@ -144,9 +169,19 @@ def _all_to_all(reader: Reader, node: Node, operands: list[Any]) -> Any:
         shape = tuple(x.shape)
         if split != join:
             after = [n // count if d == split else n * count if d == join else n for d, n in enumerate(shape)]
-            results.append(_collective(
-                reader, node, "all_to_all", whole(x), after, split_dim=split, split_extent=shape[split] // count,
-                concat_dim=join, concat_extent=shape[join] * count))
+            results.append(
+                _collective(
+                    reader,
+                    node,
+                    "all_to_all",
+                    whole(x),
+                    after,
+                    split_dim=split,
+                    split_extent=shape[split] // count,
+                    concat_dim=join,
+                    concat_extent=shape[join] * count,
+                )
+            )
             continue
         results.append(_exchanged(reader, node, x, split, count))
     return results
@@ -156,10 +191,19 @@ def _exchanged(reader: Reader, node: Node, x: Any, dim: int, count: int) -> Any:
     """The blocks of a dim, each in the place of the one that was sent for it."""
     shape = tuple(x.shape)
     n = shape[dim]
-    blocks = reshaped(whole(x), (*shape[:dim], count, n // count, *shape[dim + 1:]))
-    after = [*shape[:dim], 1, n, *shape[dim + 1:]]
-    moved = _collective(reader, node, "all_to_all", whole(blocks), after, split_dim=dim, split_extent=1,
-                        concat_dim=dim + 1, concat_extent=n)
+    blocks = reshaped(whole(x), (*shape[:dim], count, n // count, *shape[dim + 1 :]))
+    after = [*shape[:dim], 1, n, *shape[dim + 1 :]]
+    moved = _collective(
+        reader,
+        node,
+        "all_to_all",
+        whole(blocks),
+        after,
+        split_dim=dim,
+        split_extent=1,
+        concat_dim=dim + 1,
+        concat_extent=n,
+    )
     return reshaped(moved, shape)
 
 
@@ -205,5 +249,3 @@ def _process_id(reader: Reader, node: Node, x: list[Any]) -> Any:
     else:
         number = rank if replicas == 1 else recorded_op("remainder", rank, recorded(np.asarray(partitions)))
     return convert(number, node.type().dtype)
-
-

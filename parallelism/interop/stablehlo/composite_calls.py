@@ -24,7 +24,10 @@ def _gradient(jax: Any, function: Callable[..., Any], inputs: Sequence[Any], gra
 def _layer_norm(jax: Any, op: Op) -> Callable[..., Any]:
     def normalized(x: Any, weight: Any, bias: Any) -> Any:
         centred = x - x.mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + op["epsilon"]) * weight + bias
+        return (
+            centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + op["epsilon"]) * weight
+            + bias
+        )
 
     return normalized
 
@@ -44,7 +47,9 @@ def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
         what = "dropout inside attention has no counterpart in StableHLO here"
         raise UnsupportedError(what, op.kind, op.region or "")
     served, wide = q.shape[2] // k.shape[2], np.result_type(q.dtype, np.float32)
-    q, k, v = (each.astype(wide) for each in (q, jax.numpy.repeat(k, served, 2), jax.numpy.repeat(v, served, 2)))
+    q, k, v = (
+        each.astype(wide) for each in (q, jax.numpy.repeat(k, served, 2), jax.numpy.repeat(v, served, 2))
+    )
     q = q * (1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"])
     scores = jax.numpy.einsum("bqhd,bkhd->bhqk", q, k)
     return q, k, v, _masked(jax, op, scores, op["starts"][1])
@@ -75,9 +80,11 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
         groups = k_own.shape[2]
         return each.reshape(batch, columns, groups, heads // groups, width).sum(3)
 
-    return (jax.numpy.einsum("bhqk,bkhd->bqhd", of_scores, k) * scale,
-            of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", of_scores, q)),
-            of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", weights, grad.astype(q.dtype))))
+    return (
+        jax.numpy.einsum("bhqk,bkhd->bqhd", of_scores, k) * scale,
+        of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", of_scores, q)),
+        of_groups(jax.numpy.einsum("bhqk,bqhd->bkhd", weights, grad.astype(q.dtype))),
+    )
 
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
@@ -95,7 +102,11 @@ def _masked(jax: Any, op: Op, scores: Any, start: int) -> Any:
 def _rotary(jax: Any, op: Op, x: list[Any]) -> Any:
     width, wide = x[0].shape[-1], x[0].astype(np.result_type(x[0].dtype, np.float32))
     positions = op["starts"][-3] + np.arange(x[0].shape[-3])
-    angles = positions[:, None, None] * op["base"] ** (-np.arange(0, width, 2) / width) * (-1 if op["inverse"] else 1)
+    angles = (
+        positions[:, None, None]
+        * op["base"] ** (-np.arange(0, width, 2) / width)
+        * (-1 if op["inverse"] else 1)
+    )
     even, odd, cos, sin = wide[..., ::2], wide[..., 1::2], np.cos(angles), np.sin(angles)
     return jax.numpy.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x[0].shape)
 

@@ -37,14 +37,16 @@ def _while(reader: Reader, node: Node, x: list[Any]) -> Any:
     for _ in range(MOST_TURNS):
         goes_on = known(reader.branch(condition, state)[0])
         if goes_on is None:
-            raise node.unsupported("the number of turns depends on the inputs; only loops with a fixed one are "
-                                   "supported")
+            raise node.unsupported(
+                "the number of turns depends on the inputs; only loops with a fixed one are supported"
+            )
         if not goes_on:
             return state
         state = reader.branch(body, state)
         if len(reader.builder.ops) > reader.most_ops:
-            raise node.unsupported(f"the loop unrolled has more than {reader.most_ops} ops; most_ops= sets another "
-                                   "limit")
+            raise node.unsupported(
+                f"the loop unrolled has more than {reader.most_ops} ops; most_ops= sets another limit"
+            )
     raise node.unsupported(f"the loop has more than {MOST_TURNS} turns")
 
 
@@ -57,8 +59,9 @@ def _case(reader: Reader, node: Node, x: list[Any]) -> Any:
     results = reader.branch(node.regions[-1][0])
     for i in reversed(range(count - 1)):
         chosen = ew("equal", index, np.asarray(i, index.dtype))
-        results = [ew("where", chosen, a, b)
-                   for a, b in zip(reader.branch(node.regions[i][0]), results, strict=True)]
+        results = [
+            ew("where", chosen, a, b) for a, b in zip(reader.branch(node.regions[i][0]), results, strict=True)
+        ]
     return results
 
 
@@ -67,7 +70,9 @@ def _if(reader: Reader, node: Node, x: list[Any]) -> Any:
     then, otherwise = (region[0] for region in node.regions)
     if (holds := same_everywhere(x[0])) is not None:
         return reader.branch(then if holds else otherwise)
-    return [ew("where", x[0], a, b) for a, b in zip(reader.branch(then), reader.branch(otherwise), strict=True)]
+    return [
+        ew("where", x[0], a, b) for a, b in zip(reader.branch(then), reader.branch(otherwise), strict=True)
+    ]
 
 
 @meaning("stablehlo.custom_call")

@@ -10,32 +10,78 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import as_dtype, bits_of, integer_limits, integer_of, is_floating, is_integer, limits_of
+from parallelism.dtypes import (
+    as_dtype,
+    bits_of,
+    integer_limits,
+    integer_of,
+    is_floating,
+    is_integer,
+    limits_of,
+)
 from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, known, same_everywhere
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
 _SAME = {
-    "add": "add", "subtract": "subtract", "multiply": "multiply", "maximum": "maximum",
-    "minimum": "minimum", "atan2": "arctan2", "negate": "negative", "abs": "absolute", "sqrt": "sqrt",
-    "cbrt": "cbrt", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log", "log_plus_one": "log1p",
-    "sine": "sin", "cosine": "cos", "tan": "tan", "tanh": "tanh", "floor": "floor", "ceil": "ceil", "sign": "sign",
-    "round_nearest_even": "rint", "is_finite": "isfinite", "shift_left": "left_shift",
-    "xor": "bitwise_xor", "and": "bitwise_and", "or": "bitwise_or", "not": "invert",
+    "add": "add",
+    "subtract": "subtract",
+    "multiply": "multiply",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "atan2": "arctan2",
+    "negate": "negative",
+    "abs": "absolute",
+    "sqrt": "sqrt",
+    "cbrt": "cbrt",
+    "exponential": "exp",
+    "exponential_minus_one": "expm1",
+    "log": "log",
+    "log_plus_one": "log1p",
+    "sine": "sin",
+    "cosine": "cos",
+    "tan": "tan",
+    "tanh": "tanh",
+    "floor": "floor",
+    "ceil": "ceil",
+    "sign": "sign",
+    "round_nearest_even": "rint",
+    "is_finite": "isfinite",
+    "shift_left": "left_shift",
+    "xor": "bitwise_xor",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "not": "invert",
 }
 """Ops that are operators of the IR under another name.  On bools the bitwise operators are the logical ones."""
 _CHLO = {
-    "acos": "arccos", "asin": "arcsin", "atan": "arctan", "sinh": "sinh", "cosh": "cosh", "asinh": "arcsinh",
-    "acosh": "arccosh", "atanh": "arctanh", "erf": "erf", "tan": "tan",
+    "acos": "arccos",
+    "asin": "arcsin",
+    "atan": "arctan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "erf": "erf",
+    "tan": "tan",
 }
-_COMPARISONS = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater",
-                "GE": "greater_equal"}
+_COMPARISONS = {
+    "EQ": "equal",
+    "NE": "not_equal",
+    "LT": "less",
+    "LE": "less_equal",
+    "GT": "greater",
+    "GE": "greater_equal",
+}
 
 
 def _register() -> None:
-    for theirs, ours in {**{f"stablehlo.{k}": v for k, v in _SAME.items()},
-                         **{f"chlo.{k}": v for k, v in _CHLO.items()}}.items():
+    for theirs, ours in {
+        **{f"stablehlo.{k}": v for k, v in _SAME.items()},
+        **{f"chlo.{k}": v for k, v in _CHLO.items()},
+    }.items():
         meaning(theirs)(partial(_plain, ours))
 
 
@@ -70,7 +116,9 @@ def _power(reader: Reader, node: Node, x: list[Any]) -> Any:
         return result
     infinite = ew("equal", base, number(-math.inf, base))
     root = ew("add", ew("where", infinite, number(math.inf, base), result), number(0, base))
-    return root if value is not None else ew("where", ew("equal", exponent, number(0.5, exponent)), root, result)
+    return (
+        root if value is not None else ew("where", ew("equal", exponent, number(0.5, exponent)), root, result)
+    )
 
 
 @meaning("stablehlo.rsqrt")
@@ -82,8 +130,13 @@ def _rsqrt(reader: Reader, node: Node, x: list[Any]) -> Any:
 @meaning("stablehlo.divide")
 def _divide(reader: Reader, node: Node, x: list[Any]) -> Any:
     a, b = x
-    return _of_nonzero(divided, a, b, number(-1 if integer_limits(a.dtype)[0] else integer_limits(a.dtype)[1], a)) \
-        if is_integer(a.dtype) else ew("divide", a, b)
+    return (
+        _of_nonzero(
+            divided, a, b, number(-1 if integer_limits(a.dtype)[0] else integer_limits(a.dtype)[1], a)
+        )
+        if is_integer(a.dtype)
+        else ew("divide", a, b)
+    )
 
 
 @meaning("stablehlo.remainder")
@@ -119,7 +172,7 @@ def total_order(x: Any) -> Any:
     """
     if x.dtype.name.endswith("fnuz"):
         wide = convert(x, np.dtype(np.float32))
-        x = ew("where", ew("isnan", wide), number(-math.inf, wide), wide)       # they have no infinities
+        x = ew("where", ew("isnan", wide), number(-math.inf, wide), wide)  # they have no infinities
     words = integer_of(bits_of(x.dtype), signed=True)
     bits = ew("bitcast", x, dtype=words)
     rest = number(np.iinfo(words).max, bits)
@@ -155,9 +208,17 @@ def _convert(reader: Reader, node: Node, x: list[Any]) -> Any:
 @meaning("stablehlo.reduce_precision")
 def _reduce_precision(reader: Reader, node: Node, x: list[Any]) -> Any:
     bits = node.attributes["exponent_bits"], node.attributes["mantissa_bits"]
-    names = {(5, 2): "float8_e5m2", (5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32", (11, 52): "float64"}
+    names = {
+        (5, 2): "float8_e5m2",
+        (5, 10): "float16",
+        (8, 7): "bfloat16",
+        (8, 23): "float32",
+        (11, 52): "float64",
+    }
     if bits not in names:
-        raise node.unsupported(f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa is no dtype")
+        raise node.unsupported(
+            f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa is no dtype"
+        )
     return convert(convert(x[0], as_dtype(names[bits])), x[0].dtype)
 
 
@@ -214,7 +275,9 @@ def _leading_zeros(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf")
 def _is_inf(reader: Reader, node: Node, x: list[Any]) -> Any:
-    size = x[0] if "pos" in node.kind else ew("negative", x[0]) if "neg" in node.kind else ew("absolute", x[0])
+    size = (
+        x[0] if "pos" in node.kind else ew("negative", x[0]) if "neg" in node.kind else ew("absolute", x[0])
+    )
     return ew("equal", size, number(math.inf, x[0]))
 
 
@@ -232,7 +295,9 @@ def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     from_zero = ew("where", up, tiny, ew("negative", tiny))
     moved = ew("where", ew("equal", a, number(0, a)), from_zero, moved)
     moved = ew("where", ew("equal", a, b), b, moved)
-    return ew("where", ew("isnan", a), a, ew("where", ew("isnan", b), b, moved))        # a sum of large numbers is nan
+    return ew(
+        "where", ew("isnan", a), a, ew("where", ew("isnan", b), b, moved)
+    )  # a sum of large numbers is nan
 
 
 @meaning("stablehlo.constant")

@@ -17,13 +17,69 @@ from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
 _ELEMENTWISE = [
-    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "floor_divide", "remainder", "fmod",
-    "negative", "absolute", "square", "sqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sin", "cos",
-    "log2", "log10", "exp2", "cbrt", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh",
-    "arccosh", "arctanh", "hypot", "arctan2", "logaddexp", "sign", "floor", "ceil", "rint", "trunc", "equal",
-    "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
-    "logical_not", "isfinite", "isnan", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
-    "right_shift", "where", "matmul",
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "power",
+    "maximum",
+    "minimum",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "negative",
+    "absolute",
+    "square",
+    "sqrt",
+    "reciprocal",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sin",
+    "cos",
+    "log2",
+    "log10",
+    "exp2",
+    "cbrt",
+    "tan",
+    "arcsin",
+    "arccos",
+    "arctan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "arcsinh",
+    "arccosh",
+    "arctanh",
+    "hypot",
+    "arctan2",
+    "logaddexp",
+    "sign",
+    "floor",
+    "ceil",
+    "rint",
+    "trunc",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "isfinite",
+    "isnan",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "invert",
+    "left_shift",
+    "right_shift",
+    "where",
+    "matmul",
 ]
 _REDUCTIONS = ["sum", "prod", "max", "min", "any", "all"]
 
@@ -62,8 +118,9 @@ def _scatter(jax: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -
 
 
 def _constant(jax: Any, value: Any, shape: Sequence[int], dtype: Any) -> Any:
-    return jax.numpy.asarray(np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(
-        shape, value, dtype))
+    return jax.numpy.asarray(
+        np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(shape, value, dtype)
+    )
 
 
 def _permute(jax: Any, x: Any, axes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> Any:
@@ -74,7 +131,9 @@ def _all_reduce(jax: Any, x: Any, axes: Sequence[str], op: str) -> Any:
     if op == "prod":
         return jax.numpy.prod(jax.lax.all_gather(x, tuple(axes)), axis=0).astype(x.dtype)
     if x.dtype == bool:
-        return {"sum": jax.lax.pmax, "max": jax.lax.pmax, "min": jax.lax.pmin}[op](x.astype("uint8"), tuple(axes)) > 0
+        return {"sum": jax.lax.pmax, "max": jax.lax.pmax, "min": jax.lax.pmin}[op](
+            x.astype("uint8"), tuple(axes)
+        ) > 0
     return {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op](x, tuple(axes))
 
 
@@ -87,8 +146,9 @@ _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "per
 CALLS: dict[str, Call] = {
     **COMPOSITES,
     **dict.fromkeys(_ELEMENTWISE, lambda jax, op, x: getattr(jax.numpy, op.kind)(*x)),
-    **dict.fromkeys(_REDUCTIONS, lambda jax, op, x: getattr(jax.numpy, op.kind)(
-        x[0], op["axes"], keepdims=op["keepdims"])),
+    **dict.fromkeys(
+        _REDUCTIONS, lambda jax, op, x: getattr(jax.numpy, op.kind)(x[0], op["axes"], keepdims=op["keepdims"])
+    ),
     "einsum": lambda jax, op, x: jax.numpy.einsum(op["equation"], *x),
     "convert": lambda jax, op, x: x[0].astype(op["dtype"]),
     "bitcast": lambda jax, op, x: jax.lax.bitcast_convert_type(x[0], op["dtype"]),
@@ -105,8 +165,10 @@ CALLS: dict[str, Call] = {
     "iota": lambda jax, op, x: _iota(jax, **dict(op.attributes)),
     "take": lambda jax, op, x: jax.numpy.take(x[0], x[1], op["axis"], mode="wrap"),
     "take_along": lambda jax, op, x: jax.numpy.take_along_axis(x[0], x[1], op["axis"]),
-    "take_gradient": lambda jax, op, x: jax.vjp(lambda table: jax.numpy.take(table, x[1], op["axis"]), jax.numpy.zeros(
-        op.outputs[0].type.shape, x[0].dtype))[1](x[0])[0],
+    "take_gradient": lambda jax, op, x: jax.vjp(
+        lambda table: jax.numpy.take(table, x[1], op["axis"]),
+        jax.numpy.zeros(op.outputs[0].type.shape, x[0].dtype),
+    )[1](x[0])[0],
     "scatter": lambda jax, op, x: _scatter(jax, *x, **dict(op.attributes)),
     "one_hot": lambda jax, op, x: jax.nn.one_hot(x[0], op["extent"], dtype=op["dtype"]),
     "sort": lambda jax, op, x: jax.numpy.sort(x[0], axis=op["axis"]),
@@ -114,8 +176,10 @@ CALLS: dict[str, Call] = {
     "argmax": lambda jax, op, x: jax.numpy.argmax(x[0], axis=op["axis"]),
     "argmin": lambda jax, op, x: jax.numpy.argmin(x[0], axis=op["axis"]),
     "cumsum": lambda jax, op, x: jax.numpy.cumsum(x[0], axis=op["axis"]),
-    "relu": lambda jax, op, x: jax.nn.relu(x[0]), "silu": lambda jax, op, x: jax.nn.silu(x[0]),
-    "gelu": lambda jax, op, x: jax.nn.gelu(x[0]), "sigmoid": lambda jax, op, x: jax.nn.sigmoid(x[0]),
+    "relu": lambda jax, op, x: jax.nn.relu(x[0]),
+    "silu": lambda jax, op, x: jax.nn.silu(x[0]),
+    "gelu": lambda jax, op, x: jax.nn.gelu(x[0]),
+    "sigmoid": lambda jax, op, x: jax.nn.sigmoid(x[0]),
     "erf": lambda jax, op, x: jax.lax.erf(x[0]),
     "gelu_gradient": lambda jax, op, x: jax.vjp(jax.nn.gelu, x[1])[1](x[0])[0],
     "silu_gradient": lambda jax, op, x: jax.vjp(jax.nn.silu, x[1])[1](x[0])[0],
@@ -126,9 +190,11 @@ CALLS: dict[str, Call] = {
     "all_reduce": lambda jax, op, x: _all_reduce(jax, x[0], op["axes"], op["op"]),
     "all_gather": lambda jax, op, x: jax.lax.all_gather(x[0], op["axes"], axis=op["dim"], tiled=True),
     "reduce_scatter": lambda jax, op, x: jax.lax.psum_scatter(
-        x[0], op["axes"], scatter_dimension=op["dim"], tiled=True),
+        x[0], op["axes"], scatter_dimension=op["dim"], tiled=True
+    ),
     "all_to_all": lambda jax, op, x: jax.lax.all_to_all(
-        x[0], op["axes"], op["split_dim"], op["concat_dim"], tiled=True),
+        x[0], op["axes"], op["split_dim"], op["concat_dim"], tiled=True
+    ),
     "permute": lambda jax, op, x: _permute(jax, x[0], op["axes"], op["pairs"]),
     "all_slice": lambda jax, op, x: _own_part(jax, x[0], op["axes"], op["dim"], op["extent"]),
 }
@@ -157,7 +223,7 @@ def to_stablehlo(function: Function | Executable, mesh: Mesh | None = None) -> s
         called.__name__ = function.name.lstrip("@").replace(".", "_")
         low = jax.jit(called, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
         text = low.as_text()
-        if mesh is not None:        # it was traced without devices
+        if mesh is not None:  # it was traced without devices
             text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {mesh.size} ", 1)
         return bindings.verified(bindings.named_arguments(text, [value.name for value in whole]))
 
@@ -167,16 +233,20 @@ def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh 
     if isinstance(function, Function):
         return function.inputs, [function], mesh, None, None
     if not isinstance(function, Executable):
-        raise UnsupportedError("a Function or an Executable can be written as StableHLO, got "
-                               f"{type(function).__name__}; of a pipeline, write the functions of each stage")
+        raise UnsupportedError(
+            "a Function or an Executable can be written as StableHLO, got "
+            f"{type(function).__name__}; of a pipeline, write the functions of each stage"
+        )
     programs: Any = function.programs
     if programs.inputs is None:
         raise UnsupportedError("a program of one device without layouts of its inputs cannot be written")
     bodies = [programs.program(rank) for rank in range(programs.mesh.size)]
     for rank, body in enumerate(bodies):
         if _skeleton(body) != _skeleton(bodies[0]):
-            raise UnsupportedError(f"the programs of ranks 0 and {rank} have other ops or other shapes; StableHLO has "
-                                   "one program for all devices")
+            raise UnsupportedError(
+                f"the programs of ranks 0 and {rank} have other ops or other shapes; StableHLO has "
+                "one program for all devices"
+            )
     return programs.function.inputs, bodies, programs.mesh, programs.inputs, programs.outputs
 
 
@@ -190,15 +260,22 @@ def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, 
     if mesh is None:
         return lambda *arrays: _run(jax, body, arrays, lambda x, value: x)
     axes = tuple(mesh.shape)
-    abstract = jax.sharding.AbstractMesh(tuple(mesh.shape.values()), axes, axis_types=(
-        jax.sharding.AxisType.Auto,) * len(axes))
+    abstract = jax.sharding.AbstractMesh(
+        tuple(mesh.shape.values()), axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes)
+    )
     spec = jax.sharding.PartitionSpec
     if inputs is not None:
+
         def specs(layouts: Sequence[TensorSharding]) -> Any:
             return tuple(spec(*(dim.axes or None for dim in layout.dims)) for layout in layouts)
 
-        inner = jax.shard_map(lambda *arrays: _run_device(jax, bodies, mesh, arrays), mesh=abstract,
-                              in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
+        inner = jax.shard_map(
+            lambda *arrays: _run_device(jax, bodies, mesh, arrays),
+            mesh=abstract,
+            in_specs=specs(inputs),
+            out_specs=specs(outputs),
+            check_vma=False,
+        )
         return lambda *arrays: inner(*arrays)
 
     def laid(x: Any, value: Value) -> Any:
@@ -213,7 +290,8 @@ def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, 
 
 def _run(jax: Any, function: Function, arrays: Sequence[Any], laid: Callable[[Any, Value], Any]) -> Any:
     values: dict[str, Any] = {
-        value.name: laid(x, value) for value, x in zip(function.inputs, arrays, strict=True)}
+        value.name: laid(x, value) for value, x in zip(function.inputs, arrays, strict=True)
+    }
     for op in function.ops:
         made = called(jax, op, [values[value.name] for value in op.inputs])
         values.update((value.name, laid(x, value)) for value, x in zip(op.outputs, made, strict=True))
@@ -233,7 +311,9 @@ def _run_device(jax: Any, bodies: list[Function], mesh: Mesh, arrays: Sequence[A
         elif len(kinds) == 1:
             made = called(jax, ops[0], given)
         elif ops[0].kind in _COLLECTIVES:
-            raise UnsupportedError("this collective differs between devices", ops[0].kind, ops[0].region or "")
+            raise UnsupportedError(
+                "this collective differs between devices", ops[0].kind, ops[0].region or ""
+            )
         else:
             numbers = [[*kinds].index(key) for key in keys]
             branches = [lambda *x, op=op: called(jax, op, [*x]) for op in kinds.values()]
@@ -247,8 +327,11 @@ def _permuted(jax: Any, op: Op, mesh: Mesh, x: Any) -> Any:
     """A step between layouts in which each device gets the whole part of another, or has it."""
     donors = step_of(op, mesh).donors if op["step"] == "permute" else ()
     if not donors or len({*donors}) < len(donors):
-        raise UnsupportedError(f"a step of {op['step']} between layouts has no counterpart in StableHLO here", op.kind,
-                               op.region or "")
+        raise UnsupportedError(
+            f"a step of {op['step']} between layouts has no counterpart in StableHLO here",
+            op.kind,
+            op.region or "",
+        )
     return jax.lax.ppermute(x, mesh.axes, [(donor, rank) for rank, donor in enumerate(donors)])
 
 
@@ -259,8 +342,10 @@ def called(jax: Any, op: Op, arrays: list[Any]) -> tuple[Any, ...]:
     if op.kind not in CALLS:
         raise UnsupportedError("this operator has no counterpart in StableHLO here", op.kind, op.region or "")
     narrow = any(_is_narrow(value.type) for value in op.inputs) and op.kind in _ELEMENTWISE + ["einsum"]
-    given = [x.astype("float32") if narrow and _is_narrow(value.type) else x
-             for x, value in zip(arrays, op.inputs, strict=True)]
+    given = [
+        x.astype("float32") if narrow and _is_narrow(value.type) else x
+        for x, value in zip(arrays, op.inputs, strict=True)
+    ]
     result = CALLS[op.kind](jax, op, given)
     results = result if isinstance(result, tuple) else (result,)
     return tuple(x.astype(value.type.dtype) for x, value in zip(results, op.outputs, strict=True))

@@ -81,10 +81,16 @@ def _try_apart(text: str) -> None:
     content = text.encode("utf-8", "replace")
     limit = MOST_SECONDS + len(content) // 2**20
     try:
-        done = subprocess.run([sys.executable, "-c", _TRY, str(MOST_BYTES), str(limit)], input=content,
-                              capture_output=True, timeout=6 * limit)
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY, str(MOST_BYTES), str(limit)],
+            input=content,
+            capture_output=True,
+            timeout=6 * limit,
+        )
     except subprocess.TimeoutExpired:
         raise InteropError(f"the text was not parsed in {6 * limit} s") from None
     if done.returncode:
-        raise InteropError(f"the parser of jaxlib would end this process, or take more than {limit} s, for the text: "
-                           "its aliases or affine maps are too deep, or a sharding does not fit its tensor")
+        raise InteropError(
+            f"the parser of jaxlib would end this process, or take more than {limit} s, for the text: "
+            "its aliases or affine maps are too deep, or a sharding does not fit its tensor"
+        )

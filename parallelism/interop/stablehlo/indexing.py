@@ -62,11 +62,16 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     if 0 in shape:
         return broadcast_dims(np.zeros((), operand.dtype), shape, ())
     moving = [d for d in range(operand.ndim) if sizes[d] != operand.shape[d]]
-    if not batching and len(start_map) >= 1 and moving == [d for d in moving if d in start_map] and len(moving) <= 1:
+    if (
+        not batching
+        and len(start_map) >= 1
+        and moving == [d for d in moving if d in start_map]
+        and len(moving) <= 1
+    ):
         axis = moving[0] if moving else start_map[0]
         if axis in dropped or sizes[axis] == 1:
             column = clipped(columns[start_map.index(axis)], 0, operand.shape[axis] - sizes[axis])
-            picked = taken(operand, column, axis)       # the batch dims stand in place of the axis
+            picked = taken(operand, column, axis)  # the batch dims stand in place of the axis
             return _arranged(picked, operand.ndim, axis, len(batch), offset, batch_dims, dropped, shape)
     places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)
     flat = emit("take", whole(reshaped(operand, (prod(operand.shape),))), whole(places), axis=0)
@@ -79,8 +84,14 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 def _arranged(
-    picked: Any, ndim: int, axis: int, count: int, offset: Sequence[int], batch_dims: Sequence[int],
-    dropped: set[int], shape: Sequence[Any],
+    picked: Any,
+    ndim: int,
+    axis: int,
+    count: int,
+    offset: Sequence[int],
+    batch_dims: Sequence[int],
+    dropped: set[int],
+    shape: Sequence[Any],
 ) -> Any:
     """The result of a `take` with its batch dims and its other dims where the result has them."""
     before = [d for d in range(ndim) if d < axis]
@@ -92,17 +103,26 @@ def _arranged(
         wanted[d] = ("batch", i)
     for d, own in zip(offset, kept, strict=True):
         wanted[d] = own
-    order = [names.index(name) for name in wanted if name in names]     # the axis itself is left out where it has 1
-    rest = [i for i in range(len(names)) if i not in order]             # collapsed dims, of extent 1
+    order = [
+        names.index(name) for name in wanted if name in names
+    ]  # the axis itself is left out where it has 1
+    rest = [i for i in range(len(names)) if i not in order]  # collapsed dims, of extent 1
     return reshaped(transposed(picked, [*order, *rest]), shape)
 
 
 def _places(
-    whole_shape: Sequence[int], sizes: Sequence[int], columns: Sequence[Any], start_map: Sequence[int],
-    batching: dict[int, int], batch: Sequence[int], vector: int, *, clip: bool,
+    whole_shape: Sequence[int],
+    sizes: Sequence[int],
+    columns: Sequence[Any],
+    start_map: Sequence[int],
+    batching: dict[int, int],
+    batch: Sequence[int],
+    vector: int,
+    *,
+    clip: bool,
 ) -> Any:
     """The places in the flat array of the elements of each part: shape (parts, elements of one)."""
-    strides = [prod(whole_shape[d + 1:]) for d in range(len(whole_shape))]
+    strides = [prod(whole_shape[d + 1 :]) for d in range(len(whole_shape))]
     parts, each = prod(batch), prod(sizes)
     start: Any = np.zeros((1,), INDEX)
     for column, d in zip(columns, start_map, strict=True):
@@ -150,13 +170,21 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     moved = transposed(updates, [*batch_dims, *window])
     inside = None
     for column, d in zip(columns, to_operand, strict=True):
-        fits = ew("logical_and", ew("greater_equal", column, np.asarray(0)),
-                  ew("less_equal", column, np.asarray(operand.shape[d] - sizes[d])))
+        fits = ew(
+            "logical_and",
+            ew("greater_equal", column, np.asarray(0)),
+            ew("less_equal", column, np.asarray(operand.shape[d] - sizes[d])),
+        )
         inside = fits if inside is None else ew("logical_and", inside, fits)
     moving = [d for d in range(operand.ndim) if sizes[d] != operand.shape[d]]
     parts = prod(batch)
-    if not batching and len(moving) <= 1 and len(to_operand) == 1 and to_operand[0] in inserted \
-            and moving in ([], [to_operand[0]]):
+    if (
+        not batching
+        and len(moving) <= 1
+        and len(to_operand) == 1
+        and to_operand[0] in inserted
+        and moving in ([], [to_operand[0]])
+    ):
         axis = to_operand[0]
         place = ew("where", inside, columns[0], np.asarray(-1))
         rows = reshaped(moved, (parts, *(sizes[d] for d in kept)))
@@ -173,8 +201,14 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def _put(x: Any, places: Any, updates: Any, axis: int, op: str) -> Any:
     if x.dtype == bool:
-        found = emit("scatter", whole(convert(x, np.dtype(np.uint8))), whole(places),
-                     whole(convert(updates, np.dtype(np.uint8))), axis=axis, op=op)
+        found = emit(
+            "scatter",
+            whole(convert(x, np.dtype(np.uint8))),
+            whole(places),
+            whole(convert(updates, np.dtype(np.uint8))),
+            axis=axis,
+            op=op,
+        )
         return convert(found, np.dtype(bool))
     return emit("scatter", whole(x), whole(places), whole(updates), axis=axis, op=op)
 

@@ -26,21 +26,27 @@ def laid(reader: Reader, x: Any, layout: TensorSharding | None) -> Any:
 @meaning("sdy.sharding_constraint", "sdy.reshard")
 def _constraint(reader: Reader, node: Node, x: list[Any]) -> Any:
     reader.devices(node)
-    layout, = sdy_layouts(str(node.attributes["sharding"]))
+    (layout,) = sdy_layouts(str(node.attributes["sharding"]))
     return laid(reader, x[0], layout)
 
 
-@meaning("sdy.all_gather", "sdy.all_slice", "sdy.all_to_all", "sdy.all_reduce", "sdy.collective_permute",
-         "sdy.reduce_scatter")
+@meaning(
+    "sdy.all_gather",
+    "sdy.all_slice",
+    "sdy.all_to_all",
+    "sdy.all_reduce",
+    "sdy.collective_permute",
+    "sdy.reduce_scatter",
+)
 def _sdy_collective(reader: Reader, node: Node, x: list[Any]) -> Any:
     """Collectives of Shardy are changes of layout of whole tensors."""
-    layout, = sdy_layouts(str(node.attributes["out_sharding"]))
+    (layout,) = sdy_layouts(str(node.attributes["out_sharding"]))
     return laid(reader, x[0], layout)
 
 
 @meaning("sdy.propagation_barrier", "sdy.sharding_group")
 def _passed_on(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return x[:len(node.results)]
+    return x[: len(node.results)]
 
 
 @meaning("sdy.named_computation")
@@ -58,15 +64,21 @@ def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
 
     def layouts(name: str, ndims: Sequence[int]) -> list[TensorSharding]:
         found = sdy_layouts(str(node.attributes[name]))
-        return [TensorSharding(*([axis for axis in dim.axes if axis in named] for dim in layout.dims)) if layout
-                else TensorSharding(*[()] * ndim) for layout, ndim in zip(found, ndims, strict=True)]
+        return [
+            TensorSharding(*([axis for axis in dim.axes if axis in named] for dim in layout.dims))
+            if layout
+            else TensorSharding(*[()] * ndim)
+            for layout, ndim in zip(found, ndims, strict=True)
+        ]
 
     sources = layouts("in_shardings", [len(array.shape) for array in x])
     targets = layouts("out_shardings", [node.type(i).ndim for i in range(len(node.results))])
     if reader.in_cut:
         parts = [_own_part(reader, node, array, layout) for array, layout in zip(x, sources, strict=True)]
-        return [_gathered_parts(reader, node, array, layout)
-                for array, layout in zip(reader.branch(node.body, parts), targets, strict=True)]
+        return [
+            _gathered_parts(reader, node, array, layout)
+            for array, layout in zip(reader.branch(node.body, parts), targets, strict=True)
+        ]
     return reader.cut(node, [laid(reader, *pair) for pair in zip(x, sources, strict=True)], targets)
 
 
@@ -76,7 +88,9 @@ def _own_part(reader: Reader, node: Node, x: Any, layout: TensorSharding) -> Any
     for dim, each in enumerate(layout.dims):
         for axis in each.axes:
             size, array = mesh.shape[axis], recorded(whole(x))
-            x = recorded_op("all_slice", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] // size)
+            x = recorded_op(
+                "all_slice", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] // size
+            )
     return x
 
 
@@ -86,7 +100,9 @@ def _gathered_parts(reader: Reader, node: Node, x: Any, layout: TensorSharding) 
     for dim, each in enumerate(layout.dims):
         for axis in reversed(each.axes):
             size, array = mesh.shape[axis], recorded(whole(x))
-            x = recorded_op("all_gather", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] * size)
+            x = recorded_op(
+                "all_gather", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] * size
+            )
     return x
 
 
@@ -100,8 +116,6 @@ def gspmd_sharded(reader: Reader, node: Node, x: list[Any]) -> Any:
     return laid(reader, x[0], tiled_layout(tiles, mesh))
 
 
-
-
 # -- shard_map in the words of GSPMD -----------------------------------------------------------------------------------
 
 
@@ -113,8 +127,11 @@ def with_manual_regions(module: Module) -> Module:
     """The module with one node for what lies between the custom calls that begin and end a program of one device."""
     if not any(_target(node) in MANUAL for node in module.nodes()):
         return module
-    functions = {name: replace(node, regions=((_gathered(node.body),),)) for name, node in module.functions.items()
-                 if node.regions and node.regions[0]}
+    functions = {
+        name: replace(node, regions=((_gathered(node.body),),))
+        for name, node in module.functions.items()
+        if node.regions and node.regions[0]
+    }
     return replace(module, functions={**module.functions, **functions})
 
 
@@ -156,8 +173,9 @@ class _Manual:
         target = _target(node)
         if target == ENTER:
             if str(node.attributes.get("mhlo.sharding")) != "{manual}":
-                raise node.unsupported("a shard_map that leaves axes to the compiler is only supported in the words of "
-                                       "Shardy")
+                raise node.unsupported(
+                    "a shard_map that leaves axes to the compiler is only supported in the words of Shardy"
+                )
             self.entered.append(node)
             self.inside.update(node.results)
             return True
@@ -187,16 +205,36 @@ class _Manual:
 
     def node(self) -> Node:
         """The whole as one node."""
-        end = Node("stablehlo.return", tuple(each.operands[0] for each in self.ended), (), (), {}, (), self.first.place)
-        body = Block(tuple(each.results[0] for each in self.entered), tuple(each.types[0] for each in self.entered),
-                     (*self.nodes, end))
+        end = Node(
+            "stablehlo.return",
+            tuple(each.operands[0] for each in self.ended),
+            (),
+            (),
+            {},
+            (),
+            self.first.place,
+        )
+        body = Block(
+            tuple(each.results[0] for each in self.entered),
+            tuple(each.types[0] for each in self.entered),
+            (*self.nodes, end),
+        )
         given = [self.made_by.get(each.operands[0]) for each in self.entered]
-        layouts = {"in": tuple("" if node is None else str(node.attributes.get("mhlo.sharding", "")) for node in given),
-                   "out": tuple(str(each.attributes.get("mhlo.sharding", "")) for each in self.ended)}
+        layouts = {
+            "in": tuple(
+                "" if node is None else str(node.attributes.get("mhlo.sharding", "")) for node in given
+            ),
+            "out": tuple(str(each.attributes.get("mhlo.sharding", "")) for each in self.ended),
+        }
         return Node(
-            "gspmd.manual_computation", tuple(each.operands[0] for each in self.entered),
-            tuple(each.results[0] for each in self.ended), tuple(each.types[0] for each in self.ended), layouts,
-            ((body,),), self.first.place)
+            "gspmd.manual_computation",
+            tuple(each.operands[0] for each in self.entered),
+            tuple(each.results[0] for each in self.ended),
+            tuple(each.types[0] for each in self.ended),
+            layouts,
+            ((body,),),
+            self.first.place,
+        )
 
 
 @meaning("gspmd.manual_computation")
@@ -207,6 +245,10 @@ def _gspmd_manual(reader: Reader, node: Node, x: list[Any]) -> Any:
         tiles = gspmd_tiles(text, ndim, mesh.size)
         return TensorSharding(*[()] * ndim) if tiles is None else tiled_layout(tiles, mesh)
 
-    given = [laid(reader, array, layout(text, len(array.shape)))
-             for array, text in zip(x, node.attributes["in"], strict=True)]
-    return reader.cut(node, given, [layout(text, node.type(i).ndim) for i, text in enumerate(node.attributes["out"])])
+    given = [
+        laid(reader, array, layout(text, len(array.shape)))
+        for array, text in zip(x, node.attributes["in"], strict=True)
+    ]
+    return reader.cut(
+        node, given, [layout(text, node.type(i).ndim) for i, text in enumerate(node.attributes["out"])]
+    )

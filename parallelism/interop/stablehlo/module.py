@@ -81,10 +81,14 @@ class Module:
         """The function ``main``, or the only public function."""
         if "main" in self.functions:
             return self.functions["main"]
-        public = [f for f in self.functions.values() if f.attributes.get("sym_visibility", "public") == "public"]
+        public = [
+            f for f in self.functions.values() if f.attributes.get("sym_visibility", "public") == "public"
+        ]
         if len(public) != 1:
             names = ", ".join(f"@{name}" for name in self.functions) or "none"
-            raise InteropError(f"the module must have a function @main, or one public function; it has {names}")
+            raise InteropError(
+                f"the module must have a function @main, or one public function; it has {names}"
+            )
         return public[0]
 
     def nodes(self) -> Iterator[Node]:

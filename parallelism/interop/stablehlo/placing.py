@@ -40,11 +40,24 @@ def devices_of(module: Module, mesh: Mesh | None) -> Devices | None:
     if replicas * partitions == 1:
         if not calls and not partitioned(module):
             return None
-        partitions = max(_named(calls), *(_listed(str(text)) for text in (
-            *module.attributes.get(_SPLIT, ()), module.attributes.get("mhlo.spmd_output_sharding", ""))))
-    groups = [groups_of(node, replicas, partitions) for node in calls if node.kind != "stablehlo.collective_permute"]
-    tiles = [tile for text, ndim in _texts(module, nodes)
-             if (tile := gspmd_tiles(text, ndim, replicas * partitions)) is not None]
+        partitions = max(
+            _named(calls),
+            *(
+                _listed(str(text))
+                for text in (
+                    *module.attributes.get(_SPLIT, ()),
+                    module.attributes.get("mhlo.spmd_output_sharding", ""),
+                )
+            ),
+        )
+    groups = [
+        groups_of(node, replicas, partitions) for node in calls if node.kind != "stablehlo.collective_permute"
+    ]
+    tiles = [
+        tile
+        for text, ndim in _texts(module, nodes)
+        if (tile := gspmd_tiles(text, ndim, replicas * partitions)) is not None
+    ]
     return Devices(found_mesh(groups, tiles, replicas, partitions), replicas, partitions)
 
 
@@ -75,20 +88,32 @@ def _named(calls: Sequence[Node]) -> int:
 
 def _texts(module: Module, nodes: Sequence[Node]) -> list[tuple[str, int]]:
     """The lists of devices of arguments, results and custom calls, each with the number of dims."""
-    found = [(str(node.attributes["mhlo.sharding"]), node.type().ndim) for node in nodes
-             if node.kind == "stablehlo.custom_call" and "mhlo.sharding" in node.attributes]
+    found = [
+        (str(node.attributes["mhlo.sharding"]), node.type().ndim)
+        for node in nodes
+        if node.kind == "stablehlo.custom_call" and "mhlo.sharding" in node.attributes
+    ]
     main = module.main
-    for attributes, types in ((main.attributes.get("arg_attrs", ()), main.body.types),
-                              (main.attributes.get("res_attrs", ()), _result_types(main))):
-        found += [(str(each["mhlo.sharding"]), type.ndim) for each, type in zip(attributes, types, strict=False)
-                  if "mhlo.sharding" in each and hasattr(type, "ndim")]
+    for attributes, types in (
+        (main.attributes.get("arg_attrs", ()), main.body.types),
+        (main.attributes.get("res_attrs", ()), _result_types(main)),
+    ):
+        found += [
+            (str(each["mhlo.sharding"]), type.ndim)
+            for each, type in zip(attributes, types, strict=False)
+            if "mhlo.sharding" in each and hasattr(type, "ndim")
+        ]
     return found
 
 
 def _result_types(main: Node) -> list[Any]:
     """Something with the number of dims of each result."""
-    return [_Dims(text.count("x")) for text in re.findall(r"tensor<([^>]*)>", str(
-        main.attributes.get("function_type", "")).split("->")[-1])]
+    return [
+        _Dims(text.count("x"))
+        for text in re.findall(
+            r"tensor<([^>]*)>", str(main.attributes.get("function_type", "")).split("->")[-1]
+        )
+    ]
 
 
 class _Dims(int):
@@ -100,8 +125,10 @@ class _Dims(int):
 def argument_layouts(main: Node, placed: Devices | None) -> list[TensorSharding | None]:
     """The layout of each argument, as far as it is stated."""
     attributes = main.attributes.get("arg_attrs") or [{}] * len(main.body.types)
-    return [_stated(each, getattr(type, "ndim", 0), placed)
-            for each, type in zip(attributes, main.body.types, strict=True)]
+    return [
+        _stated(each, getattr(type, "ndim", 0), placed)
+        for each, type in zip(attributes, main.body.types, strict=True)
+    ]
 
 
 def result_layouts(main: Node, placed: Devices | None) -> list[TensorSharding | None]:
@@ -144,8 +171,8 @@ def joined(
     assert placed is not None
     mesh, whole_inputs = placed.mesh, [v for v in builder.inputs if not v.name.startswith("cut.")]
     layouts: dict[str, TensorSharding | None] = {value.name: value.layout for value in builder.inputs}
-    for cut in cuts:        # an argument that goes into a shard_map first lies as it is needed there
-        for op in builder.ops[:cut.ops]:
+    for cut in cuts:  # an argument that goes into a shard_map first lies as it is needed there
+        for op in builder.ops[: cut.ops]:
             if op.kind == "reshard" and op.inputs[0].name in layouts and layouts[op.inputs[0].name] is None:
                 layouts[op.inputs[0].name] = TensorSharding.parse(op["layout"])
     parts: list[tuple[Any, tuple[str, ...], tuple[str, ...]]] = []
@@ -153,8 +180,11 @@ def joined(
     bounds = [*(cut.ops for cut in cuts), len(builder.ops)]
     for number, end in enumerate(bounds):
         ops = builder.ops[begin:end]
-        later = {value for op in builder.ops[end:] for value in op.inputs} | {*outputs} | {
-            x.value for cut in cuts[number:] for x in cut.operands}
+        later = (
+            {value for op in builder.ops[end:] for value in op.inputs}
+            | {*outputs}
+            | {x.value for cut in cuts[number:] for x in cut.operands}
+        )
         made = {value for op in ops for value in op.outputs}
         used = list(dict.fromkeys(value for op in ops for value in op.inputs if value not in made))
         returned = [value for op in ops for value in op.outputs if value in later]
@@ -164,7 +194,9 @@ def joined(
             local = localize(part, mesh)
             for value, layout in zip(used, local.inputs, strict=True):
                 layouts[value.name] = layouts.get(value.name) or layout
-            layouts.update((value.name, layout) for value, layout in zip(returned, local.outputs, strict=True))
+            layouts.update(
+                (value.name, layout) for value, layout in zip(returned, local.outputs, strict=True)
+            )
             parts.append((local, tuple(v.name for v in used), tuple(v.name for v in returned)))
         if number < len(cuts):
             cut = cuts[number]
@@ -173,5 +205,14 @@ def joined(
         begin = end
     given = [layouts[value.name] or TensorSharding(*[()] * value.type.ndim) for value in whole_inputs]
     results = [layouts.get(value.name) or TensorSharding(*[()] * value.type.ndim) for value in outputs]
-    return Partitioned(Parts(name, mesh, tuple(whole_inputs), tuple(parts), tuple(v.name for v in outputs),
-                             tuple(given), tuple(results)))
+    return Partitioned(
+        Parts(
+            name,
+            mesh,
+            tuple(whole_inputs),
+            tuple(parts),
+            tuple(v.name for v in outputs),
+            tuple(given),
+            tuple(results),
+        )
+    )

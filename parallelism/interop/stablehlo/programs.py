@@ -44,7 +44,10 @@ LONGEST_PATH = 4096
 
 
 def from_stablehlo(
-    text_or_path: str | bytes | Path, *, mesh: Mesh | None = None, names: Sequence[str] | None = None,
+    text_or_path: str | bytes | Path,
+    *,
+    mesh: Mesh | None = None,
+    names: Sequence[str] | None = None,
     most_ops: int = MOST_OPS,
 ) -> Function | Partitioned:
     """The program of a StableHLO module: its text, its portable artifact, or the path of a file with either.
@@ -60,7 +63,9 @@ def from_stablehlo(
     `InteropError` for a module that is broken, and `UnsupportedError`, one of its kinds, for a valid one that programs
     cannot express.  Both name the op and its place.
     """
-    return program_of(bindings.read_module(content_of(text_or_path)), mesh=mesh, names=names, most_ops=most_ops)
+    return program_of(
+        bindings.read_module(content_of(text_or_path)), mesh=mesh, names=names, most_ops=most_ops
+    )
 
 
 def from_jax(
@@ -86,7 +91,8 @@ def content_of(text_or_path: str | bytes | Path) -> str | bytes:
     if isinstance(text_or_path, bytes):
         return text_or_path
     if isinstance(text_or_path, str) and (
-            "\n" in text_or_path or "{" in text_or_path or len(text_or_path) > LONGEST_PATH):
+        "\n" in text_or_path or "{" in text_or_path or len(text_or_path) > LONGEST_PATH
+    ):
         return text_or_path
     path = Path(text_or_path)
     with path.open("rb") as stream:
@@ -97,8 +103,12 @@ def content_of(text_or_path: str | bytes | Path) -> str | bytes:
 
 
 def program_of(
-    module: Module, *, mesh: Mesh | None = None, names: Sequence[str] | None = None,
-    arguments: Sequence[tuple[str, TensorType]] | None = None, kept: Sequence[int] | None = None,
+    module: Module,
+    *,
+    mesh: Mesh | None = None,
+    names: Sequence[str] | None = None,
+    arguments: Sequence[tuple[str, TensorType]] | None = None,
+    kept: Sequence[int] | None = None,
     most_ops: int = MOST_OPS,
 ) -> Function | Partitioned:
     """The program of a module.
@@ -108,15 +118,22 @@ def program_of(
     main, builder = module.main, Builder()
     types = [argument_type(main, number) for number in range(len(main.body.types))]
     if arguments is None or kept is None:
-        given = names if names is not None and len(names) == len(types) else [
-            name or f"arg{i}" for i, name in enumerate(main.body.names)]
+        given = (
+            names
+            if names is not None and len(names) == len(types)
+            else [name or f"arg{i}" for i, name in enumerate(main.body.names)]
+        )
         arguments, kept = [*zip(given, types, strict=True)], range(len(types))
     placed = devices_of(module, mesh)
-    stated = None if partitioned(module) else placed      # layouts of arguments are those of whole tensors
+    stated = None if partitioned(module) else placed  # layouts of arguments are those of whole tensors
     layouts = argument_layouts(main, stated)
     with recording(builder):
-        inputs = [builder.input(name, type, layouts[kept.index(i)] if i in kept else None) for i, (name, (_, type)) in
-                  enumerate(zip(plain_names([name for name, _ in arguments]), arguments, strict=True))]
+        inputs = [
+            builder.input(name, type, layouts[kept.index(i)] if i in kept else None)
+            for i, (name, (_, type)) in enumerate(
+                zip(plain_names([name for name, _ in arguments]), arguments, strict=True)
+            )
+        ]
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)
         results = reader.function(reader.module.main, [Traced(builder, inputs[number]) for number in kept])
         targets = result_layouts(main, stated)

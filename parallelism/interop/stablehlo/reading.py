@@ -96,15 +96,25 @@ class Reader:
         if means is None:
             raise node.unsupported("this op is not supported")
         if len(self.builder.ops) > self.most_ops:
-            raise node.unsupported(f"the program would have more than {self.most_ops} ops, its loops unrolled; "
-                                   "most_ops= sets another limit")
+            raise node.unsupported(
+                f"the program would have more than {self.most_ops} ops, its loops unrolled; "
+                "most_ops= sets another limit"
+            )
         self.defined.update(dict.fromkeys(node.results, node))
         outer, self.around = self.around, values
         try:
             results = means(self, node, operands)
         except InteropError:
             raise
-        except (IRError, ValueError, TypeError, KeyError, IndexError, OverflowError, ZeroDivisionError) as error:
+        except (
+            IRError,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            ZeroDivisionError,
+        ) as error:
             raise node.unsupported(str(error) or repr(error)) from error
         finally:
             self.around = outer
@@ -145,7 +155,8 @@ class Reader:
         number = len(self.cuts)
         results = [
             Traced(self.builder, self.builder.input(f"cut.{number}.{i}", node.type(i), layout))
-            for i, layout in enumerate(layouts)]
+            for i, layout in enumerate(layouts)
+        ]
         self.cuts.append(Cut(node, len(self.builder.ops), operands, results, body))
         return results
 
@@ -155,4 +166,3 @@ class Reader:
 
 
 RETURNS = ("stablehlo.return", "func.return", "sdy.return", "mhlo.return")
-

@@ -13,15 +13,30 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import integer_limits, is_floating
-from parallelism.interop.arrays import broadcast_dims, concatenated, flipped, iota, number, reshaped, sliced, transposed
+from parallelism.interop.arrays import (
+    broadcast_dims,
+    concatenated,
+    flipped,
+    iota,
+    number,
+    reshaped,
+    sliced,
+    transposed,
+)
 from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
 from parallelism.interop.stablehlo.elementwise import total_order
 from parallelism.interop.stablehlo.module import Block, Node
 from parallelism.interop.stablehlo.reading import RETURNS, Reader, meaning
 from parallelism.interop.stablehlo.shapes import numbers
 
-_REDUCERS = {"stablehlo.add": "sum", "stablehlo.multiply": "prod", "stablehlo.maximum": "max",
-             "stablehlo.minimum": "min", "stablehlo.and": "min", "stablehlo.or": "max"}
+_REDUCERS = {
+    "stablehlo.add": "sum",
+    "stablehlo.multiply": "prod",
+    "stablehlo.maximum": "max",
+    "stablehlo.minimum": "min",
+    "stablehlo.and": "min",
+    "stablehlo.or": "max",
+}
 MOST_COMPARED = 4096
 """The largest extent of a dim that is sorted by an unusual comparator, for which each pair is compared."""
 
@@ -77,9 +92,13 @@ def combined(op: str, a: Any, b: Any) -> Any:
 
 @meaning("stablehlo.reduce")
 def _reduce(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    arrays, starts = operands[:len(operands) // 2], operands[len(operands) // 2:]
+    arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     axes = sorted(numbers(node, "dimensions"))
-    if len(arrays) == 2 and len(axes) == 1 and (found := _argument(reader, node, arrays, axes[0])) is not None:
+    if (
+        len(arrays) == 2
+        and len(axes) == 1
+        and (found := _argument(reader, node, arrays, axes[0])) is not None
+    ):
         return found
     return reduced(reader, node.body, arrays, starts, axes)
 
@@ -134,9 +153,13 @@ def _argument(reader: Reader, node: Node, arrays: list[Any], axis: int) -> list[
     """The largest or smallest number and its place, if the reducer is the one that JAX writes for ``argmax``."""
     nodes = node.body.nodes[:-1]
     origin = reader.producer(node, 1)
-    if ([inner.kind.split(".")[-1] for inner in nodes] != _ARGUMENT or origin is None
-            or origin.kind != "stablehlo.iota" or origin.attributes["iota_dimension"] != axis
-            or not arrays[0].shape[axis]):
+    if (
+        [inner.kind.split(".")[-1] for inner in nodes] != _ARGUMENT
+        or origin is None
+        or origin.kind != "stablehlo.iota"
+        or origin.attributes["iota_dimension"] != axis
+        or not arrays[0].shape[axis]
+    ):
         return None
     directions = [str(inner.attributes["comparison_direction"]) for inner in nodes if "compare" in inner.kind]
     words = [next(word for word in ("EQ", "NE", "GT", "LT") if word in text) for text in directions]
@@ -146,7 +169,10 @@ def _argument(reader: Reader, node: Node, arrays: list[Any], axis: int) -> list[
     largest = words[0] == "GT"
     x = whole(arrays[0])
     place = emit("argmax" if largest else "argmin", x, axis=axis)
-    return [emit("max" if largest else "min", x, axes=(axis,), keepdims=False), convert(place, arrays[1].dtype)]
+    return [
+        emit("max" if largest else "min", x, axes=(axis,), keepdims=False),
+        convert(place, arrays[1].dtype),
+    ]
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
@@ -167,8 +193,11 @@ def _sort(reader: Reader, node: Node, arrays: list[Any]) -> Any:
     keys = arrays[0]
     if is_floating(keys.dtype) and "TOTALORDER" in str(compare.attributes.get("compare_type")):
         zero, nan = number(0, keys), number(np.nan, keys)
-        keys = ew("where", ew("equal", keys, zero), zero, ew("where", ew("isnan", keys), nan, keys)) \
-            if len(block.nodes) > 2 else keys
+        keys = (
+            ew("where", ew("equal", keys, zero), zero, ew("where", ew("isnan", keys), nan, keys))
+            if len(block.nodes) > 2
+            else keys
+        )
         keys = whole(total_order(keys))
     order = _stable(keys, axis, down=direction == "GT")
     return [emit("take_along", x, order, axis=axis) for x in arrays]
@@ -215,7 +244,9 @@ def _order(reader: Reader, node: Node, arrays: list[Any], axis: int) -> Any:
     """
     n = arrays[0].shape[axis]
     if n > MOST_COMPARED:
-        raise node.unsupported(f"a comparator of several comparisons sorts at most {MOST_COMPARED} elements, got {n}")
+        raise node.unsupported(
+            f"a comparator of several comparisons sorts at most {MOST_COMPARED} elements, got {n}"
+        )
     order = [*(d for d in range(arrays[0].ndim) if d != axis), axis]
     lines = [transposed(x, order) for x in arrays]
     shape = (*lines[0].shape, n)
@@ -223,14 +254,23 @@ def _order(reader: Reader, node: Node, arrays: list[Any], axis: int) -> Any:
     for x in lines:
         wide = emit("reshape", x, shape=(*x.shape, 1))
         pairs += [spread(emit("reshape", x, shape=(*x.shape[:-1], 1, n)), shape), spread(wide, shape)]
-    before = whole(reader.applied(node.body, pairs)[0])     # at [..., i, j]: whether element j comes before element i
+    before = whole(
+        reader.applied(node.body, pairs)[0]
+    )  # at [..., i, j]: whether element j comes before element i
     after = emit("transpose", before, permutation=(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
     places = iota(n)
     earlier = ew("less", spread(reshaped(places, (1, n)), (n, n)), spread(reshaped(places, (n, 1)), (n, n)))
-    tied = ew("logical_and", ew("logical_not", ew("logical_or", before, after)),
-              spread(reshaped(earlier, (1,) * (len(shape) - 2) + (n, n)), shape))
-    rank = emit("sum", convert(whole(ew("logical_or", before, tied)), np.dtype(np.int64)), axes=(len(shape) - 1,),
-                keepdims=False)
+    tied = ew(
+        "logical_and",
+        ew("logical_not", ew("logical_or", before, after)),
+        spread(reshaped(earlier, (1,) * (len(shape) - 2) + (n, n)), shape),
+    )
+    rank = emit(
+        "sum",
+        convert(whole(ew("logical_or", before, tied)), np.dtype(np.int64)),
+        axes=(len(shape) - 1,),
+        keepdims=False,
+    )
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return transposed(emit("argsort", rank, axis=rank.ndim - 1), inverse)
 

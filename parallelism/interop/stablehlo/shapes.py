@@ -49,10 +49,12 @@ def _reshape(reader: Reader, node: Node, x: list[Any]) -> Any:
 @meaning("mhlo.bitcast")
 def _bitcast(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The same memory, read in another shape, order of dims, or dtype.  Layouts list dims, the innermost first."""
-    before, after = (np.reshape(node.attributes.get(name, ()), -1)[::-1].tolist() or list(range(ndim))
-                     for name, ndim in (("source_layout", x[0].ndim), ("result_layout", node.type().ndim)))
+    before, after = (
+        np.reshape(node.attributes.get(name, ()), -1)[::-1].tolist() or list(range(ndim))
+        for name, ndim in (("source_layout", x[0].ndim), ("result_layout", node.type().ndim))
+    )
     shape = node.type().shape
-    if not shape:       # in a comparator or reducer, arrays stand for single numbers
+    if not shape:  # in a comparator or reducer, arrays stand for single numbers
         return _bits(x[0], node.type().dtype)
     flat = reshaped(transposed(_bits(x[0], node.type().dtype), before), [shape[dim] for dim in after])
     return transposed(flat, [after.index(dim) for dim in range(len(after))])
@@ -109,9 +111,13 @@ def _dynamic_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
         if size == 1:
             result = taken(result, reshaped(to_index(first), (1,)), axis)
         elif known(first) is not None:
-            begin = int(known(first))       # type: ignore[arg-type]
-            result = sliced(result, [begin if d == axis else 0 for d in range(result.ndim)],
-                            [begin + size if d == axis else n for d, n in enumerate(result.shape)], [1] * result.ndim)
+            begin = int(known(first))  # type: ignore[arg-type]
+            result = sliced(
+                result,
+                [begin if d == axis else 0 for d in range(result.ndim)],
+                [begin + size if d == axis else n for d, n in enumerate(result.shape)],
+                [1] * result.ndim,
+            )
         else:
             result = taken(result, ew("add", iota(size), to_index(first)), axis)
     return result
@@ -133,7 +139,9 @@ def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
         if inside is None and differing == [axis] and (number := known(first)) is not None:
             return _replaced(whole_array, update, axis, int(number))
         place = ew("subtract", iota(extent), to_index(first))
-        here = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))
+        here = ew(
+            "logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size))
+        )
         update = taken(update, clipped(place, 0, size - 1), axis)
         mask = broadcast_dims(here, whole_array.shape, (axis,))
         inside = mask if inside is None else ew("logical_and", inside, mask)
@@ -142,9 +150,14 @@ def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def _replaced(x: Any, update: Any, axis: int, begin: int) -> Any:
     """``x`` with ``update`` from ``begin`` on along a dim."""
+
     def part(first: int, last: int) -> Any:
-        return sliced(x, [first if d == axis else 0 for d in range(x.ndim)],
-                      [last if d == axis else n for d, n in enumerate(x.shape)], [1] * x.ndim)
+        return sliced(
+            x,
+            [first if d == axis else 0 for d in range(x.ndim)],
+            [last if d == axis else n for d, n in enumerate(x.shape)],
+            [1] * x.ndim,
+        )
 
     parts = [part(0, begin), update, part(begin + update.shape[axis], x.shape[axis])]
     return concatenated(parts, axis)
@@ -154,7 +167,10 @@ def _replaced(x: Any, update: Any, axis: int, begin: int) -> Any:
 def _dot_general(reader: Reader, node: Node, x: list[Any]) -> Any:
     a, b = x
     if node.kind == "stablehlo.dot":
-        named: dict[str, Any] = {"lhs_contracting_dimensions": (a.ndim - 1,), "rhs_contracting_dimensions": (0,)}
+        named: dict[str, Any] = {
+            "lhs_contracting_dimensions": (a.ndim - 1,),
+            "rhs_contracting_dimensions": (0,),
+        }
     else:
         named = fields(node.attributes["dot_dimension_numbers"])
     batch = named.get("lhs_batching_dimensions", ()), named.get("rhs_batching_dimensions", ())
@@ -167,7 +183,9 @@ def _dot_general(reader: Reader, node: Node, x: list[Any]) -> Any:
     for term in terms:
         term[:] = [letter or next(letters) for letter in term]
     shared = {*terms[0]} & {*terms[1]}
-    out = [terms[0][i] for i in batch[0]] + [letter for term in terms for letter in term if letter not in shared]
+    out = [terms[0][i] for i in batch[0]] + [
+        letter for term in terms for letter in term if letter not in shared
+    ]
     wanted = node.type().dtype
     sides = [whole(convert(side, wanted)) for side in (a, b)]
     if any(n == 0 for side in (a, b) for n in side.shape) and 0 not in node.type().shape:

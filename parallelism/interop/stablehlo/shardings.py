@@ -32,7 +32,7 @@ def sdy_mesh(module: Module) -> Mesh | None:
     """
     meshes = {}
     for node in module.others:
-        if node.kind == "sdy.mesh" and '"' in str(node.attributes["mesh"]):     # without axes it is one device
+        if node.kind == "sdy.mesh" and '"' in str(node.attributes["mesh"]):  # without axes it is one device
             meshes[str(node.attributes["sym_name"])] = node
     used: list[tuple[str, Mesh]] = []
     for name, inside in dict.fromkeys(_mesh_names(module)):
@@ -42,7 +42,9 @@ def sdy_mesh(module: Module) -> Mesh | None:
             used.append((f"mesh<{inside}>", _mesh_in(inside)))
     for name, mesh in used:
         if mesh.shape != used[0][1].shape or mesh.axes != used[0][1].axes:
-            raise UnsupportedError(f"its shardings lie in two meshes, {used[0][0]} and {name}; programs have one")
+            raise UnsupportedError(
+                f"its shardings lie in two meshes, {used[0][0]} and {name}; programs have one"
+            )
     if used:
         return used[0][1]
     return _mesh_of(next(iter(meshes.values()))) if meshes else None
@@ -88,13 +90,15 @@ def _sdy_layout(text: str) -> TensorSharding | None:
     found = re.search(r"\[(.*?)\]", text, re.S)
     if found is None:
         raise UnsupportedError(f"the sharding {text[:80]!r} is not understood")
-    if re.search(r':\(\d+\)\d+', text):
-        raise UnsupportedError(f"sub-axes are not supported, as in {text[:80]!r}: split the axis of the mesh in two")
+    if re.search(r":\(\d+\)\d+", text):
+        raise UnsupportedError(
+            f"sub-axes are not supported, as in {text[:80]!r}: split the axis of the mesh in two"
+        )
     dims = re.findall(r"\{([^}]*)\}", found[1])
     names = [tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', dim)) for dim in dims]
     partial = re.search(r"unreduced=\{([^}]*)\}", text)
     pending = tuple(re.findall(r'"([^"]*)"', partial[1])) if partial else ()
-    if not dims and not pending:        # of a tensor on one device, which may lie anywhere, or without dims
+    if not dims and not pending:  # of a tensor on one device, which may lie anywhere, or without dims
         return None
     if dims and all("?" in dim for dim in dims) and not any(names) and not pending:
         return None
@@ -113,7 +117,9 @@ def list_groups(module: Module) -> Module:
             raise node.unsupported(f"the groups {text[:120]} are not supported")
         mesh = _mesh_of(meshes[name[1]])
         axes = tuple(re.findall(r'axis_ref<name = "([^"]*)"', text))
-        node.attributes["replica_groups"] = np.array(mesh.groups(axes) if axes else [[r] for r in range(mesh.size)])
+        node.attributes["replica_groups"] = np.array(
+            mesh.groups(axes) if axes else [[r] for r in range(mesh.size)]
+        )
     return module
 
 
@@ -142,7 +148,9 @@ def gspmd_tiles(text: str, ndim: int, size: int) -> Tiles | None:
     if found[4]:
         devices = np.array([int(n) for n in found[4].split(",")])
     else:
-        grid = np.arange(prod(int(n) for n in found[2].split(","))).reshape([int(n) for n in found[2].split(",")])
+        grid = np.arange(prod(int(n) for n in found[2].split(","))).reshape(
+            [int(n) for n in found[2].split(",")]
+        )
         devices = grid.transpose([int(n) for n in found[3].split(",")]) if found[3] else grid
     if devices.size != size or prod(counts) != size:
         raise UnsupportedError(f"the sharding {text} is for {devices.size} devices, the module for {size}")
@@ -162,7 +170,9 @@ def tiled_layout(tiles: Tiles, mesh: Mesh) -> TensorSharding:
                 dims.append(axes)
                 break
         else:
-            raise UnsupportedError(f"the tiles {tiles.places[:, dim].tolist()} of the ranks do not lie along axes")
+            raise UnsupportedError(
+                f"the tiles {tiles.places[:, dim].tolist()} of the ranks do not lie along axes"
+            )
     return TensorSharding(*dims)
 
 
@@ -202,8 +212,11 @@ def found_mesh(groups: Iterable[RankGroups], tiles: Iterable[Tiles], replicas: i
             chain.append(cut)
     extents = [after // before for before, after in pairwise(chain)][::-1] or [1]
     if replicas == 1 or partitions == 1:
-        names = ["partition" if replicas == 1 else "replica"] if len(extents) == 1 else \
-            [f"axis{i}" for i in range(len(extents))]
+        names = (
+            ["partition" if replicas == 1 else "replica"]
+            if len(extents) == 1
+            else [f"axis{i}" for i in range(len(extents))]
+        )
     else:
         names = ["replica", "partition"] if len(extents) == 2 else [f"axis{i}" for i in range(len(extents))]
     return Mesh(**dict(zip(names, extents, strict=True)))
@@ -226,4 +239,3 @@ def axes_of_groups(groups: RankGroups, mesh: Mesh) -> tuple[str, ...] | None:
             if sorted(mesh.groups(axes) if axes else tuple((r,) for r in range(mesh.size))) == sorted(groups):
                 return axes
     return None
-

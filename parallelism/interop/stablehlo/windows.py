@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import broadcast_dims, flipped, iota, number, padded, reshaped, sliced, transposed
+from parallelism.interop.arrays import (
+    broadcast_dims,
+    flipped,
+    iota,
+    number,
+    padded,
+    reshaped,
+    sliced,
+    transposed,
+)
 from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -40,28 +49,43 @@ def _convolution(reader: Reader, node: Node, x: list[Any]) -> Any:
     low, high = _padding(node, count)
     reverse = node.attributes.get("window_reversal", ())
     result = convolution(
-        image, weights, strides=_listed(node, "window_strides", count), low=low, high=high,
-        dilations=_listed(node, "rhs_dilation", count), x_dilations=_listed(node, "lhs_dilation", count),
-        groups=node.attributes.get("feature_group_count", 1), batch_groups=node.attributes.get("batch_group_count", 1),
-        reverse=reverse, dtype=node.type().dtype)
+        image,
+        weights,
+        strides=_listed(node, "window_strides", count),
+        low=low,
+        high=high,
+        dilations=_listed(node, "rhs_dilation", count),
+        x_dilations=_listed(node, "lhs_dilation", count),
+        groups=node.attributes.get("feature_group_count", 1),
+        batch_groups=node.attributes.get("batch_group_count", 1),
+        reverse=reverse,
+        dtype=node.type().dtype,
+    )
     order = ["b", "f", *spatial]
     return transposed(result, [order.index(name) for name in out])
 
 
 @meaning("stablehlo.reduce_window")
 def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    arrays, starts = operands[:len(operands) // 2], operands[len(operands) // 2:]
+    arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     ndim, sizes = arrays[0].ndim, numbers(node, "window_dimensions")
     strides, dilations, gaps = (
-        _listed(node, name, ndim) for name in ("window_strides", "window_dilations", "base_dilations"))
+        _listed(node, name, ndim) for name in ("window_strides", "window_dilations", "base_dilations")
+    )
     low, high = _padding(node, ndim)
     plain = len(arrays) == 1 and {*strides, *dilations, *gaps} == {1}
     if plain and (sums := _running_sum(node, arrays[0], starts[0], sizes, low, high)) is not None:
         return sums
     axes = [d for d in range(ndim) if sizes[d] != 1 or strides[d] != 1]
-    filled = [padded(x, start, low, high, [n - 1 for n in gaps]) for x, start in zip(arrays, starts, strict=True)]
-    parts = [grid(x, axes, [sizes[d] for d in axes], [strides[d] for d in axes], [dilations[d] for d in axes])
-             if axes else emit("reshape", whole(x), shape=(*x.shape, 1)) for x in filled]
+    filled = [
+        padded(x, start, low, high, [n - 1 for n in gaps]) for x, start in zip(arrays, starts, strict=True)
+    ]
+    parts = [
+        grid(x, axes, [sizes[d] for d in axes], [strides[d] for d in axes], [dilations[d] for d in axes])
+        if axes
+        else emit("reshape", whole(x), shape=(*x.shape, 1))
+        for x in filled
+    ]
     if 0 in node.type().shape:
         return [broadcast_dims(start, node.type().shape, ()) for start in starts]
     if len(arrays) == 1 and (op := reducer(node.body, arrays[0].dtype)) is not None:
@@ -79,7 +103,7 @@ def _running_sum(node: Node, x: Any, start: Any, sizes: Any, low: Any, high: Any
     long = [d for d in range(x.ndim) if sizes[d] != 1]
     if len(long) != 1 or reducer(node.body, x.dtype) != "sum" or same_everywhere(start) != 0:
         return None
-    axis, = long
+    (axis,) = long
     n = x.shape[axis]
     ends = [(low[d], high[d]) for d in range(x.ndim)]
     if sizes[axis] != n or any(end != (0, 0) for d, end in enumerate(ends) if d != axis):
@@ -109,7 +133,8 @@ def _select_and_scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     compare = select.nodes[0]
     word = str(compare.attributes.get("comparison_direction", ""))
     worst = {"GE": -np.inf, "GT": -np.inf, "LE": np.inf, "LT": np.inf}.get(
-        next((name for name in ("GE", "GT", "LE", "LT") if name in word), ""))
+        next((name for name in ("GE", "GT", "LE", "LT") if name in word), "")
+    )
     if worst is None or len(select.nodes) != 2:
         raise node.unsupported("elements must be selected by one comparison")
     edge = identity("max" if worst < 0 else "min", operand.dtype)
@@ -117,13 +142,24 @@ def _select_and_scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     patches = whole(grid(image, axes, own, steps, [1] * len(axes)))
     chosen = emit("argmax" if worst < 0 else "argmin", patches, axis=ndim)
     count = patches.shape[-1]
-    hot = ew("equal", spread(emit("reshape", chosen, shape=(*chosen.shape, 1)), patches.shape),
-             spread(iota(count, np.dtype(np.int64), ndim + 1, ndim), patches.shape))
-    shares = ew("where", hot, spread(emit("reshape", whole(source), shape=(*source.shape, 1)), patches.shape),
-                number(0, source))
+    hot = ew(
+        "equal",
+        spread(emit("reshape", chosen, shape=(*chosen.shape, 1)), patches.shape),
+        spread(iota(count, np.dtype(np.int64), ndim + 1, ndim), patches.shape),
+    )
+    shares = ew(
+        "where",
+        hot,
+        spread(emit("reshape", whole(source), shape=(*source.shape, 1)), patches.shape),
+        number(0, source),
+    )
     total = reshaped(whole(shares), (*source.shape, *own))
     for axis, stride in reversed([*zip(axes, steps, strict=True)]):
         total = emit("windows_sum", whole(total), axis=axis, step=stride, extent=image.shape[axis])
-    result = sliced(total, [max(0, n) for n in low], [max(0, a) + n for a, n in zip(low, operand.shape, strict=True)],
-                    [1] * ndim)
+    result = sliced(
+        total,
+        [max(0, n) for n in low],
+        [max(0, a) + n for a, n in zip(low, operand.shape, strict=True)],
+        [1] * ndim,
+    )
     return result if same_everywhere(start) == 0 else ew("add", result, start)

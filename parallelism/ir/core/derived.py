@@ -17,7 +17,10 @@ Built = TypeVar("Built", Function, Op, Value)
 
 
 def with_values(
-    function: Function, values: Mapping[str, Value], *, name: str | None = None,
+    function: Function,
+    values: Mapping[str, Value],
+    *,
+    name: str | None = None,
     region: Callable[[str | None], str | None] | None = None,
     attributes: Callable[[Attributes], Attributes] | None = None,
 ) -> Function:
@@ -26,6 +29,7 @@ def with_values(
     ``name`` is a new name of the function; ``region`` gives the new path of a region, ``attributes`` the new attributes
     of an op, which must have the same types.
     """
+
     def each(side: tuple[Value, ...]) -> tuple[Value, ...]:
         new = tuple([values[value.name] for value in side])
         return side if all(map(is_, side, new)) else new
@@ -35,12 +39,30 @@ def with_values(
         inputs, outputs = each(op.inputs), each(op.outputs)
         path = op.region if region is None else region(op.region)
         given = op.attributes if attributes is None else attributes(op.attributes)
-        if inputs is not op.inputs or outputs is not op.outputs or path is not op.region or given is not op.attributes:
-            op = _built(Op, kind=op.kind, inputs=inputs, attributes=given, outputs=outputs, region=path,
-                        checked=op.checked)
+        if (
+            inputs is not op.inputs
+            or outputs is not op.outputs
+            or path is not op.region
+            or given is not op.attributes
+        ):
+            op = _built(
+                Op,
+                kind=op.kind,
+                inputs=inputs,
+                attributes=given,
+                outputs=outputs,
+                region=path,
+                checked=op.checked,
+            )
         ops.append(op)
-    return _built(Function, name=name or function.name, inputs=each(function.inputs), ops=tuple(ops),
-                  outputs=each(function.outputs), attributes=function.attributes)
+    return _built(
+        Function,
+        name=name or function.name,
+        inputs=each(function.inputs),
+        ops=tuple(ops),
+        outputs=each(function.outputs),
+        attributes=function.attributes,
+    )
 
 
 def derived_later(name: str, source: Source, attributes: Attributes = ()) -> Function:
@@ -53,9 +75,14 @@ def specialized_ops(ops: Iterable[Op], numbers: Mapping[str, Extent]) -> tuple[O
     inputs: list[Value] = []
     alone: list[Op] = []
     for place, op in enumerate(ops):
-        own = {value.name: renamed_value(value, f"{place}.{i}") for i, value in enumerate((*op.inputs, *op.outputs))}
+        own = {
+            value.name: renamed_value(value, f"{place}.{i}")
+            for i, value in enumerate((*op.inputs, *op.outputs))
+        }
         inputs += dict.fromkeys(own[value.name] for value in op.inputs)
-        alone.append(repeated_op(op, (own[value.name] for value in op.inputs), (own[v.name] for v in op.outputs)))
+        alone.append(
+            repeated_op(op, (own[value.name] for value in op.inputs), (own[v.name] for v in op.outputs))
+        )
     function = Function("ops", tuple(inputs), tuple(alone), ())
     return function.specialize(**{name: numbers[name] for name in function.symbols & numbers.keys()}).ops
 
@@ -64,14 +91,28 @@ def checked_op(
     kind: str, inputs: Iterable[Value], attributes: Attributes, outputs: Iterable[Value], region: str | None
 ) -> Op:
     """An op whose attributes are frozen, and whose outputs have the types that the table of operators says."""
-    return _built(Op, kind=kind, inputs=tuple(inputs), attributes=attributes, outputs=tuple(outputs), region=region,
-                  checked=True)
+    return _built(
+        Op,
+        kind=kind,
+        inputs=tuple(inputs),
+        attributes=attributes,
+        outputs=tuple(outputs),
+        region=region,
+        checked=True,
+    )
 
 
 def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:
     """The same op with other values, which have the types of the old ones."""
-    return _built(Op, kind=op.kind, inputs=tuple(inputs), attributes=op.attributes, outputs=tuple(outputs),
-                  region=op.region, checked=op.checked)
+    return _built(
+        Op,
+        kind=op.kind,
+        inputs=tuple(inputs),
+        attributes=op.attributes,
+        outputs=tuple(outputs),
+        region=op.region,
+        checked=op.checked,
+    )
 
 
 def renamed_value(value: Value, name: str) -> Value:

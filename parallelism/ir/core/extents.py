@@ -91,7 +91,11 @@ class Expression:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        return _quotient(self, other) if isinstance(other, int | Expression) else no_extent("{} / {}", self, other)
+        return (
+            _quotient(self, other)
+            if isinstance(other, int | Expression)
+            else no_extent("{} / {}", self, other)
+        )
 
     def __rfloordiv__(self, other: Any) -> Any:
         return _quotient(other, self) if isinstance(other, int) else no_extent("{1} / {0}", self, other)
@@ -146,7 +150,9 @@ class Expression:
 def symbol(name: str) -> Expression:
     """A symbolic extent of this name."""
     if not isinstance(name, str) or not SYMBOL.fullmatch(name) or RESERVED.fullmatch(name):
-        raise ValueError(f"a symbol is a name of letters, digits and _ without another meaning, got {shortened(name)}")
+        raise ValueError(
+            f"a symbol is a name of letters, digits and _ without another meaning, got {shortened(name)}"
+        )
     return Expression(((((name, 1),), 1),))
 
 
@@ -210,8 +216,9 @@ def from_start(place: Extent, extent: Extent) -> Extent:
     if any(coefficient > 0 for monomial, coefficient in place.terms if _order(monomial)[0] == degree):
         return place
     if not _at_least(0, place):
-        raise ValueError(f"{place} may be below 0 or not, so it is open whether it counts from the start "
-                         "or from the end")
+        raise ValueError(
+            f"{place} may be below 0 or not, so it is open whether it counts from the start or from the end"
+        )
     counted: Extent = extent + place
     return counted
 
@@ -321,7 +328,9 @@ def _product(a: Monomial, b: Monomial) -> Monomial:
         powers[atom] = powers.get(atom, 0) + power
         if abs(powers[atom]) > MOST_POWER:
             raise ValueError(f"an expression has powers of at most {MOST_POWER}, got {atom}**{powers[atom]}")
-    return tuple(sorted(((atom, power) for atom, power in powers.items() if power), key=lambda item: str(item[0])))
+    return tuple(
+        sorted(((atom, power) for atom, power in powers.items() if power), key=lambda item: str(item[0]))
+    )
 
 
 def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
@@ -338,15 +347,20 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
         if above == tuple((monomial, ratio * coefficient) for monomial, coefficient in below):
             return _normal({(): ratio})
         raise ValueError(f"{extent} cannot be divided by the sum {divisor}, only by products")
-    (monomial, coefficient), = below
+    ((monomial, coefficient),) = below
     inverse = tuple((atom, -power) for atom, power in monomial)
     return _normal({_product(a, inverse): Fraction(x) / coefficient for a, x in _terms(extent)})
 
 
 def _with(extent: Extent, numbers: Mapping[str, Extent]) -> Extent:
     """The extent with symbols replaced by numbers or expressions; it may be a fraction."""
-    return _normal(_added(term for monomial, coefficient in _terms(extent)
-                          for term in _substituted(monomial, coefficient, numbers)))
+    return _normal(
+        _added(
+            term
+            for monomial, coefficient in _terms(extent)
+            for term in _substituted(monomial, coefficient, numbers)
+        )
+    )
 
 
 def _substituted(monomial: Monomial, coefficient: Number, numbers: Mapping[str, Extent]) -> Terms:

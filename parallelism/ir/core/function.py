@@ -42,7 +42,9 @@ class Value:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise VerifyError(f"the name of a value must consist of letters, digits, _ and ., got {self.name!r}")
+            raise VerifyError(
+                f"the name of a value must consist of letters, digits, _ and ., got {self.name!r}"
+            )
         if not isinstance(self.type, TensorType):
             raise TypeError(f"%{self.name}: its type must be a TensorType, got {self.type!r}")
         if self.layout is None:
@@ -89,8 +91,14 @@ class Op:
     def with_values(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Op:
         """The same use of the operator, of other values: neither attributes nor region are checked again."""
         op = object.__new__(Op)
-        for name, value in (("kind", self.kind), ("inputs", inputs), ("attributes", self.attributes),
-                            ("outputs", outputs), ("region", self.region), ("checked", False)):
+        for name, value in (
+            ("kind", self.kind),
+            ("inputs", inputs),
+            ("attributes", self.attributes),
+            ("outputs", outputs),
+            ("region", self.region),
+            ("checked", False),
+        ):
             object.__setattr__(op, name, value)
         return op
 
@@ -161,7 +169,7 @@ class Function:
         object.__setattr__(self, "attributes", frozen_attributes(self.attributes))
         verify(self)
 
-    if not TYPE_CHECKING:       # with this method every name would be an attribute
+    if not TYPE_CHECKING:  # with this method every name would be an attribute
 
         def __getattr__(self, name: str) -> Any:
             """The inputs, ops and outputs of a function with a `source`, which are derived now."""
@@ -204,7 +212,8 @@ class Function:
             if any(name == "starts" and _symbols(value) for name, value in op.attributes):
                 work += op.flops, op.nbytes
         return frozenset().union(
-            *(type.symbols for type in self._types()), *map(_symbols, attributes), *map(names_in, work))
+            *(type.symbols for type in self._types()), *map(_symbols, attributes), *map(names_in, work)
+        )
 
     def _types(self) -> set[TensorType]:
         """The different types of its values: many values have the same."""
@@ -228,8 +237,10 @@ class Function:
         """
         for name, number in numbers.items():
             if name not in self.symbols:
-                raise ValueError(f"@{self.name} has no symbol {name}: its symbols are "
-                                 f"{', '.join(sorted(self.symbols)) or 'none'}")
+                raise ValueError(
+                    f"@{self.name} has no symbol {name}: its symbols are "
+                    f"{', '.join(sorted(self.symbols)) or 'none'}"
+                )
             if isinstance(number, bool) or not isinstance(number, int | Expression):
                 raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
             if is_negative(number):
@@ -240,7 +251,7 @@ class Function:
             return self._specialized(numbers)
         except (ValueError, TypeError) as error:
             given = ", ".join(f"{name}={number}" for name, number in numbers.items())
-            if given.partition(",")[0] in str(error):       # that of an extent says it
+            if given.partition(",")[0] in str(error):  # that of an extent says it
                 raise
             reason = error.reason if isinstance(error, VerifyError) and error.reason else str(error)
             raise type(error)(f"@{self.name} cannot have {given}: {reason}") from None
@@ -253,7 +264,12 @@ class Function:
             values[value] = value if type is value.type else Value(value.name, type, value.layout)
         ops = tuple(_specialized_op(op, values, numbers) for op in self.ops)
         return Function(
-            self.name, regions.each(self.inputs, values), ops, regions.each(self.outputs, values), self.attributes)
+            self.name,
+            regions.each(self.inputs, values),
+            ops,
+            regions.each(self.outputs, values),
+            self.attributes,
+        )
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -288,7 +304,9 @@ class Function:
 def verify(function: Function) -> None:
     """Check a function; `VerifyError` names the op that is wrong.  Every `Function` is verified when it is built."""
     if not isinstance(function.name, str) or not NAME.fullmatch(function.name):
-        raise VerifyError(f"the name of a function must consist of letters, digits, _ and ., got {function.name!r}")
+        raise VerifyError(
+            f"the name of a function must consist of letters, digits, _ and ., got {function.name!r}"
+        )
     known: dict[str, Value] = {}
     for value in function.inputs:
         if value.name in known:
@@ -332,8 +350,10 @@ def _check_reused(function: Function) -> None:
 
     def check_read(value: Value) -> None:
         if owner[value.name] in writer:
-            raise VerifyError(f"@{function.name}: %{value.name} is read after its memory was written into: "
-                              f"{_short(writer[owner[value.name]])}")
+            raise VerifyError(
+                f"@{function.name}: %{value.name} is read after its memory was written into: "
+                f"{_short(writer[owner[value.name]])}"
+            )
 
     for op in function.ops:
         for value in op.inputs:
@@ -366,7 +386,7 @@ def frozen_attributes(attributes: Mapping[str, Any] | Attributes) -> Attributes:
 
 
 def _frozen(name: str, value: Any) -> Any:
-    if type(value) in (int, str, bool):     # most are
+    if type(value) in (int, str, bool):  # most are
         return value
     if isinstance(value, list | tuple):
         return tuple(_frozen(name, part) for part in value)
@@ -380,7 +400,9 @@ def _frozen(name: str, value: Any) -> Any:
             return value
     elif isinstance(value, str | bool | int | float | Expression):
         return value
-    raise TypeError(f"attribute {name} must be a number, a string, a dtype or a list of them, got {str(value)[:80]}")
+    raise TypeError(
+        f"attribute {name} must be a number, a string, a dtype or a list of them, got {str(value)[:80]}"
+    )
 
 
 def _check_known(value: Value, known: Mapping[str, Value]) -> None:
@@ -401,8 +423,11 @@ def _specialized_op(op: Op, values: Mapping[Value, Value], numbers: Mapping[str,
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:
-    return tuple(_specialized(part, numbers) for part in value) if isinstance(value, tuple) \
+    return (
+        tuple(_specialized(part, numbers) for part in value)
+        if isinstance(value, tuple)
         else specialized(value, numbers)
+    )
 
 
 def _symbols(value: Any) -> frozenset[str]:

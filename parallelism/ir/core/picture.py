@@ -26,13 +26,22 @@ def html(function: Function) -> str:
     left = [_MOST_REGIONS]
     body = _regions(function.ops, "", colours, left)
     inputs = wide("".join(f"<div>{_value(value, colours)}</div>" for value in function.inputs))
-    about = [("computes", _work(function.ops)), ("returns", Markup(", ".join(
-        _value(value, colours) for value in function.outputs[:8])) + (" …" * (len(function.outputs) > 8)))]
+    about = [
+        ("computes", _work(function.ops)),
+        (
+            "returns",
+            Markup(", ".join(_value(value, colours) for value in function.outputs[:8]))
+            + (" …" * (len(function.outputs) > 8)),
+        ),
+    ]
     legend = Markup(" ".join(_chip(axis, colour) for axis, colour in colours.items()))
     return figure(
-        facts([(name, Markup(words)) for name, words in about]), note("layouts over the axes") + legend if axes else "",
-        folded_away(plural(len(function.inputs), "input"), inputs, is_open=len(function.inputs) <= 6), body,
-        title=f"@{function.name}: {plural(len(function.ops), 'op')}")
+        facts([(name, Markup(words)) for name, words in about]),
+        note("layouts over the axes") + legend if axes else "",
+        folded_away(plural(len(function.inputs), "input"), inputs, is_open=len(function.inputs) <= 6),
+        body,
+        title=f"@{function.name}: {plural(len(function.ops), 'op')}",
+    )
 
 
 def _regions(ops: tuple[Op, ...] | list[Op], path: str, colours: dict[str, str], left: list[int]) -> str:
@@ -41,7 +50,7 @@ def _regions(ops: tuple[Op, ...] | list[Op], path: str, colours: dict[str, str],
     runs: list[tuple[str, list[Op]]] = []
     for op in ops:
         words = (op.region or "").split(".") if op.region else []
-        inner = ".".join(words[:depth + 1]) if len(words) > depth else ""
+        inner = ".".join(words[: depth + 1]) if len(words) > depth else ""
         if not runs or runs[-1][0] != inner:
             runs.append((inner, []))
         runs[-1][1].append(op)
@@ -50,15 +59,21 @@ def _regions(ops: tuple[Op, ...] | list[Op], path: str, colours: dict[str, str],
         if not inner:
             lines = "".join(f"<div>{_line(op, colours)}</div>" for op in some[:_MOST_OPS])
             more = note(f"… and {len(some) - _MOST_OPS} more ops") if len(some) > _MOST_OPS else ""
-            parts.append(wide(lines) + more if path or len(runs) == 1 or len(some) <= 6 else
-                         folded_away(f"{plural(len(some), 'op')} of no region: {_work(some)}", wide(lines) + more))
+            parts.append(
+                wide(lines) + more
+                if path or len(runs) == 1 or len(some) <= 6
+                else folded_away(f"{plural(len(some), 'op')} of no region: {_work(some)}", wide(lines) + more)
+            )
             continue
         left[0] -= 1
         if left[0] < 0:
             parts.append(note("… and more regions: print(function) shows them"))
             break
-        parts.append(folded_away(f"{inner}: {plural(len(some), 'op')}, {_work(some)}",
-                                 _regions(some, inner, colours, left)))
+        parts.append(
+            folded_away(
+                f"{inner}: {plural(len(some), 'op')}, {_work(some)}", _regions(some, inner, colours, left)
+            )
+        )
     return "".join(parts)
 
 

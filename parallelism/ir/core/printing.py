@@ -25,12 +25,14 @@ def print_function(function: Function) -> str:
     inputs = ", ".join(map(print_value, function.inputs))
     outputs = ", ".join(map(print_type, function.outputs))
     attributes = f" attributes {print_attributes(function.attributes)}" if function.attributes else ""
-    return "\n".join([
-        f"func @{function.name}({inputs}) -> ({outputs}){attributes} {{",
-        *(f"  {print_op(op)}" for op in function.ops),
-        f"  return {names(function.outputs)}".rstrip(),
-        "}\n",
-    ])
+    return "\n".join(
+        [
+            f"func @{function.name}({inputs}) -> ({outputs}){attributes} {{",
+            *(f"  {print_op(op)}" for op in function.ops),
+            f"  return {names(function.outputs)}".rstrip(),
+            "}\n",
+        ]
+    )
 
 
 def names(values: Iterable[Value]) -> str:

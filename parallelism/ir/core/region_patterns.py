@@ -18,8 +18,10 @@ def patterns(regions: str | Sequence[str] | None, subject: str) -> tuple[str, ..
     given = (regions,) if isinstance(regions, str) else tuple(regions or ())
     for pattern in given:
         if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
-            raise ValueError(f"{subject}: a pattern of regions consists of names, ., * and ?, such as block.*, got "
-                             f"{pattern!r}")
+            raise ValueError(
+                f"{subject}: a pattern of regions consists of names, ., * and ?, such as block.*, got "
+                f"{pattern!r}"
+            )
     return tuple(sorted(dict.fromkeys(given)))
 
 

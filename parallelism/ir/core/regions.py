@@ -22,7 +22,9 @@ _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 def check_path(path: str) -> str:
     """``path``; ``ValueError`` if it is not the path of a region."""
     if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise ValueError(f"a region is a path of names separated by ., such as block.0, got {str(path)[:80]!r}")
+        raise ValueError(
+            f"a region is a path of names separated by ., such as block.0, got {str(path)[:80]!r}"
+        )
     return path
 
 
@@ -41,14 +43,18 @@ def inside(op: Op, path: str) -> bool:
 def paths(function: Function) -> tuple[str, ...]:
     """The paths of all regions.  An outer region comes before the regions nested in it."""
     regions = dict.fromkeys(op.region for op in function.ops if op.region is not None)
-    return tuple(dict.fromkeys(path for region in regions for path in accumulate(region.split("."), "{}.{}".format)))
+    return tuple(
+        dict.fromkeys(path for region in regions for path in accumulate(region.split("."), "{}.{}".format))
+    )
 
 
 def part(function: Function, path: str) -> Function:
     """See `Function.region`."""
     ops = [op for op in function.ops if inside(op, check_path(path))]
     if not ops:
-        raise ValueError(f"@{function.name} has no op in region {path!r}{did_you_mean(path, paths(function))}")
+        raise ValueError(
+            f"@{function.name} has no op in region {path!r}{did_you_mean(path, paths(function))}"
+        )
     defined = {value for op in ops for value in op.outputs}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in defined)
     needed = {*function.outputs, *(v for op in function.ops if not inside(op, path) for v in op.inputs)}
@@ -65,14 +71,18 @@ def replaced(function: Function, path: str, new: Function) -> Function:
     old = part(function, path)
     for what, given, wanted in (("takes", new.inputs, old.inputs), ("returns", new.outputs, old.outputs)):
         if [v.type for v in given] != [v.type for v in wanted]:
-            raise ValueError(f"region {path!r} of @{function.name} {what} {_types(wanted)}, but @{new.name} {what} "
-                             f"{_types(given)}")
+            raise ValueError(
+                f"region {path!r} of @{function.name} {what} {_types(wanted)}, but @{new.name} {what} "
+                f"{_types(given)}"
+            )
     before, after = _around(function, path, old)
     values = _named(function, old, new)
     ops = []
     for op in new.ops:
         region = op.region if inside(op, path) else joined(path, op.region)
-        ops.append(replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values), region=region))
+        ops.append(
+            replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values), region=region)
+        )
     results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
     ops += [replace(op, inputs=each(op.inputs, results)) for op in after]
     return replace(function, ops=(*before, *ops), outputs=each(function.outputs, results))
@@ -98,8 +108,10 @@ def _around(function: Function, path: str, old: Function) -> tuple[list[Op], lis
             before.append(op)
     for value in old.inputs:
         if value in late:
-            raise ValueError(f"region {path!r} of @{function.name} is not in one piece: its input %{value.name} is "
-                             "computed outside of it from one of its outputs")
+            raise ValueError(
+                f"region {path!r} of @{function.name} is not in one piece: its input %{value.name} is "
+                "computed outside of it from one of its outputs"
+            )
     return before, after
 
 

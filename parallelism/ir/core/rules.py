@@ -49,9 +49,15 @@ class Rule:
     @property
     def letters(self) -> tuple[str, ...]:
         """All letters, in the order in which they appear."""
-        return tuple(dict.fromkeys(
-            letter for tensor in (*self.inputs, *self.outputs) for dim in tensor for letter in dim if letter != "1"
-        ))
+        return tuple(
+            dict.fromkeys(
+                letter
+                for tensor in (*self.inputs, *self.outputs)
+                for dim in tensor
+                for letter in dim
+                if letter != "1"
+            )
+        )
 
     @property
     def output_shapes(self) -> tuple[Shape, ...]:
@@ -83,29 +89,38 @@ class Rule:
         return text
 
 
-def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = None, op: str = "sum") -> Rule:
+def rule(
+    text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = None, op: str = "sum"
+) -> Rule:
     """The rule written in ``text`` for inputs of these shapes.  ``new`` has the extents of letters of outputs only.
 
     ``ValueError`` if the inputs do not fit: a wrong number of dims, or two extents for one letter.
     """
     inputs, outputs, whole = _read(text)
     if not shapes and inputs == ((),):
-        inputs = ()                     # "->ij" is the text for no input as well as for a scalar
+        inputs = ()  # "->ij" is the text for no input as well as for a scalar
     extents: dict[str, Extent] = dict(new or {})
     where: dict[str, int] = {}
     if len(inputs) != len(shapes):
         raise ValueError(f"it takes {len(inputs)} inputs ({text}), not {len(shapes)}")
     for number, (dims, shape) in enumerate(zip(inputs, shapes, strict=True)):
         if len(dims) != len(shape):
-            raise ValueError(f"input {number} must have {len(dims)} dims ({text}), got {len(shape)}: shape "
-                             f"{shape_text(shape)}")
+            raise ValueError(
+                f"input {number} must have {len(dims)} dims ({text}), got {len(shape)}: shape "
+                f"{shape_text(shape)}"
+            )
         for letter, extent in ((dim[0], n) for dim, n in zip(dims, shape, strict=True) if len(dim) == 1):
             known = 1 if letter == "1" else extents.setdefault(letter, extent)
             if known != extent:
-                other = f" in input {where[letter]}, of shape {shape_text(shapes[where[letter]])}" \
-                    if letter in where else ""
-                raise ValueError(f"dim {letter} of {text} is {known}{other}, and {extent} in input {number}, of shape "
-                                 f"{shape_text(shape)}")
+                other = (
+                    f" in input {where[letter]}, of shape {shape_text(shapes[where[letter]])}"
+                    if letter in where
+                    else ""
+                )
+                raise ValueError(
+                    f"dim {letter} of {text} is {known}{other}, and {extent} in input {number}, of shape "
+                    f"{shape_text(shape)}"
+                )
             where.setdefault(letter, number)
     return Rule(inputs, outputs, extents, whole, op)
 
@@ -160,8 +175,10 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
             if out[d] == 1:
                 out[d] = extent
             elif extent not in (1, out[d]):
-                raise ValueError(f"shapes {' and '.join(map(shape_text, shapes))} do not fit together: {out[d]} is not "
-                                 f"{extent}")
+                raise ValueError(
+                    f"shapes {' and '.join(map(shape_text, shapes))} do not fit together: {out[d]} is not "
+                    f"{extent}"
+                )
     return tuple(out)
 
 
@@ -180,8 +197,8 @@ def reshape(before: Shape, after: Shape) -> Rule:
     """The rule of a reshape: the common factors of the dims of both shapes, outermost first."""
     names = iter(ascii_letters)
     extents: dict[str, Extent] = {}
-    sides: list[list[list[str]]] = []       # by shape and dim, the letters found so far,
-    rests: list[list[tuple[list[str], Any]]] = []       # and what is left of the dims that are not done
+    sides: list[list[list[str]]] = []  # by shape and dim, the letters found so far,
+    rests: list[list[tuple[list[str], Any]]] = []  # and what is left of the dims that are not done
     for shape in (before, after):
         side: list[list[str]] = [[] for _ in shape]
         sides.append(side)

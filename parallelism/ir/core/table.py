@@ -77,8 +77,10 @@ class Operator:
 
     def __post_init__(self) -> None:
         if not isinstance(self.linear, tuple) and self.linear not in ("together", "each", "moves"):
-            raise ValueError(f"operator {self.name!r}: linear is 'together', 'each', 'moves' or a tuple of numbers of "
-                             f"inputs, got {self.linear!r}")
+            raise ValueError(
+                f"operator {self.name!r}: linear is 'together', 'each', 'moves' or a tuple of numbers of "
+                f"inputs, got {self.linear!r}"
+            )
 
     def run(self, arrays: Sequence[Array], attributes: Attributes, out: Array | None = None) -> Any:
         """What the kernel returns.  An op on narrow floats is computed in float32, and its result is rounded once;
@@ -92,7 +94,7 @@ class Operator:
         if out is not None and not is_narrow(out.dtype) and not is_narrow_integer(out.dtype):
             return kernel(*arrays, out=out)
 
-        def dtypes() -> list[np.dtype[Any]]:        # asked for narrow numbers only
+        def dtypes() -> list[np.dtype[Any]]:  # asked for narrow numbers only
             types = tuple(TensorType(array.dtype, array.shape) for array in arrays)
             return [output.dtype for output in meaning(self.name, types, attributes).outputs]
 
@@ -153,8 +155,10 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
 
 def _check_attributes(entry: Operator, given: Mapping[str, Any]) -> None:
     if given.keys() != entry.attributes.keys():
-        raise ValueError(f"{entry.name}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
-                         f"{', '.join(sorted(given)) or 'none'}")
+        raise ValueError(
+            f"{entry.name}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
+            f"{', '.join(sorted(given)) or 'none'}"
+        )
     for name, wanted in entry.attributes.items():
         if not KINDS[wanted](given[name]):
             raise TypeError(f"{entry.name}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
@@ -173,7 +177,9 @@ def known_meaning(kind: str, types: tuple[TensorType, ...], attributes: Attribut
             raise ValueError(f"it does not take {len(types)} inputs") from None
         raise
     each = dtypes if isinstance(dtypes, tuple) else (dtypes,) * len(rule.outputs)
-    return Meaning(rule, tuple(TensorType(d, shape) for d, shape in zip(each, rule.output_shapes, strict=True)))
+    return Meaning(
+        rule, tuple(TensorType(d, shape) for d, shape in zip(each, rule.output_shapes, strict=True))
+    )
 
 
 Span = tuple[Extent, Extent]
@@ -234,7 +240,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a list of groups": _each(_each(_of(int))),
     "a list of pairs": _each(lambda value: _each(_of(int))(value) and len(value) == 2),
     "a number or a list of them": lambda value: all(
-        map(_of(int, float, bool, Expression), value if isinstance(value, tuple) else (value,))),
+        map(_of(int, float, bool, Expression), value if isinstance(value, tuple) else (value,))
+    ),
 }
 """The kinds of attributes, each with a test of a value."""
 

@@ -16,13 +16,22 @@ from parallelism.dtypes import NARROW_FLOATS, NARROW_INTEGERS, as_dtype, like_ha
 from parallelism.ir.core.extents import Expression, Extent, names_in, product, specialized
 
 _NAMES = {
-    "i1": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
-    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)}, **NARROW_FLOATS, **NARROW_INTEGERS,
+    "i1": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    **NARROW_FLOATS,
+    **NARROW_INTEGERS,
 }
 """The names of dtypes in programs, and in NumPy."""
 _SHORT = {name: short for short, name in _NAMES.items()}
-_USUAL = frozenset(type(np.dtype(name)) for name, short in _SHORT.items()
-                   if short not in NARROW_FLOATS and short not in NARROW_INTEGERS)
+_USUAL = frozenset(
+    type(np.dtype(name))
+    for name, short in _SHORT.items()
+    if short not in NARROW_FLOATS and short not in NARROW_INTEGERS
+)
 """The classes of NumPy's own dtypes that programs have."""
 
 
@@ -63,6 +72,7 @@ class TensorType:
     shape: tuple[Extent, ...]
 
     if TYPE_CHECKING:
+
         def __init__(self, dtype: npt.DTypeLike, shape: Iterable[Any]) -> None: ...
 
     def __post_init__(self) -> None:
@@ -98,7 +108,9 @@ class TensorType:
         return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
 
     def __str__(self) -> str:
-        return f"tensor<{''.join(f'{extent_text(extent)}x' for extent in self.shape)}{dtype_text(self.dtype)}>"
+        return (
+            f"tensor<{''.join(f'{extent_text(extent)}x' for extent in self.shape)}{dtype_text(self.dtype)}>"
+        )
 
     __repr__ = __str__
 
@@ -117,11 +129,13 @@ def dtype_text(dtype: np.dtype[Any]) -> str | None:
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` as a NumPy dtype; ``TypeError`` if the IR does not have it."""
-    if isinstance(dtype, np.dtype) and type(dtype) in _USUAL and dtype.isnative:    # most are; a name takes longer
+    if (
+        isinstance(dtype, np.dtype) and type(dtype) in _USUAL and dtype.isnative
+    ):  # most are; a name takes longer
         return dtype
     try:
         result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else as_dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):    # NumPy reads some texts as Python
+    except (TypeError, ValueError, SyntaxError):  # NumPy reads some texts as Python
         raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {shortened(dtype)}") from None
     result = result.newbyteorder("=")
     if dtype_text(result) is None:
@@ -131,7 +145,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 
 def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
     """``shape`` as a tuple of extents."""
-    if type(shape) is tuple and len(shape) <= MOST_DIMS:    # most are, and of integers
+    if type(shape) is tuple and len(shape) <= MOST_DIMS:  # most are, and of integers
         for extent in shape:
             if type(extent) is not int or not 0 <= extent <= MOST_EXTENT:
                 break

@@ -40,7 +40,9 @@ class Peak(OpenCall):
         return atom_of(found) if found.symbols else self.of.at(known)
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join([str(self.of), *(f'{name}={extent}' for name, extent in self.known)])})"
+        return (
+            f"{self.name}({', '.join([str(self.of), *(f'{name}={extent}' for name, extent in self.known)])})"
+        )
 
 
 def unfolded(number: Unfolded) -> Extent:

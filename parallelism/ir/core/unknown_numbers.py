@@ -9,11 +9,34 @@ from parallelism.ir.core.errors import SymbolError
 T = TypeVar("T", bound=type)
 
 _FORMS = {
-    "__lt__": "{0} < {1}", "__le__": "{0} <= {1}", "__gt__": "{0} > {1}", "__ge__": "{0} >= {1}",
-    "__rpow__": "{1}**{0}", "__mod__": "{0} % {1}", "__rmod__": "{1} % {0}",
-    "__abs__": "abs({0})", "__round__": "round({0})",
-    **{name: f"numpy.{name}({{0}})" for name in (    # NumPy calls these methods of an object
-        "sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "rint")},
+    "__lt__": "{0} < {1}",
+    "__le__": "{0} <= {1}",
+    "__gt__": "{0} > {1}",
+    "__ge__": "{0} >= {1}",
+    "__rpow__": "{1}**{0}",
+    "__mod__": "{0} % {1}",
+    "__rmod__": "{1} % {0}",
+    "__abs__": "abs({0})",
+    "__round__": "round({0})",
+    **{
+        name: f"numpy.{name}({{0}})"
+        for name in (  # NumPy calls these methods of an object
+            "sqrt",
+            "cbrt",
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "sin",
+            "cos",
+            "tan",
+            "tanh",
+            "rint",
+        )
+    },
 }
 
 
@@ -39,7 +62,9 @@ def no_extent(form: str, expression: Any, *others: Any, kinds: Any = float) -> A
     for x in (expression, *others):
         is_sum = others and not isinstance(x, Number) and not str(x).isidentifier()
         texts.append(f"({x})" if is_sum else str(x))
-    raise SymbolError(f"{form.format(*texts)} needs a number, and {expression} has symbols: {_remedy(expression)}")
+    raise SymbolError(
+        f"{form.format(*texts)} needs a number, and {expression} has symbols: {_remedy(expression)}"
+    )
 
 
 def no_number(expression: Any) -> NoReturn:

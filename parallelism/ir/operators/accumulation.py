@@ -24,7 +24,15 @@ def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
     return np.add(buffer, x, out=out, dtype=buffer.dtype, casting="same_kind")
 
 
-register(Operator(
-    "accumulate", lambda buffer, x: alike(buffer, x), _dtype, _accumulate, lambda g, y, buffer, x: (g, g), 1,
-    linear="together", reuses=True,
-))
+register(
+    Operator(
+        "accumulate",
+        lambda buffer, x: alike(buffer, x),
+        _dtype,
+        _accumulate,
+        lambda g, y, buffer, x: (g, g),
+        1,
+        linear="together",
+        reuses=True,
+    )
+)

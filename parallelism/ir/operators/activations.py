@@ -33,41 +33,85 @@ def floating(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
 def alike(*types: TensorType, outputs: int = 1) -> Rule:
     """The rule of an elementwise operator whose inputs and outputs all have one shape."""
     names = letters(types[0].ndim)
-    return rule(f"{','.join([names] * len(types))}->{','.join([names] * outputs)}", [type.shape for type in types])
+    return rule(
+        f"{','.join([names] * len(types))}->{','.join([names] * outputs)}", [type.shape for type in types]
+    )
 
 
 def _activation(name: str, flops: int, gradient_flops: int) -> None:
     """Register an activation and its gradient."""
     kernels, gradient = ACTIVATIONS[name], f"{name}_gradient"
-    register(Operator(
-        name, lambda x: elementwise([x.shape]), lambda x: floating(x), kernels.forward,
-        lambda g, y, x: [apply(gradient, g, x)], flops,
-    ))
-    register(Operator(
-        gradient, lambda grad, x: alike(grad, x), floating, lambda grad, x: kernels.backward(x, grad),
-        flops=gradient_flops, linear=(0,),
-    ))
+    register(
+        Operator(
+            name,
+            lambda x: elementwise([x.shape]),
+            lambda x: floating(x),
+            kernels.forward,
+            lambda g, y, x: [apply(gradient, g, x)],
+            flops,
+        )
+    )
+    register(
+        Operator(
+            gradient,
+            lambda grad, x: alike(grad, x),
+            floating,
+            lambda grad, x: kernels.backward(x, grad),
+            flops=gradient_flops,
+            linear=(0,),
+        )
+    )
 
 
 _activation("gelu", 8, 14)
 _activation("silu", 5, 9)
-register(Operator(
-    "relu", lambda x: elementwise([x.shape]), lambda x: floating(x), ACTIVATIONS["relu"].forward,
-    lambda g, y, x: [g * (x > 0)], 1,
-))
-register(Operator(
-    "erf", lambda x: elementwise([x.shape]), lambda x: floating(x), erf,
-    lambda g, y, x: [g * np.exp(-x * x) * (2 / math.sqrt(math.pi))], 12,
-))
-register(Operator(
-    "sigmoid", lambda x: elementwise([x.shape]), lambda x: floating(x), lambda x: np.exp(-np.logaddexp(0, -x)),
-    lambda g, y, x: [g * y * (1 - y)], 4,
-))
-register(Operator(
-    "swiglu", lambda gate, x: alike(gate, x), floating, swiglu,
-    lambda g, y, gate, x: apply("swiglu_gradient", g, gate, x), 6,
-))
-register(Operator(
-    "swiglu_gradient", lambda grad, gate, x: alike(grad, gate, x, outputs=2), floating,
-    lambda grad, gate, x: swiglu_backward(gate, x, grad), flops=13, linear=(0,),
-))
+register(
+    Operator(
+        "relu",
+        lambda x: elementwise([x.shape]),
+        lambda x: floating(x),
+        ACTIVATIONS["relu"].forward,
+        lambda g, y, x: [g * (x > 0)],
+        1,
+    )
+)
+register(
+    Operator(
+        "erf",
+        lambda x: elementwise([x.shape]),
+        lambda x: floating(x),
+        erf,
+        lambda g, y, x: [g * np.exp(-x * x) * (2 / math.sqrt(math.pi))],
+        12,
+    )
+)
+register(
+    Operator(
+        "sigmoid",
+        lambda x: elementwise([x.shape]),
+        lambda x: floating(x),
+        lambda x: np.exp(-np.logaddexp(0, -x)),
+        lambda g, y, x: [g * y * (1 - y)],
+        4,
+    )
+)
+register(
+    Operator(
+        "swiglu",
+        lambda gate, x: alike(gate, x),
+        floating,
+        swiglu,
+        lambda g, y, gate, x: apply("swiglu_gradient", g, gate, x),
+        6,
+    )
+)
+register(
+    Operator(
+        "swiglu_gradient",
+        lambda grad, gate, x: alike(grad, gate, x, outputs=2),
+        floating,
+        lambda grad, gate, x: swiglu_backward(gate, x, grad),
+        flops=13,
+        linear=(0,),
+    )
+)

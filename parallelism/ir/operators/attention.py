@@ -42,20 +42,33 @@ from parallelism.kernels import (
 
 def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
     _check(q, k, step, **attributes)
-    return rule(f"{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_LSE}", [x.shape for x in (q, k, v, *step)], _served(q, k))
+    return rule(
+        f"{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_LSE}", [x.shape for x in (q, k, v, *step)], _served(q, k)
+    )
 
 
 def _gradient_rule(
-    grad: TensorType, out: TensorType, lse: TensorType, q: TensorType, k: TensorType, v: TensorType, *step: TensorType,
+    grad: TensorType,
+    out: TensorType,
+    lse: TensorType,
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    *step: TensorType,
     **attributes: Any,
 ) -> Rule:
     _check(q, k, step, **attributes)
     if not grad.shape == out.shape == q.shape or lse.shape != (q.shape[0], q.shape[2], q.shape[1]):
-        raise ValueError(f"the result, its gradient and the log-sum-exp must belong to queries {q}, got {out}, {grad} "
-                         f"and {lse}")
+        raise ValueError(
+            f"the result, its gradient and the log-sum-exp must belong to queries {q}, got {out}, {grad} "
+            f"and {lse}"
+        )
     types = (grad, out, lse, q, k, v, *step)
-    return rule(f"{_Q},{_Q},{_LSE},{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_KV},{_KV}", [x.shape for x in types],
-                _served(q, k))
+    return rule(
+        f"{_Q},{_Q},{_LSE},{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_KV},{_KV}",
+        [x.shape for x in types],
+        _served(q, k),
+    )
 
 
 _Q, _KV, _LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
@@ -72,18 +85,29 @@ def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
 
 
 def _check(
-    q: TensorType, k: TensorType, step: Sequence[TensorType], scale: float, mask: str, rate: float, seed: int,
-    whole: Shape, starts: Shape,
+    q: TensorType,
+    k: TensorType,
+    step: Sequence[TensorType],
+    scale: float,
+    mask: str,
+    rate: float,
+    seed: int,
+    whole: Shape,
+    starts: Shape,
 ) -> None:
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"queries, keys and values must have 4 dims, got {q} and {k}")
     Mask.parse(mask)
     if not 0 <= seed < 2**64 or not 0 <= rate < 1:
-        raise ValueError(f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}")
+        raise ValueError(
+            f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}"
+        )
     if not len(whole) == len(starts) == 4:
         raise ValueError(f"whole and starts must have 4 entries, got {len(whole)} and {len(starts)}")
     if len(step) != bool(rate):
-        raise ValueError(f"it takes the step after the values if the rate is not 0, and only then; the rate is {rate}")
+        raise ValueError(
+            f"it takes the step after the values if the rate is not 0, and only then; the rate is {rate}"
+        )
     for type in step:
         if type.shape or type.dtype.kind not in "iu":
             raise TypeError(f"the step must be a single integer, got {type}")
@@ -94,13 +118,21 @@ def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(dtype, np.float32)
 
 
-def _dtypes(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **_: Any) -> tuple[np.dtype[Any], ...]:
+def _dtypes(
+    q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **_: Any
+) -> tuple[np.dtype[Any], ...]:
     dtype = floating(q, k, v)
     return dtype, sums_dtype(dtype)
 
 
 def _gradient_dtypes(
-    grad: TensorType, out: TensorType, lse: TensorType, q: TensorType, k: TensorType, v: TensorType, *step: TensorType,
+    grad: TensorType,
+    out: TensorType,
+    lse: TensorType,
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    *step: TensorType,
     **_: Any,
 ) -> tuple[np.dtype[Any], ...]:
     floating(q, k, v, grad, out)
@@ -113,7 +145,15 @@ class _Part:
     """What all kernels of attention need: the arrays in the dtype of the sums, the mask, and the factors of dropout."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, step: Sequence[Any], mask: str, rate: float, seed: int, whole: Sequence[int],
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        step: Sequence[Any],
+        mask: str,
+        rate: float,
+        seed: int,
+        whole: Sequence[int],
         starts: Sequence[int],
     ) -> None:
         self.served = [head for head in range(k.shape[2]) for _ in range(q.shape[2] // k.shape[2])]
@@ -125,13 +165,26 @@ class _Part:
         self.factors = None
         if rate:
             block = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
-            kept = dropout_mask(rate, seed, int(step[0]), (whole[0], whole[2], whole[1], len(columns)),
-                                [*block, slice(0, len(columns))])
+            kept = dropout_mask(
+                rate,
+                seed,
+                int(step[0]),
+                (whole[0], whole[2], whole[1], len(columns)),
+                [*block, slice(0, len(columns))],
+            )
             self.factors = kept.astype(self.dtype) / (1 - rate)
 
 
 def _attention(
-    q: Any, k: Any, v: Any, *step: Any, scale: float, mask: str, rate: float, seed: int, whole: Sequence[int],
+    q: Any,
+    k: Any,
+    v: Any,
+    *step: Any,
+    scale: float,
+    mask: str,
+    rate: float,
+    seed: int,
+    whole: Sequence[int],
     starts: Sequence[int],
 ) -> Any:
     part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
@@ -140,13 +193,33 @@ def _attention(
 
 
 def _attention_gradient(
-    grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *step: Any, scale: float, mask: str, rate: float,
-    seed: int, whole: Sequence[int], starts: Sequence[int],
+    grad: Any,
+    out: Any,
+    lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *step: Any,
+    scale: float,
+    mask: str,
+    rate: float,
+    seed: int,
+    whole: Sequence[int],
+    starts: Sequence[int],
 ) -> Any:
     part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
     q_grad, *others = attend_backward(
-        part.q, part.k, part.v, lse, row_products(out, grad), grad, part.mask, factors=part.factors, scale=scale)
+        part.q,
+        part.k,
+        part.v,
+        lse,
+        row_products(out, grad),
+        grad,
+        part.mask,
+        factors=part.factors,
+        scale=scale,
+    )
     grads = (q_grad, *(gather_heads(x, part.served, k.shape[2]) for x in others))
     return tuple(x.astype(q.dtype, copy=False) for x in grads)
 
@@ -154,28 +227,49 @@ def _attention_gradient(
 def _derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes: Any) -> list[Any]:
     grad, of_lse = g
     out, lse = y
-    grads = [None] * 3 if grad is None else list(
-        apply("attention_gradient", grad, out, lse, q, k, v, *step, **attributes))
+    grads = (
+        [None] * 3
+        if grad is None
+        else list(apply("attention_gradient", grad, out, lse, q, k, v, *step, **attributes))
+    )
     if of_lse is not None:
         # The slope of the log-sum-exp by the scores is the softmax: that of attention to keys without dropout.
         attributes |= {"rate": 0, "seed": 0}
         weight = of_lse.transpose(0, 2, 1).reshape((*q.shape[:3], 1)).astype(q.dtype)
         mixed, _ = apply("attention", q, k, k, **attributes)
         of_q = weight * mixed * attributes["scale"]
-        of_k = apply("attention_gradient", weight * q, mixed, lse, q, k, k, **attributes)[2] * attributes["scale"]
-        grads = [of_q if grad is None else grads[0] + of_q, of_k if grad is None else grads[1] + of_k, grads[2]]
+        of_k = (
+            apply("attention_gradient", weight * q, mixed, lse, q, k, k, **attributes)[2]
+            * attributes["scale"]
+        )
+        grads = [
+            of_q if grad is None else grads[0] + of_q,
+            of_k if grad is None else grads[1] + of_k,
+            grads[2],
+        ]
     return [*grads, *(None for _ in step)]
 
 
 _ATTENTION = {
-    "scale": "a number", "mask": "a string", "rate": "a number", "seed": "an integer", "whole": "a shape",
+    "scale": "a number",
+    "mask": "a string",
+    "rate": "a number",
+    "seed": "an integer",
+    "whole": "a shape",
     "starts": "a shape",
 }
 
-register(Operator("attention", _rule, _dtypes, _attention, _derivative, 4, _ATTENTION))        # two products
-register(Operator(
-    "attention_gradient", _gradient_rule, _gradient_dtypes, _attention_gradient, flops=10, attributes=_ATTENTION,
-))
+register(Operator("attention", _rule, _dtypes, _attention, _derivative, 4, _ATTENTION))  # two products
+register(
+    Operator(
+        "attention_gradient",
+        _gradient_rule,
+        _gradient_dtypes,
+        _attention_gradient,
+        flops=10,
+        attributes=_ATTENTION,
+    )
+)
 """Five products, of which one is computed again."""
 
 
@@ -185,8 +279,10 @@ register(Operator(
 def _weights_rule(scores: TensorType, scale: float, mask: str, starts: Shape) -> Rule:
     Mask.parse(mask)
     if scores.ndim < 2 or len(starts) != scores.ndim:
-        raise ValueError(f"scores have at least 2 dims, rows and columns, and starts has an entry for each: {scores}, "
-                         f"{len(starts)} entries")
+        raise ValueError(
+            f"scores have at least 2 dims, rows and columns, and starts has an entry for each: {scores}, "
+            f"{len(starts)} entries"
+        )
     names = letters(scores.ndim - 1, "z")
     return rule(f"{names}z!->{names}z!", [scores.shape])
 
@@ -204,11 +300,19 @@ def _weights(scores: Any, scale: float, mask: str, starts: Sequence[int]) -> Any
     return weights.astype(scores.dtype, copy=False)
 
 
-register(Operator(
-    "attention_weights", _weights_rule, floating, _weights,
-    lambda g, y, scores, scale, mask, starts: [apply("softmax_gradient", g, y, axis=y.ndim - 1, scale=float(scale))],
-    5, {"scale": "a number", "mask": "a string", "starts": "a shape"},
-))
+register(
+    Operator(
+        "attention_weights",
+        _weights_rule,
+        floating,
+        _weights,
+        lambda g, y, scores, scale, mask, starts: [
+            apply("softmax_gradient", g, y, axis=y.ndim - 1, scale=float(scale))
+        ],
+        5,
+        {"scale": "a number", "mask": "a string", "starts": "a shape"},
+    )
+)
 
 
 # -- rotary positions --------------------------------------------------------------------------------------------------
@@ -217,8 +321,10 @@ register(Operator(
 def _rotary_rule(x: TensorType, base: float, inverse: bool, starts: Shape) -> Rule:
     width = x.shape[-1] if x.ndim >= 3 else None
     if width is None or (isinstance(width, int) and width % 2) or len(starts) != x.ndim:
-        raise ValueError(f"the input must have dims (..., sequence, heads, an even width), with an entry of starts for "
-                         f"each, got {x} and {len(starts)} entries")
+        raise ValueError(
+            f"the input must have dims (..., sequence, heads, an even width), with an entry of starts for "
+            f"each, got {x} and {len(starts)} entries"
+        )
     names = letters(x.ndim - 1, "z")
     return rule(f"{names}z!->{names}z!", [x.shape])
 
@@ -228,8 +334,17 @@ def _rotary(x: Any, base: float, inverse: bool, starts: Sequence[int]) -> Any:
     return (rotate_backward if inverse else rotate)(x, positions, base)
 
 
-register(Operator(
-    "rotary", _rotary_rule, floating, _rotary,
-    lambda g, y, x, base, inverse, starts: [apply("rotary", g, base=base, inverse=not inverse, starts=starts)], 6,
-    {"base": "a number", "inverse": "a bool", "starts": "a shape"}, linear="together",
-))
+register(
+    Operator(
+        "rotary",
+        _rotary_rule,
+        floating,
+        _rotary,
+        lambda g, y, x, base, inverse, starts: [
+            apply("rotary", g, base=base, inverse=not inverse, starts=starts)
+        ],
+        6,
+        {"base": "a number", "inverse": "a bool", "starts": "a shape"},
+        linear="together",
+    )
+)

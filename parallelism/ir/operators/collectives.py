@@ -36,6 +36,7 @@ _GROUP = {"axes": "a list of strings", "group": "an extent"}
 
 def alone(name: str) -> Callable[..., Any]:
     """The kernel for a group of one: it copies its input.  ``ValueError`` for a larger group."""
+
     def kernel(x: Any, group: int, **_: Any) -> Any:
         if group != 1:
             raise ValueError(f"{name} needs {group} devices; one process can run it only for a group of one")
@@ -68,7 +69,7 @@ def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
 
 
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
-    return TensorType(x.dtype, (*x.shape[:dim], extent, *x.shape[dim + 1:]))
+    return TensorType(x.dtype, (*x.shape[:dim], extent, *x.shape[dim + 1 :]))
 
 
 def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule:
@@ -76,13 +77,16 @@ def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule
     return _same(x, group)
 
 
-def _reduce_scatter_rule(x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str) -> Rule:
+def _reduce_scatter_rule(
+    x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str
+) -> Rule:
     check_op(op)
     return changed(x, dim, extent, group)
 
 
 def _derivative_of_sum(name: str, derivative: Callable[..., Any]) -> Callable[..., list[Any]]:
     """The derivative of a collective that reduces.  ``ValueError`` unless it reduces by sum."""
+
     def gradient(g: Any, y: Any, x: Any, *, op: str, **attributes: Any) -> list[Any]:
         if op != "sum":
             raise ValueError(f"{name} by {op} has no derivative")
@@ -92,7 +96,12 @@ def _derivative_of_sum(name: str, derivative: Callable[..., Any]) -> Callable[..
 
 
 def _all_to_all_rule(
-    x: TensorType, axes: Any, group: Extent, split_dim: int, split_extent: Extent, concat_dim: int,
+    x: TensorType,
+    axes: Any,
+    group: Extent,
+    split_dim: int,
+    split_extent: Extent,
+    concat_dim: int,
     concat_extent: Extent,
 ) -> Rule:
     """``split_extent`` is the new extent of ``split_dim``, ``concat_extent`` that of ``concat_dim``."""
@@ -107,59 +116,112 @@ def _all_to_all_rule(
     return rule(f"{''.join(before)}->{''.join(after)}", [x.shape], {"Y": split_extent, "Z": concat_extent})
 
 
-register(Operator(
-    "all_reduce", _reduced, first_dtype, alone("all_reduce"),
-    # The loss is the sum over devices of what each computes from y, so the gradients are summed, too.
-    _derivative_of_sum("all_reduce", lambda g, x, **group: apply("all_reduce", g, **group, op="sum")),
-    attributes={**_GROUP, "op": "a string"},
-    # 2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.  With unequal
-    # pieces these are the bytes of the group's first member, which has one of the largest pieces.
-    received=lambda x, axes, group, op: x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize,
-))
-register(Operator(
-    "all_gather", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), first_dtype, alone("all_gather"),
-    lambda g, y, x, axes, group, dim, extent: [
-        apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
-    ],
-    attributes={**_GROUP, "dim": "an integer", "extent": "an extent"},
-    received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
-))
-register(Operator(
-    "reduce_scatter", _reduce_scatter_rule, first_dtype, alone("reduce_scatter"),
-    _derivative_of_sum("reduce_scatter", lambda g, x, axes, group, dim, extent: apply(
-        "all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim])),
-    attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
-    received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
-))
-register(Operator(
-    "all_to_all", _all_to_all_rule, first_dtype, alone("all_to_all"),
-    lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [apply(
-        "all_to_all", g, axes=axes, group=group, split_dim=concat_dim, split_extent=x.shape[concat_dim],
-        concat_dim=split_dim, concat_extent=x.shape[split_dim],
-    )],
-    attributes={**_GROUP, "split_dim": "an integer", "split_extent": "an extent", "concat_dim": "an integer",
-                "concat_extent": "an extent"},
-    received=lambda x, axes, group, split_dim, split_extent, concat_dim, concat_extent:
-        _with(_with(x, split_dim, split_extent), concat_dim, concat_extent).nbytes
-        - _with(x, split_dim, split_extent).nbytes,
-))
+register(
+    Operator(
+        "all_reduce",
+        _reduced,
+        first_dtype,
+        alone("all_reduce"),
+        # The loss is the sum over devices of what each computes from y, so the gradients are summed, too.
+        _derivative_of_sum("all_reduce", lambda g, x, **group: apply("all_reduce", g, **group, op="sum")),
+        attributes={**_GROUP, "op": "a string"},
+        # 2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.  With unequal
+        # pieces these are the bytes of the group's first member, which has one of the largest pieces.
+        received=lambda x, axes, group, op: (
+            x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
+        ),
+    )
+)
+register(
+    Operator(
+        "all_gather",
+        lambda x, axes, group, dim, extent: changed(x, dim, extent, group),
+        first_dtype,
+        alone("all_gather"),
+        lambda g, y, x, axes, group, dim, extent: [
+            apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
+        ],
+        attributes={**_GROUP, "dim": "an integer", "extent": "an extent"},
+        received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
+    )
+)
+register(
+    Operator(
+        "reduce_scatter",
+        _reduce_scatter_rule,
+        first_dtype,
+        alone("reduce_scatter"),
+        _derivative_of_sum(
+            "reduce_scatter",
+            lambda g, x, axes, group, dim, extent: apply(
+                "all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim]
+            ),
+        ),
+        attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
+        received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
+    )
+)
+register(
+    Operator(
+        "all_to_all",
+        _all_to_all_rule,
+        first_dtype,
+        alone("all_to_all"),
+        lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [
+            apply(
+                "all_to_all",
+                g,
+                axes=axes,
+                group=group,
+                split_dim=concat_dim,
+                split_extent=x.shape[concat_dim],
+                concat_dim=split_dim,
+                concat_extent=x.shape[split_dim],
+            )
+        ],
+        attributes={
+            **_GROUP,
+            "split_dim": "an integer",
+            "split_extent": "an extent",
+            "concat_dim": "an integer",
+            "concat_extent": "an extent",
+        },
+        received=lambda x, axes, group, split_dim, split_extent, concat_dim, concat_extent: (
+            _with(_with(x, split_dim, split_extent), concat_dim, concat_extent).nbytes
+            - _with(x, split_dim, split_extent).nbytes
+        ),
+    )
+)
 
 
 def _pairs_rule(x: TensorType, axes: Any, group: Extent, pairs: Sequence[Sequence[int]]) -> Rule:
     for side in zip(*pairs, strict=True):
         if len(set(side)) != len(side):
-            raise ValueError(f"pairs must name each source and each target once, got {list(map(list, pairs))}")
+            raise ValueError(
+                f"pairs must name each source and each target once, got {list(map(list, pairs))}"
+            )
     return _same(x, group)
 
 
-register(Operator(
-    "permute", _pairs_rule, first_dtype, alone("permute"),
-    lambda g, y, x, axes, group, pairs: [
-        apply("permute", g, axes=axes, group=group, pairs=tuple((target, source) for source, target in pairs))
-    ],
-    attributes={**_GROUP, "pairs": "a list of pairs"},
-    received=lambda x, axes, group, pairs: x.nbytes if any(a != b for a, b in pairs) else 0,
-))
+register(
+    Operator(
+        "permute",
+        _pairs_rule,
+        first_dtype,
+        alone("permute"),
+        lambda g, y, x, axes, group, pairs: [
+            apply(
+                "permute",
+                g,
+                axes=axes,
+                group=group,
+                pairs=tuple((target, source) for source, target in pairs),
+            )
+        ],
+        attributes={**_GROUP, "pairs": "a list of pairs"},
+        received=lambda x, axes, group, pairs: x.nbytes if any(a != b for a, b in pairs) else 0,
+    )
+)
 
 
 # -- over groups of ranks that lie along no axes -----------------------------------------------------------------------
@@ -168,7 +230,13 @@ GROUPED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcas
 
 
 def _grouped_rule(
-    x: TensorType, collective: str, groups: Any, group: Extent, shape: Sequence[Extent], dim: int, concat_dim: int,
+    x: TensorType,
+    collective: str,
+    groups: Any,
+    group: Extent,
+    shape: Sequence[Extent],
+    dim: int,
+    concat_dim: int,
     op: str,
 ) -> Rule:
     """Everything is needed whole: groups of ranks lie along no axes, so nothing can be split along one."""
@@ -184,9 +252,11 @@ def _grouped_rule(
         raise ValueError(f"a collective keeps the number of dims, {x.ndim}, got shape {list(shape)}")
     names = letters(x.ndim)
     moved = [a != b for a, b in zip(x.shape, shape, strict=True)]
-    sides = ["".join(f"{other[d]}!" if m else names[d] for d, m in enumerate(moved))
-             for other in (names.upper(), letters(2 * x.ndim)[x.ndim:])]
-    return rule("->".join(sides), [x.shape], dict(zip(letters(2 * x.ndim)[x.ndim:], shape, strict=True)))
+    sides = [
+        "".join(f"{other[d]}!" if m else names[d] for d, m in enumerate(moved))
+        for other in (names.upper(), letters(2 * x.ndim)[x.ndim :])
+    ]
+    return rule("->".join(sides), [x.shape], dict(zip(letters(2 * x.ndim)[x.ndim :], shape, strict=True)))
 
 
 def _grouped_bytes(
@@ -205,12 +275,24 @@ def _grouped_bytes(
     return x.nbytes
 
 
-register(Operator(
-    "group_collective", _grouped_rule, first_dtype, alone("group_collective"),
-    attributes={"collective": "a string", "groups": "a list of groups", "group": "an extent", "shape": "a shape",
-                "dim": "an integer", "concat_dim": "an integer", "op": "a string"},
-    received=_grouped_bytes,
-))
+register(
+    Operator(
+        "group_collective",
+        _grouped_rule,
+        first_dtype,
+        alone("group_collective"),
+        attributes={
+            "collective": "a string",
+            "groups": "a list of groups",
+            "group": "an extent",
+            "shape": "a shape",
+            "dim": "an integer",
+            "concat_dim": "an integer",
+            "op": "a string",
+        },
+        received=_grouped_bytes,
+    )
+)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -228,12 +310,22 @@ def _send_rule(x: TensorType, destination: int, tag: int) -> Rule:
     return replace(elementwise([x.shape]), outputs=())
 
 
-register(Operator(
-    "send", _send_rule, lambda x, **_: (), _no_peer("send"),
-    attributes={"destination": "an integer", "tag": "an integer"},
-))
-register(Operator(
-    "recv", lambda source, tag, shape, dtype: created(shape), lambda source, tag, shape, dtype: dtype, _no_peer("recv"),
-    attributes={"source": "an integer", "tag": "an integer", "shape": "a shape", "dtype": "a dtype"},
-    received=lambda source, tag, shape, dtype: TensorType(dtype, shape).nbytes,
-))
+register(
+    Operator(
+        "send",
+        _send_rule,
+        lambda x, **_: (),
+        _no_peer("send"),
+        attributes={"destination": "an integer", "tag": "an integer"},
+    )
+)
+register(
+    Operator(
+        "recv",
+        lambda source, tag, shape, dtype: created(shape),
+        lambda source, tag, shape, dtype: dtype,
+        _no_peer("recv"),
+        attributes={"source": "an integer", "tag": "an integer", "shape": "a shape", "dtype": "a dtype"},
+        received=lambda source, tag, shape, dtype: TensorType(dtype, shape).nbytes,
+    )
+)

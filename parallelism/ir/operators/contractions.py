@@ -39,8 +39,10 @@ def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
     kept = {letter for dim in out for letter in dim}
     if not (a & b) - kept:
         return None
-    count, m, n, k = (product(rule.extents[letter] for letter in sorted(letters - {"1"})) for letters in (
-        a & b & kept, (a & kept) - b, (b & kept) - a, (a | b) - kept))
+    count, m, n, k = (
+        product(rule.extents[letter] for letter in sorted(letters - {"1"}))
+        for letters in (a & b & kept, (a & kept) - b, (b & kept) - a, (a | b) - kept)
+    )
     return count, m, n, k
 
 
@@ -75,19 +77,33 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
     """
     grads = []
     for i, (array, term) in enumerate(zip(x, terms, strict=True)):
-        others = [*terms[:i], *terms[i + 1:]]
-        there = "".join(letter for letter in term if letter in out or any(letter in other for other in others))
-        grad = apply("einsum", g, *x[:i], *x[i + 1:], equation=f"{','.join([out, *others])}->{there}")
+        others = [*terms[:i], *terms[i + 1 :]]
+        there = "".join(
+            letter for letter in term if letter in out or any(letter in other for other in others)
+        )
+        grad = apply("einsum", g, *x[:i], *x[i + 1 :], equation=f"{','.join([out, *others])}->{there}")
         if there != term:
-            grad = grad.reshape([n if letter in there else 1 for letter, n in zip(term, array.shape, strict=True)])
+            grad = grad.reshape(
+                [n if letter in there else 1 for letter, n in zip(term, array.shape, strict=True)]
+            )
             grad = apply("broadcast_to", grad, shape=array.shape)
         grads.append(grad)
     return grads
 
 
-register(Operator("einsum", _einsum_rule, _dtype,
-                  lambda *arrays, equation: np.einsum(equation, *arrays, optimize=len(arrays) > 1),
-                  _einsum_derivative, _flops, {"equation": "a string"}, linear="each", grows=True))
+register(
+    Operator(
+        "einsum",
+        _einsum_rule,
+        _dtype,
+        lambda *arrays, equation: np.einsum(equation, *arrays, optimize=len(arrays) > 1),
+        _einsum_derivative,
+        _flops,
+        {"equation": "a string"},
+        linear="each",
+        grows=True,
+    )
+)
 
 
 # -- matmul ------------------------------------------------------------------------------------------------------------
@@ -109,10 +125,14 @@ def _matmul_rule(a: TensorType, b: TensorType) -> Rule:
 
 def _matmul_derivative(g: Any, y: Any, a: Any, b: Any) -> list[Any]:
     left, right, out = _terms(a.type, b.type)
-    operands = tuple(x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
-                     for x, term in ((a, left), (b, right)))
+    operands = tuple(
+        x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
+        for x, term in ((a, left), (b, right))
+    )
     grads = contraction_gradients(g, operands, [left.replace("1", ""), right.replace("1", "")], out)
     return [grad.reshape(x.shape) for grad, x in zip(grads, (a, b), strict=True)]
 
 
-register(Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops, linear="each", grows=True))
+register(
+    Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops, linear="each", grows=True)
+)

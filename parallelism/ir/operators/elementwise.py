@@ -13,11 +13,17 @@ Derivative = Callable[..., Sequence[Any]]
 
 def _ufunc(kernel: np.ufunc, derivative: Derivative | None, linear: Linear) -> None:
     """Register a NumPy ufunc under NumPy's name and with NumPy's dtypes."""
-    register(Operator(
-        kernel.__name__, lambda *types: aligned([type.shape for type in types]),
-        lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, 1,
-        linear=linear,
-    ))
+    register(
+        Operator(
+            kernel.__name__,
+            lambda *types: aligned([type.shape for type in types]),
+            lambda *types: resolved(kernel, *(type.dtype for type in types))[-1],
+            kernel,
+            derivative,
+            1,
+            linear=linear,
+        )
+    )
 
 
 def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
@@ -27,14 +33,21 @@ def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtyp
 
 
 _LINEAR: dict[np.ufunc, Linear] = {
-    np.add: "together", np.subtract: "together", np.multiply: "each", np.divide: (0,), np.negative: "together",
+    np.add: "together",
+    np.subtract: "together",
+    np.multiply: "each",
+    np.divide: (0,),
+    np.negative: "together",
 }
 _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
     np.add: lambda g, y, a, b: (g, g),
     np.subtract: lambda g, y, a, b: (g, -g),
     np.multiply: lambda g, y, a, b: (g * b, g * a),
     np.divide: lambda g, y, a, b: (g / b, -g * y / b),
-    np.power: lambda g, y, a, b: (g * b * np.power(a, b - 1), g * y * np.log(np.where(a > 0, a, np.ones((), a.dtype)))),
+    np.power: lambda g, y, a, b: (
+        g * b * np.power(a, b - 1),
+        g * y * np.log(np.where(a > 0, a, np.ones((), a.dtype))),
+    ),
     np.maximum: lambda g, y, a, b: (g * _share(a, b), g * _share(b, a)),
     np.minimum: lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)),
     np.floor_divide: lambda g, y, a, b: (None, None),
@@ -69,38 +82,81 @@ _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
     np.arctan2: lambda g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)),
     np.logaddexp: lambda g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)),
     **dict.fromkeys((np.sign, np.floor, np.ceil, np.rint, np.trunc), lambda g, y, x: (None,)),
-    **dict.fromkeys((
-        np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and, np.logical_or,
-        np.logical_xor, np.logical_not, np.isfinite, np.isnan, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
-        np.invert, np.left_shift, np.right_shift,
-    ), None),
+    **dict.fromkeys(
+        (
+            np.equal,
+            np.not_equal,
+            np.less,
+            np.less_equal,
+            np.greater,
+            np.greater_equal,
+            np.logical_and,
+            np.logical_or,
+            np.logical_xor,
+            np.logical_not,
+            np.isfinite,
+            np.isnan,
+            np.bitwise_and,
+            np.bitwise_or,
+            np.bitwise_xor,
+            np.invert,
+            np.left_shift,
+            np.right_shift,
+        ),
+        None,
+    ),
 }
 """The ufuncs that are operators, each with its derivative; None if it has none."""
 
 for _kernel, _derivative in _DERIVATIVES.items():
     _ufunc(_kernel, _derivative, _LINEAR.get(_kernel, ()))
 
-register(Operator(
-    "where", lambda *types: aligned([type.shape for type in types]),
-    _where_dtype, np.where,
-    lambda g, y, condition, a, b: (None, np.where(condition, g, _zero(g)), np.where(condition, _zero(g), g)), 1,
-))
-register(Operator(
-    "convert", lambda x, dtype: aligned([x.shape]), lambda x, dtype: dtype, lambda x, dtype: x.astype(dtype),
-    lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"}, linear="together",
-))
+register(
+    Operator(
+        "where",
+        lambda *types: aligned([type.shape for type in types]),
+        _where_dtype,
+        np.where,
+        lambda g, y, condition, a, b: (
+            None,
+            np.where(condition, g, _zero(g)),
+            np.where(condition, _zero(g), g),
+        ),
+        1,
+    )
+)
+register(
+    Operator(
+        "convert",
+        lambda x, dtype: aligned([x.shape]),
+        lambda x, dtype: dtype,
+        lambda x, dtype: x.astype(dtype),
+        lambda g, y, x, dtype: (g,),
+        attributes={"dtype": "a dtype"},
+        linear="together",
+    )
+)
 
 
 def _wide(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if x.dtype != dtype and not (x.dtype.itemsize < dtype.itemsize and is_floating(x.dtype) and is_floating(dtype)):
+    if x.dtype != dtype and not (
+        x.dtype.itemsize < dtype.itemsize and is_floating(x.dtype) and is_floating(dtype)
+    ):
         raise TypeError(f"{x.dtype} is widened to a floating-point dtype of more bits, not to {dtype}")
     return dtype
 
 
-register(Operator(      # as `convert`, but a pending sum passes through it, and is thus computed in the wider dtype
-    "widen", lambda x, dtype: aligned([x.shape]), _wide, lambda x, dtype: x.astype(dtype),
-    lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"}, linear="together",
-))
+register(
+    Operator(  # as `convert`, but a pending sum passes through it, and is thus computed in the wider dtype
+        "widen",
+        lambda x, dtype: aligned([x.shape]),
+        _wide,
+        lambda x, dtype: x.astype(dtype),
+        lambda g, y, x, dtype: (g,),
+        attributes={"dtype": "a dtype"},
+        linear="together",
+    )
+)
 
 
 def _integers(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -111,15 +167,21 @@ def _integers(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _saturated(x: Any, dtype: np.dtype[Any]) -> Any:
     least, most = integer_limits(dtype)
-    with np.errstate(over="ignore"):                    # in float16, 2**16 and more are infinite, and all floats less
-        below, above = x <= x.dtype.type(least), x >= x.dtype.type(most + 1)    # powers of two are exact
+    with np.errstate(over="ignore"):  # in float16, 2**16 and more are infinite, and all floats less
+        below, above = x <= x.dtype.type(least), x >= x.dtype.type(most + 1)  # powers of two are exact
     y = np.where(below | above | np.isnan(x), np.zeros((), x.dtype), x).astype(dtype)
     return np.where(below, np.array(least, dtype), np.where(above, np.array(most, dtype), y))
 
 
-register(Operator(      # as `convert`, which leaves it to the machine what becomes of a float outside the range
-    "saturate", lambda x, dtype: aligned([x.shape]), _integers, _saturated, attributes={"dtype": "a dtype"},
-))
+register(
+    Operator(  # as `convert`, which leaves it to the machine what becomes of a float outside the range
+        "saturate",
+        lambda x, dtype: aligned([x.shape]),
+        _integers,
+        _saturated,
+        attributes={"dtype": "a dtype"},
+    )
+)
 
 
 def _zero(g: Any) -> Any:

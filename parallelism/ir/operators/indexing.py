@@ -30,7 +30,7 @@ def _check_indices(indices: TensorType) -> None:
 
 def _take_terms(ndim: int, axis: int, indices: int) -> list[str]:
     """The terms of indices, table and result, for example ``ij``, ``azd`` and ``aijd``."""
-    own = letters(ndim - 1 + indices, "z")[ndim - 1:]
+    own = letters(ndim - 1 + indices, "z")[ndim - 1 :]
     return [own, *terms_along(ndim, axis, "z", own)]
 
 
@@ -60,16 +60,21 @@ def _take_part(x: Any, indices: Any, axis: int, first: int, whole: int) -> Any:
     place = places(indices, whole) - first
     here = (place >= 0) & (place < x.shape[axis])
     if not x.shape[axis]:
-        return np.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1:]), x.dtype)
+        return np.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
     taken = np.take(x, np.where(here, place, 0), axis=axis)
     return np.where(here.reshape(here.shape + (1,) * (x.ndim - axis - 1)), taken, np.zeros((), x.dtype))
 
 
-def _take_gradient(grad: Any, indices: Any, axis: int, extent: int, first: int = 0, whole: int | None = None) -> Any:
+def _take_gradient(
+    grad: Any, indices: Any, axis: int, extent: int, first: int = 0, whole: int | None = None
+) -> Any:
     place = places(indices, extent if whole is None else whole)
-    rest = grad.shape[:axis] + grad.shape[axis + indices.ndim:]
-    moved = np.moveaxis(grad.reshape(*grad.shape[:axis], -1, *grad.shape[axis + indices.ndim:]), axis, 0) \
-        if grad.size else np.zeros((place.size, *rest), grad.dtype)
+    rest = grad.shape[:axis] + grad.shape[axis + indices.ndim :]
+    moved = (
+        np.moveaxis(grad.reshape(*grad.shape[:axis], -1, *grad.shape[axis + indices.ndim :]), axis, 0)
+        if grad.size
+        else np.zeros((place.size, *rest), grad.dtype)
+    )
     if grad.ndim == indices.ndim:
         return lookup_backward(moved.reshape(-1, 1), place.reshape(-1), extent, first).reshape(-1)
     rows = lookup_backward(moved.reshape(place.size, int(np.prod(rest))), place.reshape(-1), extent, first)
@@ -99,7 +104,7 @@ def _take_along_gradient_rule(grad: TensorType, indices: TensorType, axis: int, 
 
 
 def _take_along_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
-    table = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1:]), grad.dtype)
+    table = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1 :]), grad.dtype)
     places = list(np.indices(indices.shape, sparse=True))
     places[axis] = indices
     np.add.at(table, tuple(places), grad)
@@ -117,44 +122,136 @@ _AXIS_OF = {"axis": "an integer", "extent": "an extent"}
 
 _PART = {"first": "an extent", "whole": "an extent"}
 
-register(Operator("take", _take_rule, first_dtype, lambda x, indices, axis: np.take(x, indices, axis=axis),
-                  lambda g, y, x, indices, axis: [
-                      apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
-                  ], attributes=_AXIS, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z", part="take_part"))
-register(Operator("take_gradient", _take_gradient_rule, first_dtype, _take_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], _additions,
-                  _AXIS_OF, linear=(0,), grows=True, indexed="z", part="take_gradient_part"))
-register(Operator("take_part", _take_rule, first_dtype, _take_part,
-                  lambda g, y, x, indices, axis, **part: [
-                      apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part), None
-                  ], attributes={**_AXIS, **_PART}, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z"))
-register(Operator("take_gradient_part", _take_gradient_rule, first_dtype, _take_gradient,
-                  lambda g, y, x, indices, axis, extent, first, whole: [
-                      apply("take_part", g, indices, axis=axis, first=first, whole=whole), None
-                  ], _additions, {**_AXIS_OF, **_PART}, linear=(0,), grows=True, indexed="z"))
-register(Operator("take_along", _take_along_rule, first_dtype,
-                  lambda x, indices, axis: np.take_along_axis(x, indices, axis),
-                  lambda g, y, x, indices, axis: [
-                      apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
-                  ], attributes=_AXIS, linear=(0,), grows=True))
-register(Operator("take_along_gradient", _take_along_gradient_rule, first_dtype, _take_along_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], _additions,
-                  _AXIS_OF, linear=(0,), grows=True))
-register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
-                  lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),
-                  attributes={"extent": "an extent", "dtype": "a dtype"}))
+register(
+    Operator(
+        "take",
+        _take_rule,
+        first_dtype,
+        lambda x, indices, axis: np.take(x, indices, axis=axis),
+        lambda g, y, x, indices, axis: [
+            apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]),
+            None,
+        ],
+        attributes=_AXIS,
+        linear=(0,),
+        grows=True,
+        nbytes=_taken_bytes,
+        indexed="z",
+        part="take_part",
+    )
+)
+register(
+    Operator(
+        "take_gradient",
+        _take_gradient_rule,
+        first_dtype,
+        _take_gradient,
+        lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None],
+        _additions,
+        _AXIS_OF,
+        linear=(0,),
+        grows=True,
+        indexed="z",
+        part="take_gradient_part",
+    )
+)
+register(
+    Operator(
+        "take_part",
+        _take_rule,
+        first_dtype,
+        _take_part,
+        lambda g, y, x, indices, axis, **part: [
+            apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part),
+            None,
+        ],
+        attributes={**_AXIS, **_PART},
+        linear=(0,),
+        grows=True,
+        nbytes=_taken_bytes,
+        indexed="z",
+    )
+)
+register(
+    Operator(
+        "take_gradient_part",
+        _take_gradient_rule,
+        first_dtype,
+        _take_gradient,
+        lambda g, y, x, indices, axis, extent, first, whole: [
+            apply("take_part", g, indices, axis=axis, first=first, whole=whole),
+            None,
+        ],
+        _additions,
+        {**_AXIS_OF, **_PART},
+        linear=(0,),
+        grows=True,
+        indexed="z",
+    )
+)
+register(
+    Operator(
+        "take_along",
+        _take_along_rule,
+        first_dtype,
+        lambda x, indices, axis: np.take_along_axis(x, indices, axis),
+        lambda g, y, x, indices, axis: [
+            apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]),
+            None,
+        ],
+        attributes=_AXIS,
+        linear=(0,),
+        grows=True,
+    )
+)
+register(
+    Operator(
+        "take_along_gradient",
+        _take_along_gradient_rule,
+        first_dtype,
+        _take_along_gradient,
+        lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None],
+        _additions,
+        _AXIS_OF,
+        linear=(0,),
+        grows=True,
+    )
+)
+register(
+    Operator(
+        "one_hot",
+        _one_hot_rule,
+        lambda indices, extent, dtype: dtype,
+        lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),
+        attributes={"extent": "an extent", "dtype": "a dtype"},
+    )
+)
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
 
 
-register(Operator(
-    "sort", along_whole, first_dtype, lambda x, axis: np.sort(x, axis=axis),
-    lambda g, y, x, axis: [
-        apply("take_along_gradient", g, apply("argsort", x, axis=axis), axis=axis, extent=x.shape[axis])
-    ], 1, _AXIS,
-))
-register(Operator(
-    "argsort", along_whole, lambda x, axis: np.dtype(np.int64), lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
-    None, 1, _AXIS,
-))
+register(
+    Operator(
+        "sort",
+        along_whole,
+        first_dtype,
+        lambda x, axis: np.sort(x, axis=axis),
+        lambda g, y, x, axis: [
+            apply("take_along_gradient", g, apply("argsort", x, axis=axis), axis=axis, extent=x.shape[axis])
+        ],
+        1,
+        _AXIS,
+    )
+)
+register(
+    Operator(
+        "argsort",
+        along_whole,
+        lambda x, axis: np.dtype(np.int64),
+        lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
+        None,
+        1,
+        _AXIS,
+    )
+)

@@ -54,16 +54,32 @@ def _entropy_derivative(g: Any, y: Any, logits: Any, classes: Any, rows: Extent)
     return [g / rows * (apply("softmax", logits, axis=1) - chosen), None]
 
 
-register(Operator(
-    "mean_squared_error", _squared_rule, _dtype,
-    lambda predictions, targets, rows: np.asarray(mean_squared_error(predictions, targets, rows)[0], predictions.dtype),
-    _squared_derivative, 3, {"rows": "an extent"},
-))
-register(Operator(
-    "softmax_cross_entropy", _entropy_rule, _dtype,
-    lambda logits, classes, rows: np.asarray(softmax_cross_entropy(logits, classes, rows)[0], logits.dtype),
-    _entropy_derivative, 5, {"rows": "an extent"},
-))
+register(
+    Operator(
+        "mean_squared_error",
+        _squared_rule,
+        _dtype,
+        lambda predictions, targets, rows: np.asarray(
+            mean_squared_error(predictions, targets, rows)[0], predictions.dtype
+        ),
+        _squared_derivative,
+        3,
+        {"rows": "an extent"},
+    )
+)
+register(
+    Operator(
+        "softmax_cross_entropy",
+        _entropy_rule,
+        _dtype,
+        lambda logits, classes, rows: np.asarray(
+            softmax_cross_entropy(logits, classes, rows)[0], logits.dtype
+        ),
+        _entropy_derivative,
+        5,
+        {"rows": "an extent"},
+    )
+)
 
 
 # -- losses of single layers -------------------------------------------------------------------------------------------
@@ -77,8 +93,26 @@ def _number(x: TensorType) -> Rule:
 
 # Both give out their input.  No gradient passes them.  `local_loss` marks a number as a loss, whose gradient is 1,
 # whatever is done with the number: a step may add such losses up in order to report them.
-register(Operator("stop_gradient", lambda x: elementwise([x.shape]), first_dtype, lambda x: x, view=True,
-                  linear="moves", gradient="stops"))
-register(Operator("local_loss", _number, first_dtype, lambda x: x,
-                  lambda g, y, x: [apply("constant", value=1, shape=(), dtype=x.dtype)],
-                  view=True, linear="moves", gradient="starts"))
+register(
+    Operator(
+        "stop_gradient",
+        lambda x: elementwise([x.shape]),
+        first_dtype,
+        lambda x: x,
+        view=True,
+        linear="moves",
+        gradient="stops",
+    )
+)
+register(
+    Operator(
+        "local_loss",
+        _number,
+        first_dtype,
+        lambda x: x,
+        lambda g, y, x: [apply("constant", value=1, shape=(), dtype=x.dtype)],
+        view=True,
+        linear="moves",
+        gradient="starts",
+    )
+)

@@ -54,32 +54,80 @@ def _normalization_gradient(*types: TensorType, weights: int) -> Rule:
 
 _EPSILON = {"epsilon": "a number"}
 
-register(Operator(
-    "softmax", along_whole, floating, softmax,
-    lambda g, y, x, axis: [apply("softmax_gradient", g, y, axis=axis, scale=1.0)], 4, {"axis": "an integer"},
-))
-register(Operator(
-    "softmax_gradient", _softmax_gradient_rule, floating, _softmax_gradient, flops=4, linear=(0,),
-    attributes={"axis": "an integer", "scale": "a number"},
-))
-register(Operator(
-    "log_softmax", along_whole, floating, log_softmax,
-    lambda g, y, x, axis: [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)], 4, {"axis": "an integer"},
-))
-register(Operator(
-    "layer_norm", lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon), floating,
-    layer_norm, lambda g, y, x, weight, bias, epsilon: apply("layer_norm_gradient", g, x, weight, epsilon=epsilon), 8,
-    _EPSILON,
-))
-register(Operator(
-    "layer_norm_gradient", lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=2),
-    floating, layer_norm_backward, flops=18, attributes=_EPSILON, linear=(0,),
-))
-register(Operator(
-    "rms_norm", lambda x, weight, epsilon: _normalization(x, weight, epsilon=epsilon), floating, rms_norm,
-    lambda g, y, x, weight, epsilon: apply("rms_norm_gradient", g, x, weight, epsilon=epsilon), 5, _EPSILON,
-))
-register(Operator(
-    "rms_norm_gradient", lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=1),
-    floating, rms_norm_backward, flops=13, attributes=_EPSILON, linear=(0,),
-))
+register(
+    Operator(
+        "softmax",
+        along_whole,
+        floating,
+        softmax,
+        lambda g, y, x, axis: [apply("softmax_gradient", g, y, axis=axis, scale=1.0)],
+        4,
+        {"axis": "an integer"},
+    )
+)
+register(
+    Operator(
+        "softmax_gradient",
+        _softmax_gradient_rule,
+        floating,
+        _softmax_gradient,
+        flops=4,
+        linear=(0,),
+        attributes={"axis": "an integer", "scale": "a number"},
+    )
+)
+register(
+    Operator(
+        "log_softmax",
+        along_whole,
+        floating,
+        log_softmax,
+        lambda g, y, x, axis: [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)],
+        4,
+        {"axis": "an integer"},
+    )
+)
+register(
+    Operator(
+        "layer_norm",
+        lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon),
+        floating,
+        layer_norm,
+        lambda g, y, x, weight, bias, epsilon: apply("layer_norm_gradient", g, x, weight, epsilon=epsilon),
+        8,
+        _EPSILON,
+    )
+)
+register(
+    Operator(
+        "layer_norm_gradient",
+        lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=2),
+        floating,
+        layer_norm_backward,
+        flops=18,
+        attributes=_EPSILON,
+        linear=(0,),
+    )
+)
+register(
+    Operator(
+        "rms_norm",
+        lambda x, weight, epsilon: _normalization(x, weight, epsilon=epsilon),
+        floating,
+        rms_norm,
+        lambda g, y, x, weight, epsilon: apply("rms_norm_gradient", g, x, weight, epsilon=epsilon),
+        5,
+        _EPSILON,
+    )
+)
+register(
+    Operator(
+        "rms_norm_gradient",
+        lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=1),
+        floating,
+        rms_norm_backward,
+        flops=13,
+        attributes=_EPSILON,
+        linear=(0,),
+    )
+)

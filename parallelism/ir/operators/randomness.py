@@ -21,14 +21,18 @@ from parallelism.kernels import dropout, dropout_mask, splitmix64
 
 def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
     if not 0 <= seed < 2**64 or not 0 <= rate < 1:
-        raise ValueError(f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}")
+        raise ValueError(
+            f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}"
+        )
     if step.shape or step.dtype.kind not in "iu":
         raise TypeError(f"the step must be a single integer, got {step}")
     new = created(shape, starts)
     for part, start, extent in zip(shape, starts, whole, strict=True):
         if is_negative(start) or is_negative(extent - start - part):
-            raise ValueError(f"a part of shape {shape_text(shape)} that starts at {shape_text(starts)} is not inside "
-                             f"{shape_text(whole)}")
+            raise ValueError(
+                f"a part of shape {shape_text(shape)} that starts at {shape_text(starts)} is not inside "
+                f"{shape_text(whole)}"
+            )
     return replace(new, inputs=((),))
 
 
@@ -37,13 +41,22 @@ def _block(starts: Sequence[int], shape: Sequence[int]) -> list[slice]:
 
 
 def _uniform(
-    step: Any, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int], dtype: np.dtype[Any]
+    step: Any,
+    seed: int,
+    whole: Sequence[int],
+    starts: Sequence[int],
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
 ) -> Any:
     """Uniform numbers in [0, 1), from as many upper bits of SplitMix64 as the dtype's mantissa has."""
     key = int(splitmix64(seed, [int(step)])[0])
-    places = np.ravel_multi_index(
-        np.meshgrid(*(np.arange(s.start, s.stop) for s in _block(starts, shape)), indexing="ij"), whole
-    ) if shape and 0 not in shape else np.zeros(shape, np.int64)
+    places = (
+        np.ravel_multi_index(
+            np.meshgrid(*(np.arange(s.start, s.stop) for s in _block(starts, shape)), indexing="ij"), whole
+        )
+        if shape and 0 not in shape
+        else np.zeros(shape, np.int64)
+    )
     bits = limits_of(dtype).nmant + 1
     return ((splitmix64(key, places) >> np.uint64(64 - bits)) * 0.5**bits).astype(dtype)
 
@@ -56,25 +69,39 @@ def _uniform_dtype(step: TensorType, dtype: np.dtype[Any], **_: Any) -> np.dtype
 
 _PART = {"seed": "an integer", "whole": "a shape", "starts": "a shape", "shape": "a shape"}
 
-register(Operator(
-    "dropout_mask", lambda step, rate, seed, whole, starts, shape: _rule(step, seed, whole, starts, shape, rate),
-    lambda step, **_: np.dtype(bool),
-    lambda step, rate, seed, whole, starts, shape: dropout_mask(rate, seed, int(step), whole, _block(starts, shape)),
-    flops=10, attributes={"rate": "a number", **_PART},
-))
-register(Operator(
-    "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),
-    _uniform_dtype, _uniform, flops=10, attributes={"dtype": "a dtype", **_PART},
-))
+register(
+    Operator(
+        "dropout_mask",
+        lambda step, rate, seed, whole, starts, shape: _rule(step, seed, whole, starts, shape, rate),
+        lambda step, **_: np.dtype(bool),
+        lambda step, rate, seed, whole, starts, shape: dropout_mask(
+            rate, seed, int(step), whole, _block(starts, shape)
+        ),
+        flops=10,
+        attributes={"rate": "a number", **_PART},
+    )
+)
+register(
+    Operator(
+        "uniform",
+        lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),
+        _uniform_dtype,
+        _uniform,
+        flops=10,
+        attributes={"dtype": "a dtype", **_PART},
+    )
+)
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------
 
 
-def _dropout_rule(x: TensorType, step: TensorType, rate: float, seed: int, whole: Shape, starts: Shape) -> Rule:
+def _dropout_rule(
+    x: TensorType, step: TensorType, rate: float, seed: int, whole: Shape, starts: Shape
+) -> Rule:
     """The values and the mask, of one byte per element, which the gradient reads."""
     new = _rule(step, seed, whole, starts, x.shape, rate)
-    names, = new.outputs
+    (names,) = new.outputs
     return Rule((names, ()), (names, names), new.extents, new.whole)
 
 
@@ -85,18 +112,35 @@ def _dropout(x: Any, step: Any, rate: float, seed: int, whole: Sequence[int], st
 
 def _dropout_gradient_rule(grad: TensorType, mask: TensorType, rate: float) -> Rule:
     if mask.dtype != bool or not 0 <= rate < 1:
-        raise TypeError(f"the mask must be of bools (i1) and the rate in [0, 1), got {mask.dtype} and rate={rate}")
+        raise TypeError(
+            f"the mask must be of bools (i1) and the rate in [0, 1), got {mask.dtype} and rate={rate}"
+        )
     return alike(grad, mask)
 
 
-register(Operator(
-    "dropout", _dropout_rule, lambda x, step, **_: (floating(x), np.dtype(bool)), _dropout,
-    lambda g, y, x, step, rate, **_: [None if g[0] is None else apply("dropout_gradient", g[0], y[1], rate=rate), None],
-    10, {"rate": "a number", "seed": "an integer", "whole": "a shape", "starts": "a shape"},
-))
-register(Operator(
-    "dropout_gradient", _dropout_gradient_rule, lambda grad, mask, rate: floating(grad),
-    lambda grad, mask, rate: dropout(grad, mask, rate),
-    lambda g, y, grad, mask, rate: [apply("dropout_gradient", g, mask, rate=rate), None], 1, {"rate": "a number"},
-    linear=(0,),
-))
+register(
+    Operator(
+        "dropout",
+        _dropout_rule,
+        lambda x, step, **_: (floating(x), np.dtype(bool)),
+        _dropout,
+        lambda g, y, x, step, rate, **_: [
+            None if g[0] is None else apply("dropout_gradient", g[0], y[1], rate=rate),
+            None,
+        ],
+        10,
+        {"rate": "a number", "seed": "an integer", "whole": "a shape", "starts": "a shape"},
+    )
+)
+register(
+    Operator(
+        "dropout_gradient",
+        _dropout_gradient_rule,
+        lambda grad, mask, rate: floating(grad),
+        lambda grad, mask, rate: dropout(grad, mask, rate),
+        lambda g, y, grad, mask, rate: [apply("dropout_gradient", g, mask, rate=rate), None],
+        1,
+        {"rate": "a number"},
+        linear=(0,),
+    )
+)

@@ -45,14 +45,21 @@ def _reduced_dtype(kernel: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return reduced
 
 
-def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None,
-               linear: Linear = ()) -> None:
-    register(Operator(
-        name, lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
-        lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
-        lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims), derivative, 1,
-        {"axes": "a list of integers", "keepdims": "a bool"}, linear=linear,
-    ))
+def _reduction(
+    name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None, linear: Linear = ()
+) -> None:
+    register(
+        Operator(
+            name,
+            lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
+            lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
+            lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims),
+            derivative,
+            1,
+            {"axes": "a list of integers", "keepdims": "a bool"},
+            linear=linear,
+        )
+    )
 
 
 def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
@@ -73,12 +80,20 @@ def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bo
     zeros = np.sum(zero.astype(x.dtype), axis=axes, keepdims=True)
     divisor = np.where(zero, one, x)
     product = np.prod(divisor, axis=axes, keepdims=True)
-    of_zero, of_others = np.where(zeros == one, product, none), np.where(zeros == none, product / divisor, none)
+    of_zero, of_others = (
+        np.where(zeros == one, product, none),
+        np.where(zeros == none, product / divisor, none),
+    )
     return [_kept(g, x, axes) * np.where(zero, of_zero, of_others)]
 
 
-_reduction("sum", np.sum, "sum",
-           lambda g, y, x, axes, keepdims: [apply("broadcast_to", _kept(g, x, axes), shape=x.shape)], "together")
+_reduction(
+    "sum",
+    np.sum,
+    "sum",
+    lambda g, y, x, axes, keepdims: [apply("broadcast_to", _kept(g, x, axes), shape=x.shape)],
+    "together",
+)
 _reduction("prod", np.prod, "prod", _prod_derivative)
 _reduction("max", np.max, "max", _extreme_derivative)
 _reduction("min", np.min, "min", _extreme_derivative)
@@ -92,13 +107,29 @@ def _argument_rule(x: TensorType, axis: int) -> Rule:
 
 
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):
-    register(Operator(
-        _name, _argument_rule, lambda x, axis: np.dtype(np.int64),
-        lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1, {"axis": "an integer"},
-    ))
+    register(
+        Operator(
+            _name,
+            _argument_rule,
+            lambda x, axis: np.dtype(np.int64),
+            lambda x, axis, kernel=_kernel: kernel(x, axis=axis),
+            None,
+            1,
+            {"axis": "an integer"},
+        )
+    )
 
-register(Operator(
-    "cumsum", along_whole, lambda x, axis: _reduced_dtype(np.sum, x.dtype), lambda x, axis: np.cumsum(x, axis=axis),
-    lambda g, y, x, axis: [apply("flip", apply("cumsum", apply("flip", g, axis=axis), axis=axis), axis=axis)], 1,
-    {"axis": "an integer"}, linear="together",
-))
+register(
+    Operator(
+        "cumsum",
+        along_whole,
+        lambda x, axis: _reduced_dtype(np.sum, x.dtype),
+        lambda x, axis: np.cumsum(x, axis=axis),
+        lambda g, y, x, axis: [
+            apply("flip", apply("cumsum", apply("flip", g, axis=axis), axis=axis), axis=axis)
+        ],
+        1,
+        {"axis": "an integer"},
+        linear="together",
+    )
+)

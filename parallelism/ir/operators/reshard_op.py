@@ -46,36 +46,78 @@ def _reshard_rule(x: TensorType, layout: str) -> Rule:
 
 
 def _relayout_rule(
-    x: TensorType, step: str, axes: Any, group: Extent, before: str, after: str, whole: Sequence[Extent],
-    shape: Sequence[Extent], received: Extent,
+    x: TensorType,
+    step: str,
+    axes: Any,
+    group: Extent,
+    before: str,
+    after: str,
+    whole: Sequence[Extent],
+    shape: Sequence[Extent],
+    received: Extent,
 ) -> Rule:
     """A dim whose split does not change keeps its letter."""
     check_group(group)
     if step not in STEPS:
         raise ValueError(f"a step must be one of {', '.join(STEPS)}, got {step!r}")
     if not len(whole) == len(shape) == x.ndim:
-        raise ValueError(f"whole, shape and the input must have equally many dims, got {shape_text(whole)}, "
-                         f"{shape_text(shape)} and {x}")
+        raise ValueError(
+            f"whole, shape and the input must have equally many dims, got {shape_text(whole)}, "
+            f"{shape_text(shape)} and {x}"
+        )
     old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
     names = letters(2 * x.ndim)
     moves = [a != b or n != m for a, b, n, m in zip(old, new, x.shape, shape, strict=True)]
-    sides = ["".join(f"{names[d + first]}!" if moved else names[d] for d, moved in enumerate(moves))
-             for first in (0, x.ndim)]
-    return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim:], shape, strict=True)))
+    sides = [
+        "".join(f"{names[d + first]}!" if moved else names[d] for d, moved in enumerate(moves))
+        for first in (0, x.ndim)
+    ]
+    return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim :], shape, strict=True)))
 
 
-register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, lambda g, y, x, layout: [g],
-                  attributes={"layout": "a string"}, view=True, linear="moves",
-                  lays=lambda layout: TensorSharding.parse(layout)))
-register(Operator(
-    "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), first_dtype, alone("all_slice"),
-    attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer", "extent": "an extent"},
-))
-register(Operator(
-    "relayout", _relayout_rule, first_dtype, alone("relayout"),
-    attributes={
-        "step": "a string", "axes": "a list of strings", "group": "an extent", "before": "a string",
-        "after": "a string", "whole": "a shape", "shape": "a shape", "received": "an extent",
-    },
-    received=lambda x, received, **_: received,
-))
+register(
+    Operator(
+        "reshard",
+        _reshard_rule,
+        first_dtype,
+        lambda x, layout: x,
+        lambda g, y, x, layout: [g],
+        attributes={"layout": "a string"},
+        view=True,
+        linear="moves",
+        lays=lambda layout: TensorSharding.parse(layout),
+    )
+)
+register(
+    Operator(
+        "all_slice",
+        lambda x, axes, group, dim, extent: changed(x, dim, extent, group),
+        first_dtype,
+        alone("all_slice"),
+        attributes={
+            "axes": "a list of strings",
+            "group": "an extent",
+            "dim": "an integer",
+            "extent": "an extent",
+        },
+    )
+)
+register(
+    Operator(
+        "relayout",
+        _relayout_rule,
+        first_dtype,
+        alone("relayout"),
+        attributes={
+            "step": "a string",
+            "axes": "a list of strings",
+            "group": "an extent",
+            "before": "a string",
+            "after": "a string",
+            "whole": "a shape",
+            "shape": "a shape",
+            "received": "an extent",
+        },
+        received=lambda x, received, **_: received,
+    )
+)

@@ -12,11 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, TensorType, checked_axis, first_dtype, register, rule, terms_along
+from parallelism.ir.core import (
+    Operator,
+    Rule,
+    TensorType,
+    checked_axis,
+    first_dtype,
+    register,
+    rule,
+    terms_along,
+)
 from parallelism.ir.core.extents import Extent
 from parallelism.ir.tracing.tracing import apply
 
-_COMBINE: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "set": None}
+_COMBINE: dict[str, Any] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "set": None,
+}
 
 
 def _rule(x: TensorType, indices: TensorType, updates: TensorType, axis: int, op: str) -> Rule:
@@ -44,8 +59,9 @@ def _scatter(x: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
 
 def _taken(g: Any, indices: Any, axis: int) -> Any:
     """The gradient at the indices; 0 for one that is out of range."""
-    return apply("take_part", g, np.maximum(indices, 0), axis=axis, first=0, whole=2**62) \
-        * (indices >= 0).astype(g.dtype).reshape(_along(axis, g.ndim))
+    return apply("take_part", g, np.maximum(indices, 0), axis=axis, first=0, whole=2**62) * (
+        indices >= 0
+    ).astype(g.dtype).reshape(_along(axis, g.ndim))
 
 
 def _is_last(indices: Any, extent: Extent) -> Any:
@@ -67,7 +83,11 @@ def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, o
     if op == "set":
         none = apply("constant", value=0, shape=updates.shape, dtype=updates.dtype)
         last = _is_last(indices, x.shape[axis]).astype(g.dtype).reshape(_along(axis, g.ndim))
-        return [apply("scatter", g, indices, none, axis=axis, op="set"), None, _taken(g, indices, axis) * last]
+        return [
+            apply("scatter", g, indices, none, axis=axis, op="set"),
+            None,
+            _taken(g, indices, axis) * last,
+        ]
     raise ValueError(f"scatter by {op} has no derivative")
 
 
@@ -77,7 +97,14 @@ def _nbytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> Exten
     return 2 * x.nbytes + indices.nbytes + 3 * updates.nbytes
 
 
-register(Operator(
-    "scatter", _rule, first_dtype, _scatter, _derivative, attributes={"axis": "an integer", "op": "a string"},
-    nbytes=_nbytes,
-))
+register(
+    Operator(
+        "scatter",
+        _rule,
+        first_dtype,
+        _scatter,
+        _derivative,
+        attributes={"axis": "an integer", "op": "a string"},
+        nbytes=_nbytes,
+    )
+)

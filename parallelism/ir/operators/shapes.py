@@ -39,8 +39,10 @@ from parallelism.ir.tracing import apply
 
 def _reshape_rule(x: TensorType, shape: Shape) -> Rule:
     if x.size != TensorType(x.dtype, shape).size:
-        raise ValueError(f"shape {shape_text(x.shape)} has {x.size} elements, {shape_text(shape)} has "
-                         f"{TensorType(x.dtype, shape).size}")
+        raise ValueError(
+            f"shape {shape_text(x.shape)} has {x.size} elements, {shape_text(shape)} has "
+            f"{TensorType(x.dtype, shape).size}"
+        )
     return reshape(x.shape, shape)
 
 
@@ -55,22 +57,57 @@ def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
     if len(shape) < x.ndim or broadcast([x.shape, shape]) != tuple(shape):
         raise ValueError(f"shape {shape_text(x.shape)} cannot be broadcast to {shape_text(shape)}")
     names = letters(len(shape))
-    return rule(f"{broadcast_term(x.shape, shape, names)}->{names}", [x.shape], dict(zip(names, shape, strict=True)))
+    return rule(
+        f"{broadcast_term(x.shape, shape, names)}->{names}", [x.shape], dict(zip(names, shape, strict=True))
+    )
 
 
-register(Operator("reshape", _reshape_rule, first_dtype, lambda x, shape: np.reshape(x, shape),
-                  lambda g, y, x, shape: [g.reshape(x.shape)], attributes={"shape": "a shape"}, view=True,
-                  linear="moves"))
-register(Operator("transpose", _transpose_rule, first_dtype, lambda x, permutation: np.transpose(x, permutation),
-                  lambda g, y, x, permutation: [g.transpose(sorted(range(x.ndim), key=permutation.__getitem__))],
-                  attributes={"permutation": "a list of integers"}, linear="moves"))
-register(Operator("broadcast_to", _broadcast_rule, first_dtype, lambda x, shape: np.broadcast_to(x, shape),
-                  lambda g, y, x, shape: [g], attributes={"shape": "a shape"}, linear="moves", grows=True))
-register(Operator(
-    "flip", along_whole, first_dtype, lambda x, axis: np.flip(x, axis),
-    lambda g, y, x, axis: [apply("flip", g, axis=axis)],
-    attributes={"axis": "an integer"}, linear="moves",
-))
+register(
+    Operator(
+        "reshape",
+        _reshape_rule,
+        first_dtype,
+        lambda x, shape: np.reshape(x, shape),
+        lambda g, y, x, shape: [g.reshape(x.shape)],
+        attributes={"shape": "a shape"},
+        view=True,
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "transpose",
+        _transpose_rule,
+        first_dtype,
+        lambda x, permutation: np.transpose(x, permutation),
+        lambda g, y, x, permutation: [g.transpose(sorted(range(x.ndim), key=permutation.__getitem__))],
+        attributes={"permutation": "a list of integers"},
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "broadcast_to",
+        _broadcast_rule,
+        first_dtype,
+        lambda x, shape: np.broadcast_to(x, shape),
+        lambda g, y, x, shape: [g],
+        attributes={"shape": "a shape"},
+        linear="moves",
+        grows=True,
+    )
+)
+register(
+    Operator(
+        "flip",
+        along_whole,
+        first_dtype,
+        lambda x, axis: np.flip(x, axis),
+        lambda g, y, x, axis: [apply("flip", g, axis=axis)],
+        attributes={"axis": "an integer"},
+        linear="moves",
+    )
+)
 
 
 # -- several arrays and one --------------------------------------------------------------------------------------------
@@ -91,20 +128,29 @@ def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
     if not types:
         raise ValueError("at least one input is needed")
     ndim = types[0].ndim
-    own, terms = _parts(len(types), ndim, checked_axis(axis, ndim),
-                        f"{len(types)} arrays of {ndim} dims are more than it can join")
+    own, terms = _parts(
+        len(types),
+        ndim,
+        checked_axis(axis, ndim),
+        f"{len(types)} arrays of {ndim} dims are more than it can join",
+    )
     for type in types:
         if type.ndim != ndim:
             raise ValueError(f"the inputs must have equally many dims, got {types[0]} and {type}")
-    return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types],
-                {own[-1]: sum((type.shape[axis] for type in types), 0)})
+    return rule(
+        f"{','.join(terms[:-1])}->{terms[-1]}",
+        [type.shape for type in types],
+        {own[-1]: sum((type.shape[axis] for type in types), 0)},
+    )
 
 
 def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:
     checked_axis(axis, x.ndim)
     if not sizes or sum(sizes) != x.shape[axis]:
         raise ValueError(f"the sizes must add up to dim {axis} of {x}, got {shape_text(sizes)}")
-    own, terms = _parts(len(sizes), x.ndim, axis, f"{len(sizes)} pieces of {x.ndim} dims are more than it can make")
+    own, terms = _parts(
+        len(sizes), x.ndim, axis, f"{len(sizes)} pieces of {x.ndim} dims are more than it can make"
+    )
     return rule(f"{terms[-1]}->{','.join(terms[:-1])}", [x.shape], dict(zip(own, sizes, strict=False)))
 
 
@@ -127,14 +173,30 @@ def _split_derivative(g: Any, y: Any, x: Any, axis: int, sizes: Shape) -> list[A
     return [apply("concatenate", *pieces, axis=axis)]
 
 
-register(Operator("concatenate", _concatenate_rule, lambda *types, axis: common_dtype(*(t.dtype for t in types)),
-                  lambda *arrays, axis: np.concatenate(arrays, axis),
-                  lambda g, y, *x, axis: list(_as_tuple(
-                      apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x)))),
-                  attributes={"axis": "an integer"}, linear="moves"))
-register(Operator("split", _split_rule, first_dtype, _split,
-                  _split_derivative,
-                  attributes={"axis": "an integer", "sizes": "a shape"}, linear="moves"))
+register(
+    Operator(
+        "concatenate",
+        _concatenate_rule,
+        lambda *types, axis: common_dtype(*(t.dtype for t in types)),
+        lambda *arrays, axis: np.concatenate(arrays, axis),
+        lambda g, y, *x, axis: list(
+            _as_tuple(apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x)))
+        ),
+        attributes={"axis": "an integer"},
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "split",
+        _split_rule,
+        first_dtype,
+        _split,
+        _split_derivative,
+        attributes={"axis": "an integer", "sizes": "a shape"},
+        linear="moves",
+    )
+)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -169,30 +231,45 @@ def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Exte
     n = x.shape[checked_axis(axis, x.ndim)]
     last = begin + (n - 1) * step
     if step < 1 or is_negative(begin) or (n != 0 and is_negative(extent - 1 - last)):
-        raise ValueError(f"{n} elements that start at {begin} with step {step} do not fit into a dim of {extent}")
+        raise ValueError(
+            f"{n} elements that start at {begin} with step {step} do not fit into a dim of {extent}"
+        )
     return rule("->".join(terms_along(x.ndim, axis, "y!", "z!")), [x.shape], {"z": extent})
 
 
 def _place(x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
-    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1:]), x.dtype)
+    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1 :]), x.dtype)
     whole[_part(x.ndim, axis, begin, begin + x.shape[axis] * step, step)] = x
     return whole
 
 
-register(Operator(
-    "slice", _slice_rule, first_dtype, lambda x, axis, begin, end, step: x[_part(x.ndim, axis, begin, end, step)],
-    lambda g, y, x, axis, begin, end, step: [
-        apply("place", g, axis=axis, begin=begin, step=step, extent=x.shape[axis])
-    ], attributes={"axis": "an integer", "begin": "an extent", "end": "an extent", "step": "an integer"},
-    linear="moves",
-))
-register(Operator(
-    "place", _place_rule, first_dtype, _place,
-    lambda g, y, x, axis, begin, step, extent: [
-        apply("slice", g, axis=axis, begin=begin, end=begin + (x.shape[axis] - 1) * step + 1, step=step)
-    ], attributes={"axis": "an integer", "begin": "an extent", "step": "an integer", "extent": "an extent"},
-    linear="moves", grows=True,
-))
+register(
+    Operator(
+        "slice",
+        _slice_rule,
+        first_dtype,
+        lambda x, axis, begin, end, step: x[_part(x.ndim, axis, begin, end, step)],
+        lambda g, y, x, axis, begin, end, step: [
+            apply("place", g, axis=axis, begin=begin, step=step, extent=x.shape[axis])
+        ],
+        attributes={"axis": "an integer", "begin": "an extent", "end": "an extent", "step": "an integer"},
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "place",
+        _place_rule,
+        first_dtype,
+        _place,
+        lambda g, y, x, axis, begin, step, extent: [
+            apply("slice", g, axis=axis, begin=begin, end=begin + (x.shape[axis] - 1) * step + 1, step=step)
+        ],
+        attributes={"axis": "an integer", "begin": "an extent", "step": "an integer", "extent": "an extent"},
+        linear="moves",
+        grows=True,
+    )
+)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -224,28 +301,47 @@ def _windows_sum_rule(x: TensorType, axis: int, step: int, extent: Extent) -> Ru
     checked_axis(axis, x.ndim - 1)
     size = x.shape[-1]
     if not isinstance(size, int) or step < 1 or size < 1 or _windows_in(extent, size, step) != x.shape[axis]:
-        raise ValueError(f"a dim of {extent} does not have {x.shape[axis]} windows of {size}, one every {step}")
+        raise ValueError(
+            f"a dim of {extent} does not have {x.shape[axis]} windows of {size}, one every {step}"
+        )
     before, after = terms_along(x.ndim - 1, axis, "y!", "z!")
     return rule(f"{before}W!->{after}", [x.shape], {"z": extent})
 
 
 def _windows_sum(x: Any, axis: int, step: int, extent: int) -> Any:
-    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1:-1]), x.dtype)
+    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1 : -1]), x.dtype)
     for k in range(x.shape[-1]):
         whole[_part(whole.ndim, axis, k, k + x.shape[axis] * step, step)] += x[..., k]
     return whole
 
 
-register(Operator(
-    "windows", _windows_rule, first_dtype, _windows,
-    lambda g, y, x, axis, size, step: [apply("windows_sum", g, axis=axis, step=step, extent=x.shape[axis])],
-    attributes={"axis": "an integer", "size": "an integer", "step": "an integer"}, linear="moves", grows=True,
-))
-register(Operator(
-    "windows_sum", _windows_sum_rule, first_dtype, _windows_sum,
-    lambda g, y, x, axis, step, extent: [apply("windows", g, axis=axis, size=x.shape[-1], step=step)], 1,
-    attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"}, linear="together", grows=True,
-))
+register(
+    Operator(
+        "windows",
+        _windows_rule,
+        first_dtype,
+        _windows,
+        lambda g, y, x, axis, size, step: [
+            apply("windows_sum", g, axis=axis, step=step, extent=x.shape[axis])
+        ],
+        attributes={"axis": "an integer", "size": "an integer", "step": "an integer"},
+        linear="moves",
+        grows=True,
+    )
+)
+register(
+    Operator(
+        "windows_sum",
+        _windows_sum_rule,
+        first_dtype,
+        _windows_sum,
+        lambda g, y, x, axis, step, extent: [apply("windows", g, axis=axis, size=x.shape[-1], step=step)],
+        1,
+        attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"},
+        linear="together",
+        grows=True,
+    )
+)
 
 
 # -- creation ----------------------------------------------------------------------------------------------------------
@@ -254,8 +350,9 @@ register(Operator(
 def created(shape: Shape, starts: Shape | None = None) -> Rule:
     """The rule of an operator that creates an array; ``starts`` is its position in a larger tensor."""
     if starts is not None and len(starts) != len(shape):
-        raise ValueError(f"starts must have one entry for each dim of shape {shape_text(shape)}, got "
-                         f"{shape_text(starts)}")
+        raise ValueError(
+            f"starts must have one entry for each dim of shape {shape_text(shape)}, got {shape_text(starts)}"
+        )
     names = letters(len(shape))
     return rule(f"->{names}", [], dict(zip(names, shape, strict=True)))
 
@@ -264,8 +361,9 @@ def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
     new = created(shape)
     if isinstance(value, tuple):
         if len(value) != TensorType(dtype, shape).size:
-            raise ValueError(f"shape {shape_text(shape)} needs {TensorType(dtype, shape).size} values, got "
-                             f"{len(value)}")
+            raise ValueError(
+                f"shape {shape_text(shape)} needs {TensorType(dtype, shape).size} values, got {len(value)}"
+            )
         return Rule((), new.outputs, new.extents, frozenset(new.letters))
     if isinstance(value, float) and not is_floating(dtype):
         raise TypeError(f"{value} is not a value of {dtype}")
@@ -282,12 +380,25 @@ def _iota(dim: int, shape: Sequence[int], starts: Sequence[int], dtype: np.dtype
     return np.broadcast_to(places.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
 
 
-register(Operator("constant", _constant_rule, lambda value, shape, dtype: dtype,
-                  lambda value, shape, dtype: np.array(value, dtype).reshape(shape) if isinstance(value, tuple)
-                  else np.full(shape, value, dtype),
-                  attributes={"value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype"}))
-register(Operator(
-    "iota", _iota_rule,
-    lambda dim, shape, starts, dtype: dtype, _iota,
-    attributes={"dim": "an integer", "shape": "a shape", "starts": "a shape", "dtype": "a dtype"},
-))
+register(
+    Operator(
+        "constant",
+        _constant_rule,
+        lambda value, shape, dtype: dtype,
+        lambda value, shape, dtype: (
+            np.array(value, dtype).reshape(shape)
+            if isinstance(value, tuple)
+            else np.full(shape, value, dtype)
+        ),
+        attributes={"value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype"},
+    )
+)
+register(
+    Operator(
+        "iota",
+        _iota_rule,
+        lambda dim, shape, starts, dtype: dtype,
+        _iota,
+        attributes={"dim": "an integer", "shape": "a shape", "starts": "a shape", "dtype": "a dtype"},
+    )
+)

@@ -52,7 +52,12 @@ def _check(logits: TensorType, classes: TensorType, rows: Extent) -> None:
 
 
 def _loss_rule(
-    logits: TensorType, classes: TensorType, largest: TensorType, sums: TensorType, rows: Extent, first: Extent,
+    logits: TensorType,
+    classes: TensorType,
+    largest: TensorType,
+    sums: TensorType,
+    rows: Extent,
+    first: Extent,
     whole: Extent,
 ) -> Rule:
     _check(logits, classes, rows)
@@ -73,8 +78,14 @@ def _loss(logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: 
 
 
 def _gradient_rule(
-    grad: TensorType, logits: TensorType, classes: TensorType, largest: TensorType, sums: TensorType, rows: Extent,
-    first: Extent, whole: Extent,
+    grad: TensorType,
+    logits: TensorType,
+    classes: TensorType,
+    largest: TensorType,
+    sums: TensorType,
+    rows: Extent,
+    first: Extent,
+    whole: Extent,
 ) -> Rule:
     _check(logits, classes, rows)
     names = _rows(logits)
@@ -82,7 +93,9 @@ def _gradient_rule(
     return rule(f",{names}z,{names},{names},{names}->{names}z", [x.shape for x in types])
 
 
-def _gradient(grad: Any, logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: int, whole: int) -> Any:
+def _gradient(
+    grad: Any, logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: int, whole: int
+) -> Any:
     flat, place = logits.reshape(classes.size, logits.shape[-1]), places(classes, whole).reshape(-1)
     powers = exponentials(flat, largest.reshape(-1))
     sums = _at_least_1(sums.reshape(-1))
@@ -107,16 +120,38 @@ def _loss_dtype(logits: TensorType, classes: TensorType, *sums: TensorType, **_:
 
 _PART = {"rows": "an extent", "first": "an extent", "whole": "an extent"}
 
-register(Operator(
-    "exponential_sums", _sums_rule, lambda logits, largest: floating(logits, largest),
-    lambda logits, largest: exponentials(logits, largest).sum(axis=-1), _sums_derivative, 3,
-))
-register(Operator(
-    "cross_entropy", _loss_rule, _loss_dtype, _loss, _derivative,
-    lambda rule: 4 * product(n for letter, n in rule.extents.items() if letter != "z"), _PART, nbytes=_loss_bytes,
-    indexed="z",
-))
-register(Operator(
-    "cross_entropy_gradient", _gradient_rule, lambda grad, *types, **_: _loss_dtype(*types), _gradient, flops=4,
-    attributes=_PART, linear=(0,), indexed="z",
-))
+register(
+    Operator(
+        "exponential_sums",
+        _sums_rule,
+        lambda logits, largest: floating(logits, largest),
+        lambda logits, largest: exponentials(logits, largest).sum(axis=-1),
+        _sums_derivative,
+        3,
+    )
+)
+register(
+    Operator(
+        "cross_entropy",
+        _loss_rule,
+        _loss_dtype,
+        _loss,
+        _derivative,
+        lambda rule: 4 * product(n for letter, n in rule.extents.items() if letter != "z"),
+        _PART,
+        nbytes=_loss_bytes,
+        indexed="z",
+    )
+)
+register(
+    Operator(
+        "cross_entropy_gradient",
+        _gradient_rule,
+        lambda grad, *types, **_: _loss_dtype(*types),
+        _gradient,
+        flops=4,
+        attributes=_PART,
+        linear=(0,),
+        indexed="z",
+    )
+)

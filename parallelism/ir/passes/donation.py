@@ -92,11 +92,14 @@ def donations(function: Function, names: str | Iterable[str], kinds: Kinds | Non
     for value in sorted(inputs, key=last.__getitem__, reverse=True):
         kind, read = kind_of[value], last[value]
         if returned.get(value) == kind:
-            continue        # it lies in its own memory: it is returned as it is, or as a sum in place
+            continue  # it lies in its own memory: it is returned as it is, or as a sum in place
         there = free.get(kind, [])
         place = bisect_right(there, read, key=made.__getitem__)
-        if place and made[there[place - 1]] == read and _in_place(
-                function.ops[made[there[place - 1]]], value, there[place - 1], owner):
+        if (
+            place
+            and made[there[place - 1]] == read
+            and _in_place(function.ops[made[there[place - 1]]], value, there[place - 1], owner)
+        ):
             place -= 1
         if place == len(there):
             what = f"@{function.name} cannot take the memory of the donated %{value.name}: "
@@ -121,8 +124,10 @@ def _donated(function: Function, names: str | Iterable[str]) -> list[Value]:
     for name in [names] if isinstance(names, str) else names:
         fitting = begun.get(name, [])
         if not fitting:
-            raise ValueError(f"donate names {name!r}, which no input of @{function.name} is called, or begins with: "
-                             f"{', '.join(value.name for value in function.inputs) or 'it has none'}")
+            raise ValueError(
+                f"donate names {name!r}, which no input of @{function.name} is called, or begins with: "
+                f"{', '.join(value.name for value in function.inputs) or 'it has none'}"
+            )
         found.update(fitting)
     return [value for value in function.inputs if value in found]
 
@@ -130,6 +135,12 @@ def _donated(function: Function, names: str | Iterable[str]) -> list[Value]:
 def _in_place(op: Op, donated: Value, output: Value, owner: Mapping[Value, Value]) -> bool:
     """Whether an op may write the output over the input: it reads no element of it after writing to its place."""
     rule, letters = op.rule, op.rule.outputs[op.outputs.index(output)]
-    return not rule.reduced and rule.whole.isdisjoint(letter for dim in letters for letter in dim) and all(
-        value.type.shape == output.type.shape and dims == letters
-        for value, dims in zip(op.inputs, rule.inputs, strict=True) if owner[value] == donated)
+    return (
+        not rule.reduced
+        and rule.whole.isdisjoint(letter for dim in letters for letter in dim)
+        and all(
+            value.type.shape == output.type.shape and dims == letters
+            for value, dims in zip(op.inputs, rule.inputs, strict=True)
+            if owner[value] == donated
+        )
+    )

@@ -77,7 +77,7 @@ class _Chains:
             self._close(number, self.members.pop(number - 1, [number - 1]))
             return
         if op.operator.reuses:
-            self.open.clear()         # what it writes over may be read by an op that waits for its chain
+            self.open.clear()  # what it writes over may be read by an op that waits for its chain
         joined = self._joined(number)
         for value in op.inputs:
             used = self.chain_of.get(self.maker.get(value, -1))
@@ -130,22 +130,32 @@ class _Chains:
 def space_of(op: Op) -> Shape | None:
     """The shape of the points that an op of a chain visits; None for an op that is in no chain."""
     entry = op.operator
-    if entry.view or entry.reuses or entry.received is not None or entry.nbytes is not None or not op.outputs \
-            or op.kind in _APART:
+    if (
+        entry.view
+        or entry.reuses
+        or entry.received is not None
+        or entry.nbytes is not None
+        or not op.outputs
+        or op.kind in _APART
+    ):
         return None
     rule = op.rule
-    bare = []       # by tensor, the letters of its dims without those of extent 1
+    bare = []  # by tensor, the letters of its dims without those of extent 1
     for tensor in (*rule.inputs, *rule.outputs):
         if any(len(dim) > 1 for dim in tensor):
             return None
         bare.append(tuple(dim[0] for dim in tensor if dim != ("1",)) if all(tensor) else ())
     whole = max(bare, key=len, default=())
-    if {*rule.letters} != {*whole} or len(whole) != len(rule.letters) or not {*whole[:-1]}.isdisjoint(rule.whole):
-        return None         # it contracts, or moves elements, or needs another dim than the last one whole
+    if (
+        {*rule.letters} != {*whole}
+        or len(whole) != len(rule.letters)
+        or not {*whole[:-1]}.isdisjoint(rule.whole)
+    ):
+        return None  # it contracts, or moves elements, or needs another dim than the last one whole
     if any(_in_order(term, whole) is False for term in bare):
         return None
-    if any(term != whole[:len(term)] for term in bare[len(rule.inputs):]):
-        return None         # an output is reduced over dims that are not the last
+    if any(term != whole[: len(term)] for term in bare[len(rule.inputs) :]):
+        return None  # an output is reduced over dims that are not the last
     return tuple(rule.extents[letter] for letter in whole)
 
 
@@ -172,7 +182,7 @@ def _alike(made: Shape | None, used: Shape) -> bool:
     if made is None:
         return False
     short, long = sorted((_without_ones(made), _without_ones(used)), key=len)
-    return short == long or bool(short and long[:len(short)] == short)
+    return short == long or bool(short and long[: len(short)] == short)
 
 
 def _without_ones(shape: Shape) -> Shape:

@@ -20,7 +20,10 @@ GRADIENT = "grad."
 
 
 def gradient(
-    function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False,
+    function: Function,
+    with_respect_to: str | int | Sequence[str | int] | None = None,
+    *,
+    keep_outputs: bool = False,
     of: Sequence[str] | None = None,
 ) -> Function:
     """A function of the same inputs that returns the gradients with respect to the chosen inputs, in that order.
@@ -116,7 +119,9 @@ def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -
             known = ", ".join(value.name for value in function.inputs) or "none"
             raise ValueError(f"@{function.name} has no input {name!r}: its inputs are {known}")
         if not _floating([by_name[name]]):
-            raise ValueError(f"@{function.name}: input {by_name[name]} has no gradient, it is not floating-point")
+            raise ValueError(
+                f"@{function.name}: input {by_name[name]} has no gradient, it is not floating-point"
+            )
     return [by_name[name] for name in wanted]
 
 
@@ -126,12 +131,18 @@ def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> li
         by_name = {value.name: value for value in outputs}
         if unknown := set(of) - by_name.keys():
             raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
-        return [(by_name[name], Traced(builder, builder.input(f"{GRADIENT}{name}", by_name[name].type))) for name in of]
+        return [
+            (by_name[name], Traced(builder, builder.input(f"{GRADIENT}{name}", by_name[name].type)))
+            for name in of
+        ]
     if not outputs:
         raise ValueError(f"@{function.name} returns no floating-point number to differentiate")
     if len(function.outputs) == 1 and not outputs[0].type.shape:
         return [(outputs[0], _filled(builder, outputs[0].type, 1))]
-    return [(value, Traced(builder, builder.input(f"{GRADIENT}{i}", value.type))) for i, value in enumerate(outputs)]
+    return [
+        (value, Traced(builder, builder.input(f"{GRADIENT}{i}", value.type)))
+        for i, value in enumerate(outputs)
+    ]
 
 
 def _floating(values: Iterable[Value]) -> list[Value]:
@@ -179,8 +190,11 @@ def _fitted(part: Any, type: TensorType) -> Any:
 def _of(grads: dict[Value, Traced], value: Value, builder: Builder) -> Any:
     """The gradient of a value so far, or zeros, in the layout of the value, without a pending reduction."""
     grad = grads[value] if value in grads else _filled(builder, value.type, 0)
-    return grad if value.layout is None else apply(
-        "reshard", grad, layout=layout_text(TensorSharding(*value.layout.dims)))
+    return (
+        grad
+        if value.layout is None
+        else apply("reshard", grad, layout=layout_text(TensorSharding(*value.layout.dims)))
+    )
 
 
 def _filled(builder: Builder, type: TensorType, value: int) -> Any:

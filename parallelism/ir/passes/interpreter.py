@@ -40,7 +40,11 @@ def interpret(
         values[value] = contiguous(array, own=value in written)
     held = peak = sum(array.nbytes for array in values.values())
     for op, taken, freed, unread in zip(
-        function.ops, taken_by(function, donated), freed_after(function), unread_after(function, donated), strict=True
+        function.ops,
+        taken_by(function, donated),
+        freed_after(function),
+        unread_after(function, donated),
+        strict=True,
     ):
         into: list[Array | None] = []
         for value in op.outputs:
@@ -80,7 +84,9 @@ def run(
     for value, output in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True):
         array = np.asarray(output)
         if array.dtype != value.type.dtype or array.shape != value.type.shape:
-            raise RuntimeError(f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}")
+            raise RuntimeError(
+                f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}"
+            )
         if not entry.view and out is None and (array.base is not None or not array.flags.c_contiguous):
             array = np.array(array, order="C")
         owned.append(array)
@@ -133,11 +139,15 @@ def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> li
     names = [value.name for value in function.inputs]
     if isinstance(inputs, Mapping):
         if inputs.keys() != set(names):
-            raise ValueError(f"@{function.name} takes the inputs {', '.join(names) or 'none'}; got "
-                             f"{', '.join(map(str, inputs)) or 'none'}")
+            raise ValueError(
+                f"@{function.name} takes the inputs {', '.join(names) or 'none'}; got "
+                f"{', '.join(map(str, inputs)) or 'none'}"
+            )
         inputs = [inputs[name] for name in names]
     if len(inputs) != len(names):
-        raise ValueError(f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
+        raise ValueError(
+            f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}"
+        )
     return [plain_array(f"%{name}", array) for name, array in zip(names, inputs, strict=True)]
 
 
@@ -150,11 +160,14 @@ def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:
         for extent, actual in zip(value.type.shape, array.shape, strict=True):
             symbol = str(extent)
             if symbol in names_in(extent) and numbers.setdefault(symbol, actual) != actual:
-                raise ValueError(f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {actual} in input "
-                                 f"{value}")
+                raise ValueError(
+                    f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {actual} in input {value}"
+                )
     if missing := sorted(function.symbols - numbers.keys()):
-        raise ValueError(f"@{function.name}: the shapes of the inputs do not determine {', '.join(missing)}; "
-                         "give a value with specialize first")
+        raise ValueError(
+            f"@{function.name}: the shapes of the inputs do not determine {', '.join(missing)}; "
+            "give a value with specialize first"
+        )
     return numbers
 
 

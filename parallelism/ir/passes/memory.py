@@ -39,7 +39,8 @@ def written_inputs(function: Function, donated: Donated | None = None) -> frozen
     """The inputs into whose memory an op writes."""
     owner = owners(function)
     return frozenset((donated or {}).values()) | {
-        owner[op.inputs[0]] for op in function.ops if op.operator.reuses}.intersection(function.inputs)
+        owner[op.inputs[0]] for op in function.ops if op.operator.reuses
+    }.intersection(function.inputs)
 
 
 def _last_used(
@@ -65,7 +66,9 @@ def live_bytes(function: Function, donate: str | Iterable[str] = ()) -> tuple[Ex
     """
     held: Extent = sum((value.type.nbytes for value in function.inputs), 0)
     live = []
-    for taken, freed in zip(taken_by(function, donations(function, donate)), freed_after(function), strict=True):
+    for taken, freed in zip(
+        taken_by(function, donations(function, donate)), freed_after(function), strict=True
+    ):
         held = held + sum((value.type.nbytes for value in taken), 0)
         live.append(held)
         held = held - sum((value.type.nbytes for value in freed), 0)
@@ -84,7 +87,9 @@ def peak_bytes(function: Function, donate: str | Iterable[str] = ()) -> Extent:
     """
     if said(function) is not None:
         names = (donate,) if isinstance(donate, str) else tuple(donate)
-        return unfolded(_Overlapped(function, names)) if function.symbols else _peak_overlapped(function, names)
+        return (
+            unfolded(_Overlapped(function, names)) if function.symbols else _peak_overlapped(function, names)
+        )
     return largest(sum((value.type.nbytes for value in function.inputs), 0), *live_bytes(function, donate))
 
 

@@ -101,8 +101,9 @@ class _Ordering:
         for number, op in enumerate(self.ops):
             for value in op.inputs:
                 self.readers[value.name].append(number)
-        self.collectives = [number for number, op in enumerate(self.ops)
-                            if op.kind in ASYNCHRONOUS and op["group"] != 1]
+        self.collectives = [
+            number for number, op in enumerate(self.ops) if op.kind in ASYNCHRONOUS and op["group"] != 1
+        ]
         self.started = {*self.collectives}
         updates = [number for number, op in enumerate(self.ops) if inside(op, UPDATE)]
         self.update = updates[0] if updates else self.count
@@ -112,7 +113,9 @@ class _Ordering:
         there.  (The gradient of a cast of all weights, for example, is at the end of the backward.)"""
         self.sums = self._sums()
         self.late = self._late()
-        self.collectives = [number for number in self.collectives if number in self.sums or number not in self.late]
+        self.collectives = [
+            number for number in self.collectives if number in self.sums or number not in self.late
+        ]
         self.started = {*self.collectives}
 
     def order(self) -> Order:
@@ -149,8 +152,11 @@ class _Ordering:
         """
         wanted: set[int] = set()
         """Ops of the update, and those that only bring their results to it."""
-        sums = {number for number in self.collectives
-                if self.ops[number].kind in ("all_reduce", "reduce_scatter") and self.ops[number]["op"] == "sum"}
+        sums = {
+            number
+            for number in self.collectives
+            if self.ops[number].kind in ("all_reduce", "reduce_scatter") and self.ops[number]["op"] == "sum"
+        }
         for number in reversed(range(self.count)):
             op = self.ops[number]
             brings = number in sums or op.operator.view or op.kind in ("convert", "widen", "all_slice")
@@ -165,7 +171,7 @@ class _Ordering:
                 if behind:
                     self.early[number] = behind
             elif summed <= found and (self._made(number) in found or max(behind) < self.update):
-                found.add(number)       # a sum of a sum
+                found.add(number)  # a sum of a sum
         return found
 
     def _behind(self, number: int, wanted: set[int]) -> list[int]:
@@ -200,7 +206,11 @@ class _Ordering:
 
         for slot, number in ready:
             op = self.ops[number]
-            key = (op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number)) if self._joins(number) else None
+            key = (
+                (op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number))
+                if self._joins(number)
+                else None
+            )
             _, members = open_.get(key, (0, []))
             open_[key] = slot, [*members, number]
             nbytes = sum(int(self.ops[each].inputs[0].type.nbytes) for each in open_[key][1])
@@ -243,8 +253,11 @@ class _Ordering:
                     layers.append([])
                 last = layer
                 layers[-1].append(number)
-        return [(layers[max(0, place - self.overlap.ahead)][0], (number,))
-                for place, layer in enumerate(layers) for number in layer]
+        return [
+            (layers[max(0, place - self.overlap.ahead)][0], (number,))
+            for place, layer in enumerate(layers)
+            for number in layer
+        ]
 
     def _of_parameter(self, number: int) -> bool:
         """Whether a collective outside of the update gives an input, or a view of it, in another layout."""
@@ -285,8 +298,14 @@ class _Ordering:
     def _sums_before(self, number: int) -> int:
         """How many sums of gradients, one of the other, make the input of a collective."""
         before = (self.made.get(value.name, -1) for value in self.ops[number].inputs)
-        return max((self._sums_before(each) + (each in self.sums) for each in before
-                    if each in self.sums or each in self.late), default=0)
+        return max(
+            (
+                self._sums_before(each) + (each in self.sums)
+                for each in before
+                if each in self.sums or each in self.late
+            ),
+            default=0,
+        )
 
     def _after(self, number: int) -> list[int]:
         """The numbers of the ops that read the outputs of an op."""

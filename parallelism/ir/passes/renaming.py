@@ -48,7 +48,8 @@ class Form:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Form) and self._hash == other._hash and self._key == other._key)
+            isinstance(other, Form) and self._hash == other._hash and self._key == other._key
+        )
 
 
 class _Numbers:
@@ -72,9 +73,16 @@ class _Numbers:
         inputs = self.named([value.name for value in function.inputs]), tuple(map(self.kind, function.inputs))
         ops = []
         for op in function.ops:
-            ops.append((
-                op.kind, self.named([value.name for value in op.inputs]), self.text(op.attributes),
-                self.named([value.name for value in op.outputs]), *map(self.kind, op.outputs), self.region(op.region)))
+            ops.append(
+                (
+                    op.kind,
+                    self.named([value.name for value in op.inputs]),
+                    self.text(op.attributes),
+                    self.named([value.name for value in op.outputs]),
+                    *map(self.kind, op.outputs),
+                    self.region(op.region),
+                )
+            )
         return inputs, tuple(ops), self.named([value.name for value in function.outputs])
 
     def named(self, names: Sequence[str]) -> tuple[int, ...]:
@@ -131,8 +139,11 @@ def _decimals(names: Iterable[str]) -> list[int]:
 def names_between(old: Iterable[Function | None], new: Iterable[Function | None]) -> dict[str, str]:
     """The names of values of ``new`` by those in ``old``; the functions are of one `Form`."""
     return {
-        before.name: after.name for was, now in zip(old, new, strict=True) if was and now
-        for before, after in zip(was.values, now.values, strict=True)}
+        before.name: after.name
+        for was, now in zip(old, new, strict=True)
+        if was and now
+        for before, after in zip(was.values, now.values, strict=True)
+    }
 
 
 @dataclass
@@ -159,12 +170,20 @@ class Renaming:
         """The names of ``new`` in place of those of ``old``, which are of one `Form`."""
         both = [(was, now) for was, now in zip(old, new, strict=True) if was and now]
         paths = {
-            before.region: after.region for was, now in both
-            for before, after in zip(was.ops, now.ops, strict=True)}
-        regions = {_unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after}
+            before.region: after.region
+            for was, now in both
+            for before, after in zip(was.ops, now.ops, strict=True)
+        }
+        regions = {
+            _unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after
+        }
         seeds = {
-            old: new for was, now in both for before, after in zip(was.ops, now.ops, strict=True)
-            for (name, old), (_, new) in zip(before.attributes, after.attributes, strict=True) if name == _SEED}
+            old: new
+            for was, now in both
+            for before, after in zip(was.ops, now.ops, strict=True)
+            for (name, old), (_, new) in zip(before.attributes, after.attributes, strict=True)
+            if name == _SEED
+        }
         return cls(names_between(*zip(*both, strict=True)), regions, seeds)
 
     def name(self, old: str) -> str:
@@ -172,7 +191,7 @@ class Renaming:
         new = self.names.get(old)
         if new is None:
             if old.startswith(GRADIENT):
-                new = f"{GRADIENT}{self.name(old[len(GRADIENT):])}"
+                new = f"{GRADIENT}{self.name(old[len(GRADIENT) :])}"
             elif old.isdecimal():
                 new = str(self._number(int(old)))
             else:
@@ -215,7 +234,8 @@ class Renaming:
         """The function under the ``name``, with the new names, which differ."""
         values = {value.name: self.value(value) for value in old.values}
         return with_values(
-            old, values, name=name, region=self.region, attributes=self._attributes if self.seeds else None)
+            old, values, name=name, region=self.region, attributes=self._attributes if self.seeds else None
+        )
 
     def _attributes(self, old: Attributes) -> Attributes:
         return _with_seeds(old, self.seeds.__getitem__)

@@ -52,7 +52,10 @@ Step = Run | Start | Wait
 
 
 def in_steps(
-    function: Function, calls: Sequence[Sequence[int]], donated: Donated, left: Collection[str] = (),
+    function: Function,
+    calls: Sequence[Sequence[int]],
+    donated: Donated,
+    left: Collection[str] = (),
     given_up: Collection[str] = (),
 ) -> list[Step]:
     """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later.
@@ -75,10 +78,16 @@ def in_steps(
     found: list[Step] = []
     for place, step in enumerate(steps):
         if isinstance(step, Start):
-            found.append(step._replace(freed=freed.get(place, ()), taken=tuple(
-                value for op in step.ops for value in op.outputs if owner[value] is value)))
+            found.append(
+                step._replace(
+                    freed=freed.get(place, ()),
+                    taken=tuple(value for op in step.ops for value in op.outputs if owner[value] is value),
+                )
+            )
             continue
-        taken = tuple(value for value in _outputs(step) if owner[value] is value) if isinstance(step, Run) else ()
+        taken = (
+            tuple(value for value in _outputs(step) if owner[value] is value) if isinstance(step, Run) else ()
+        )
         found.append(step._replace(taken=taken, freed=freed.get(place, ()), unread=unread.get(place, ())))
     return found
 
@@ -91,7 +100,11 @@ def _with_waits(
     for number, op in enumerate(function.ops):
         which = call_of.get(number)
         if which is None:
-            over = {owner[value] for value in op.outputs if owner[value] is not value} if not op.operator.view else ()
+            over = (
+                {owner[value] for value in op.outputs if owner[value] is not value}
+                if not op.operator.view
+                else ()
+            )
             waits.wait_for(op.inputs, over)
             waits.steps.append(Run(op))
         elif number == calls[which][0]:
@@ -129,7 +142,7 @@ class _Waits:
         self.wait_for(inputs, made - {self.owner[value] for value in inputs})
         if ops[0].kind == "reduce_scatter":
             scatters = [each for each, started in self.under_way.items() if started[0].kind == ops[0].kind]
-            for each in scatters[:len(scatters) - UNDER_WAY + 1]:
+            for each in scatters[: len(scatters) - UNDER_WAY + 1]:
                 self.wait(each)
         self.under_way[which] = ops
         self.steps.append(Start(which, ops))
@@ -171,7 +184,9 @@ def _inputs(step: Step) -> tuple[Value, ...]:
 
 
 def _outputs(step: Step) -> tuple[Value, ...]:
-    return step.op.outputs if isinstance(step, Run) else tuple(value for op in step.ops for value in op.outputs)
+    return (
+        step.op.outputs if isinstance(step, Run) else tuple(value for op in step.ops for value in op.outputs)
+    )
 
 
 def _by_place(last: Mapping[Value, int], stay: Collection[Value]) -> dict[int, tuple[Value, ...]]:

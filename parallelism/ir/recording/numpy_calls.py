@@ -65,7 +65,7 @@ def _round(x: Any, decimals: int = 0) -> Any:
     if x.dtype == bool:
         if decimals:
             refuse("numpy.round of bools to decimals")
-        return x.astype(np.float16)             # as in NumPy
+        return x.astype(np.float16)  # as in NumPy
     if decimals == 0 or x.dtype.kind in "iu":
         if decimals < 0:
             refuse("numpy.round of integers to tens and more")
@@ -87,8 +87,12 @@ def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None)
     dtype = x.dtype if dtype is None else meant_dtype(dtype)
     if isinstance(fill_value, Traced):
         return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
-    return apply("constant", value=np.asarray(fill_value, dtype).item(), dtype=dtype,
-                 shape=x.shape if shape is None else checked_shape(shape))
+    return apply(
+        "constant",
+        value=np.asarray(fill_value, dtype).item(),
+        dtype=dtype,
+        shape=x.shape if shape is None else checked_shape(shape),
+    )
 
 
 def _places(x: Any, axis: int) -> Any:
@@ -102,24 +106,26 @@ def _dtype_of(x: Any) -> Any:
 
 
 PASSING.add(np.astype)
-CALLS.update({
-    # elements
-    np.positive: lambda x: x,
-    np.divmod: lambda a, b: (a // b, a % b),
-    np.fabs: lambda x: np.absolute(x.astype(resolved(np.fabs, x.dtype)[-1])),
-    np.copy: lambda x: x.copy(),
-    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype, copy=copy),
-    np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, np.zeros((), x.dtype)),
-    np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, np.zeros((), x.dtype)),
-    np.zeros_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
-    np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
-    np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
-    # types and shapes
-    np.result_type: lambda *given: common_dtype(*map(_dtype_of, given)),
-    np.can_cast: lambda from_, to, casting="safe": bool(np.can_cast(_dtype_of(from_), to, casting)),
-    np.iscomplexobj: lambda x: False,
-    np.isrealobj: lambda x: True,
-    np.shape: lambda x: x.shape,
-    np.ndim: lambda x: x.ndim,
-    np.size: lambda x: x.size,
-})
+CALLS.update(
+    {
+        # elements
+        np.positive: lambda x: x,
+        np.divmod: lambda a, b: (a // b, a % b),
+        np.fabs: lambda x: np.absolute(x.astype(resolved(np.fabs, x.dtype)[-1])),
+        np.copy: lambda x: x.copy(),
+        np.astype: lambda x, dtype, *, copy=True: x.astype(dtype, copy=copy),
+        np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, np.zeros((), x.dtype)),
+        np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, np.zeros((), x.dtype)),
+        np.zeros_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
+        np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
+        np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
+        # types and shapes
+        np.result_type: lambda *given: common_dtype(*map(_dtype_of, given)),
+        np.can_cast: lambda from_, to, casting="safe": bool(np.can_cast(_dtype_of(from_), to, casting)),
+        np.iscomplexobj: lambda x: False,
+        np.isrealobj: lambda x: True,
+        np.shape: lambda x: x.shape,
+        np.ndim: lambda x: x.ndim,
+        np.size: lambda x: x.size,
+    }
+)

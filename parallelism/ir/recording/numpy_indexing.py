@@ -28,10 +28,10 @@ def _keys(x: Any, key: Any) -> list[Any]:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")
     dots = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
     if used < x.ndim:
-        keys[dots:dots + 1] = [slice(None)] * (x.ndim - used)
+        keys[dots : dots + 1] = [slice(None)] * (x.ndim - used)
     axis = 0
     for k in keys:
-        if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis:axis + k.ndim]):
+        if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis : axis + k.ndim]):
             refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
         axis += _dims_used(k)
     return keys
@@ -70,7 +70,11 @@ def _span(extent: Extent, key: Any) -> Span:
     step = 1 if key.step is None else key.step
     if step == -1 and key.start is None and key.stop is None:
         return 0, extent, -1
-    known = isinstance(extent, int) and not isinstance(key.start, Expression) and not isinstance(key.stop, Expression)
+    known = (
+        isinstance(extent, int)
+        and not isinstance(key.start, Expression)
+        and not isinstance(key.stop, Expression)
+    )
     if not isinstance(step, int) or (step < 1 and not known):
         refuse(f"a slice with step {step}")
     if isinstance(extent, int) and known:
@@ -121,9 +125,11 @@ def _getitem(x: Any, key: Any) -> Any:
         return reshaped(x, shape)
     x, ndim = _taken(x, taken)
     axis = min(taken)
-    x = reshaped(x, (*shape[:first], *x.shape[axis:axis + ndim], *shape[first:]))
+    x = reshaped(x, (*shape[:first], *x.shape[axis : axis + ndim], *shape[first:]))
     # As in NumPy, the dims of index arrays come first if a slice separates the arrays.
-    places = [i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)]
+    places = [
+        i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)
+    ]
     if places != list(range(places[0], places[-1] + 1)):
         x = transposed(x, [*range(first, first + ndim), *range(first), *range(first + ndim, x.ndim)])
     return x
@@ -137,12 +143,17 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
     for axis, k in taken.items():
         if k.dtype.kind not in "iu":
             refuse(f"indexing by an array of {k.dtype}")
-        if isinstance(k, np.ndarray) and isinstance(x.shape[axis], int) and k.size and not (
-            -x.shape[axis] <= k.min() and k.max() < x.shape[axis]
+        if (
+            isinstance(k, np.ndarray)
+            and isinstance(x.shape[axis], int)
+            and k.size
+            and not (-x.shape[axis] <= k.min() and k.max() < x.shape[axis])
         ):
-            raise IndexError(f"indices from {k.min()} to {k.max()} are out of bounds for a dim of {x.shape[axis]}")
+            raise IndexError(
+                f"indices from {k.min()} to {k.max()} are out of bounds for a dim of {x.shape[axis]}"
+            )
     if len(taken) == 1:
-        (axis, indices), = taken.items()
+        ((axis, indices),) = taken.items()
         return apply("take", x, indices, axis=axis), indices.ndim
     axes, arrays = list(taken), list(taken.values())
     if x.ndim == 2 and _counts(arrays[0], x.shape[0]) and arrays[1].shape == arrays[0].shape:
@@ -152,7 +163,7 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
     for axis, k in taken.items():
         places = places * x.shape[axis] + np.where(k < 0, k + x.shape[axis], k)
     x = transposed(x, [*range(at), *axes, *(d for d in range(at, x.ndim) if d not in taken)])
-    flat = reshaped(x, (*x.shape[:at], product(x.shape[at:at + len(axes)]), *x.shape[at + len(axes):]))
+    flat = reshaped(x, (*x.shape[:at], product(x.shape[at : at + len(axes)]), *x.shape[at + len(axes) :]))
     return apply("take", flat, places, axis=at), len(common_shape([k.shape for k in arrays]))
 
 
@@ -179,8 +190,10 @@ def _written_at(x: Any, keys: list[Any], one: Any, value: Any) -> Any:
     if alone and _is_mask(one):
         rest = x.ndim - axis - one.ndim
         if value.ndim > rest:
-            refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
-                   "use numpy.where")
+            refuse(
+                f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
+                "use numpy.where",
+            )
         return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
     if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
         refuse("writing at the indices of an array", "use numpy.where, or one_hot and a product")
@@ -193,7 +206,7 @@ def _written_in_spans(x: Any, keys: list[Any], value: Any) -> Any:
     spans = [_span(extent, k) for extent, k in zip(x.shape, selecting, strict=True)]
     counts = [count(begin, end, abs(step)) for begin, end, step in spans]
     extents = iter(counts)
-    shape: list[Extent] = []        # of the part, as reading it returns it
+    shape: list[Extent] = []  # of the part, as reading it returns it
     for k in keys:
         size = 1 if k is None else next(extents)
         if k is None or isinstance(k, slice):
@@ -208,17 +221,22 @@ def _written_in_spans(x: Any, keys: list[Any], value: Any) -> Any:
         if (begin, end, abs(step)) != (0, x.shape[axis], 1):
             here = [1] * x.ndim if there is None else [*there.shape]
             here[axis] = counts[axis]
-            there = apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool)) if there is None else \
-                broadcast(there, here)
-            value, there = (apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])
-                            for array in (value, there))
+            there = (
+                apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool))
+                if there is None
+                else broadcast(there, here)
+            )
+            value, there = (
+                apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])
+                for array in (value, there)
+            )
     return value if there is None else np.where(there, value, x)
 
 
 def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
     """``x`` with ``value`` written at ``indices`` along ``axis``.  For an index given twice the last value counts."""
     extent = x.shape[axis]
-    value = broadcast(value, (*x.shape[:axis], len(indices), *x.shape[axis + 1:]))
+    value = broadcast(value, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :]))
     sources = np.arange(extent)
     sources[indices] = extent + np.arange(len(indices))
     return apply("take", np.concatenate([x, value], axis=axis), sources, axis=axis)
@@ -245,11 +263,16 @@ def _diag(x: Any) -> Any:
 VIEWS[np.diag] = lambda x: 0 if x.ndim == 2 else None
 
 
-CALLS.update({
-    np.take: lambda x, indices, axis=None: (
-        apply("take", lift(x).reshape(-1), indices, axis=0) if axis is None
-        else apply("take", lift(x), indices, axis=axis_of(axis, np.ndim(x)))),
-    np.take_along_axis: lambda x, indices, axis=-1: apply(
-        "take_along", lift(x), indices, axis=axis_of(axis, np.ndim(x))),
-    np.trace: lambda x: np.sum(_diagonal(x)),
-})
+CALLS.update(
+    {
+        np.take: lambda x, indices, axis=None: (
+            apply("take", lift(x).reshape(-1), indices, axis=0)
+            if axis is None
+            else apply("take", lift(x), indices, axis=axis_of(axis, np.ndim(x)))
+        ),
+        np.take_along_axis: lambda x, indices, axis=-1: apply(
+            "take_along", lift(x), indices, axis=axis_of(axis, np.ndim(x))
+        ),
+        np.trace: lambda x: np.sum(_diagonal(x)),
+    }
+)

@@ -37,12 +37,14 @@ def _as_columns(x: Any) -> Any:
     return expanded(x, 1) if x.ndim == 1 else x
 
 
-CALLS.update({
-    np.stack: lambda arrays, axis=0: _concatenate([expanded(lift(x), axis) for x in arrays], axis),
-    np.vstack: lambda tup: _concatenate([_of_ndim(x, 2) for x in tup]),
-    np.column_stack: lambda tup: _concatenate(list(map(_as_columns, tup)), 1),
-    np.append: lambda arr, values, axis=None: _concatenate([arr, values], axis),
-})
+CALLS.update(
+    {
+        np.stack: lambda arrays, axis=0: _concatenate([expanded(lift(x), axis) for x in arrays], axis),
+        np.vstack: lambda tup: _concatenate([_of_ndim(x, 2) for x in tup]),
+        np.column_stack: lambda tup: _concatenate(list(map(_as_columns, tup)), 1),
+        np.append: lambda arr, values, axis=None: _concatenate([arr, values], axis),
+    }
+)
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
@@ -76,10 +78,12 @@ def _array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 stands_for(np.vsplit, view=True)(lambda x, sections: _split(x, sections, 0))
 stands_for(np.hsplit, view=True)(lambda x, sections: _split(x, sections, 0 if x.ndim == 1 else 1))
 if hasattr(np, "unstack"):
-    stands_for(np.unstack, view=True)(lambda x, axis=0: tuple(
-        reshaped(piece, x.shape[:axis] + x.shape[axis_of(axis, x.ndim) + 1:])
-        for piece in _pieces(x, axis_of(axis, x.ndim), [1] * x.shape[axis])
-    ))
+    stands_for(np.unstack, view=True)(
+        lambda x, axis=0: tuple(
+            reshaped(piece, x.shape[:axis] + x.shape[axis_of(axis, x.ndim) + 1 :])
+            for piece in _pieces(x, axis_of(axis, x.ndim), [1] * x.shape[axis])
+        )
+    )
 
 
 # -- repeating ---------------------------------------------------------------------------------------------------------
@@ -91,8 +95,8 @@ def _repeat(x: Any, repeats: Any, axis: Any = None) -> Any:
         refuse("numpy.repeat with a different count for each element")
     x, axis = (reshaped(x, -1), 0) if axis is None else (x, axis_of(axis, x.ndim))
     shape = x.shape
-    spread = broadcast(expanded(x, axis + 1), (*shape[:axis + 1], repeats, *shape[axis + 1:]))
-    return reshaped(spread, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1:]))
+    spread = broadcast(expanded(x, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    return reshaped(spread, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
 
 
 @stands_for(np.tile)
@@ -125,8 +129,10 @@ def _roll(x: Any, shift: Any, axis: Any = None) -> Any:
 
 
 def _edge(x: Any, axis: int, before: int, after: int) -> list[Any]:
-    return [broadcast(part(x, axis, place, place + 1), (*x.shape[:axis], n, *x.shape[axis + 1:]))
-            for place, n in ((0, before), (x.shape[axis] - 1, after))]
+    return [
+        broadcast(part(x, axis, place, place + 1), (*x.shape[:axis], n, *x.shape[axis + 1 :]))
+        for place, n in ((0, before), (x.shape[axis] - 1, after))
+    ]
 
 
 def _wrap(x: Any, axis: int, before: int, after: int) -> list[Any]:
@@ -135,7 +141,9 @@ def _wrap(x: Any, axis: int, before: int, after: int) -> list[Any]:
 
 def _reflect(x: Any, axis: int, before: int, after: int) -> list[Any]:
     last = x.shape[axis] - 1
-    return [apply("flip", part(x, axis, *ends), axis=axis) for ends in ((1, before + 1), (last - after, last))]
+    return [
+        apply("flip", part(x, axis, *ends), axis=axis) for ends in ((1, before + 1), (last - after, last))
+    ]
 
 
 _AROUND = {"edge": _edge, "wrap": _wrap, "reflect": _reflect}
@@ -144,8 +152,10 @@ _AROUND = {"edge": _edge, "wrap": _wrap, "reflect": _reflect}
 @stands_for(np.pad)
 def _pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
     if (mode != "constant" and mode not in _AROUND) or not isinstance(constant_values, int | float):
-        refuse(f"numpy.pad with mode {mode!r} and these values", "the modes are constant (one number), edge, wrap and "
-               "reflect")
+        refuse(
+            f"numpy.pad with mode {mode!r} and these values",
+            "the modes are constant (one number), edge, wrap and reflect",
+        )
     widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
     for axis, (before, after) in ((axis, width) for axis, width in enumerate(widths) if any(width)):
         if mode != "constant":
@@ -154,7 +164,7 @@ def _pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any
         elif constant_values == 0:
             x = apply("place", x, axis=axis, begin=before, step=1, extent=x.shape[axis] + before + after)
         else:
-            shapes = ((*x.shape[:axis], n, *x.shape[axis + 1:]) for n in (before, after))
+            shapes = ((*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in (before, after))
             left, right = (np.full_like(x, constant_values, shape=shape) for shape in shapes)
             x = _concatenate([left, x, right], axis)
     return x

@@ -44,11 +44,13 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
     if len(terms) != len(arrays):
         raise ValueError(f"{equation} takes {len(terms)} operands, got {len(arrays)}")
     spare = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in equation)
-    hidden = []         # by operand, the number of dims that ... stands for
+    hidden = []  # by operand, the number of dims that ... stands for
     for term, array in zip(terms, arrays, strict=True):
         hidden.append(array.ndim - len(term.replace("...", "")) if "..." in term else 0)
     dots = list(islice(spare, max(hidden)))
-    terms = [term.replace("...", "".join(dots[len(dots) - n:])) for n, term in zip(hidden, terms, strict=True)]
+    terms = [
+        term.replace("...", "".join(dots[len(dots) - n :])) for n, term in zip(hidden, terms, strict=True)
+    ]
     if arrow:
         right = right.replace("...", "".join(dots))
     else:
@@ -79,7 +81,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     else:
         left, right = (np.atleast_1d(side).tolist() for side in axes)
     names = letters(a.ndim + b.ndim)
-    first, second = list(names[:a.ndim]), list(names[a.ndim:])
+    first, second = list(names[: a.ndim]), list(names[a.ndim :])
     for i, j in zip(left, right, strict=True):
         second[axis_of(j, b.ndim)] = first[axis_of(i, a.ndim)]
     out = "".join(letter for letter in (*first, *second) if (letter in first) != (letter in second))
@@ -106,8 +108,10 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
     return np.sqrt(np.sum(x * x, axis=axes_of(axis, x.ndim), keepdims=keepdims))
 
 
-CALLS.update({
-    np.outer: lambda a, b: apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij"),
-    np.vdot: lambda a, b: _matmul(lift(a).reshape(-1), lift(b).reshape(-1)),
-    np.vecdot: lambda a, b: _einsum("...i,...i->...", a, b),
-})
+CALLS.update(
+    {
+        np.outer: lambda a, b: apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij"),
+        np.vdot: lambda a, b: _matmul(lift(a).reshape(-1), lift(b).reshape(-1)),
+        np.vecdot: lambda a, b: _einsum("...i,...i->...", a, b),
+    }
+)

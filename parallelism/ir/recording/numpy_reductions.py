@@ -14,13 +14,22 @@ from parallelism.ir.tracing import CALLS, apply, lift, meant_dtype, refuse
 _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
 """The identity of each reduction; it replaces the elements that ``where=`` leaves out."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
 }
 
 
 def _reduced(
-    kind: str, x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False,
-    initial: Any = None, where: Any = None,
+    kind: str,
+    x: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: Any = False,
+    initial: Any = None,
+    where: Any = None,
 ) -> Any:
     if out is not None:
         refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
@@ -32,18 +41,26 @@ def _reduced(
             refuse(f"numpy.{kind} with where= and without initial=")
         x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
     reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
-    if dtype is not None:       # The operator sums small integers and bools as int64: the rest of that is the same.
+    if (
+        dtype is not None
+    ):  # The operator sums small integers and bools as int64: the rest of that is the same.
         reduced = reduced.astype(dtype)
     return reduced if initial is None else _COMBINE[kind](reduced, lift(initial, dtype=reduced.dtype))
 
 
 CALLS.update({np.sum: partial(_reduced, "sum"), np.prod: partial(_reduced, "prod")})
 for _kind, _functions in {
-    "max": (np.max, np.amax), "min": (np.min, np.amin), "any": (np.any,), "all": (np.all,),
+    "max": (np.max, np.amax),
+    "min": (np.min, np.amin),
+    "any": (np.any,),
+    "all": (np.all,),
 }.items():
     # These functions have no dtype parameter: their third one is out.
-    stands_for(*_functions)(lambda x, axis=None, out=None, keepdims=False, kind=_kind, **options: _reduced(
-        kind, x, axis, None, out, keepdims, **options))
+    stands_for(*_functions)(
+        lambda x, axis=None, out=None, keepdims=False, kind=_kind, **options: _reduced(
+            kind, x, axis, None, out, keepdims, **options
+        )
+    )
 
 
 def _is_half(dtype: np.dtype[Any]) -> bool:
@@ -60,7 +77,7 @@ def _divided(total: Any, count: Any) -> Any:
 def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
     x = lift(x)
     own = x.dtype if dtype is None and _is_half(x.dtype) else None
-    if own is not None:             # NumPy sums these in float32, too
+    if own is not None:  # NumPy sums these in float32, too
         dtype = np.float32
     if x.dtype.kind in "biu" and dtype is None:
         dtype = np.float64
@@ -70,7 +87,9 @@ def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdim
 
 
 @stands_for(np.var)
-def _var(x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False) -> Any:
+def _var(
+    x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False
+) -> Any:
     x = lift(x)
     if x.dtype.kind in "biu" and dtype is None:
         dtype = np.float64
@@ -110,7 +129,9 @@ def _extreme(kind: str, x: Any, axis: Any = None, *, keepdims: Any = False) -> A
 
 
 @stands_for(np.std)
-def _std(x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False) -> Any:
+def _std(
+    x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: Any = False
+) -> Any:
     variance = _var(x, axis, dtype, out, ddof, keepdims)
     return np.sqrt(variance).astype(variance.dtype)
 
@@ -134,14 +155,18 @@ def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
     return x
 
 
-CALLS.update({
-    np.ptp: lambda x, axis=None, *, keepdims=False: (
-        np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)),
-    np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
-        x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims),
-    np.argmax: partial(_extreme, "argmax"),
-    np.argmin: partial(_extreme, "argmin"),
-    np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
-    # Equal elements keep their order, which NumPy promises for kind="stable" only.
-    np.argsort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("argsort", x, axis),
-})
+CALLS.update(
+    {
+        np.ptp: lambda x, axis=None, *, keepdims=False: (
+            np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)
+        ),
+        np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
+            x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims
+        ),
+        np.argmax: partial(_extreme, "argmax"),
+        np.argmin: partial(_extreme, "argmin"),
+        np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
+        # Equal elements keep their order, which NumPy promises for kind="stable" only.
+        np.argsort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("argsort", x, axis),
+    }
+)

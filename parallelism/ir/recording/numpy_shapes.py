@@ -14,6 +14,7 @@ def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., A
 
     ``view`` says that NumPy's result shares the memory of the first argument.
     """
+
     def keep(call: Callable[..., Any]) -> Callable[..., Any]:
         CALLS.update(dict.fromkeys(functions, call))
         if view:
@@ -56,7 +57,7 @@ def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
     if len(unknown) > 1:
         raise ValueError("at most one extent can be -1")
     for d in unknown:
-        rest = quotient(x.shape, extents[:d] + extents[d + 1:])
+        rest = quotient(x.shape, extents[:d] + extents[d + 1 :])
         if rest is None:
             raise ValueError(f"an array of shape {x.shape} cannot be reshaped to {tuple(extents)}")
         extents[d] = rest

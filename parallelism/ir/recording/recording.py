@@ -30,7 +30,11 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
         except SymbolError as error:
             refuse_symbols(error)
         outputs = [lift(leaf, builder=builder).value for leaf in _leaves(returned)]
-    title = name or re.sub(r"[^A-Za-z0-9_.]+", "_", getattr(function, "__name__", "recorded")).strip("_") or "recorded"
+    title = (
+        name
+        or re.sub(r"[^A-Za-z0-9_.]+", "_", getattr(function, "__name__", "recorded")).strip("_")
+        or "recorded"
+    )
     return builder.function(title, outputs)
 
 
@@ -63,6 +67,8 @@ def _leaves(returned: Any) -> Iterator[Any]:
         for part in returned:
             yield from _leaves(part)
     elif returned is None:
-        raise RecordError("a recorded function must return arrays, or dicts, lists and tuples of them, got None")
+        raise RecordError(
+            "a recorded function must return arrays, or dicts, lists and tuples of them, got None"
+        )
     else:
         yield returned

@@ -54,7 +54,7 @@ class Reader:
         place = space.end() if space else place
         match = _TOKEN.match(self.text, place)
         if match is None:
-            return Token("end" if place == len(self.text) else "unknown", self.text[place:place + 1], place)
+            return Token("end" if place == len(self.text) else "unknown", self.text[place : place + 1], place)
         return Token(match.lastgroup or "", match[0], place)
 
     def take(self) -> Token:
@@ -118,7 +118,9 @@ class Reader:
         """Read an integer of at most as many digits as a uint64 needs."""
         token = self.expect_kind("integer", wanted)
         if len(token.text) > MOST_DIGITS:
-            self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(token.text)}", token.place)
+            self.fail(
+                f"a number has at most {MOST_DIGITS} digits, this one has {len(token.text)}", token.place
+            )
         return int(token.text)
 
     # -- extents -------------------------------------------------------------------------------------------------------
@@ -191,8 +193,10 @@ class Reader:
         shape, place = self._shape(self.expect("<").place + 1)
         dtype = _DTYPE.match(self.text, place)
         if dtype is None or dtype[1] not in DTYPES:
-            got = self.text[place:place + 12].partition("\n")[0]
-            self.fail(f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", place)
+            got = self.text[place : place + 12].partition("\n")[0]
+            self.fail(
+                f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", place
+            )
         try:
             result = TensorType(DTYPES[dtype[1]], tuple(shape))
         except ValueError as error:
@@ -228,5 +232,5 @@ class Reader:
         if self.next.text != ")":
             self.wrong("')'")
         if not self.text.startswith("x", place):
-            self.fail(f"expected 'x' after an extent, got {self.text[place:place + 1]!r}", place)
+            self.fail(f"expected 'x' after an extent, got {self.text[place : place + 1]!r}", place)
         return extent, place + 1

@@ -68,7 +68,8 @@ class _Parser(Reader):
             self.wrong("the end")
         promised = [Value("returned", type, layout) for type, layout in types]
         if len(outputs) != len(promised) or any(
-            v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(outputs, promised, strict=True)
+            v.type != p.type or p.layout not in (None, v.layout)
+            for v, p in zip(outputs, promised, strict=True)
         ):
             texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, outputs)]
             self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", place)
@@ -83,9 +84,12 @@ class _Parser(Reader):
         return self.define(token, *self.laid_type())
 
     def op(self) -> Op:
-        results = self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=") \
-            if self.next.kind == "value" else []
-        start = self.expect_kind("string", "an operator, as \"matmul\"")
+        results = (
+            self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=")
+            if self.next.kind == "value"
+            else []
+        )
+        start = self.expect_kind("string", 'an operator, as "matmul"')
         kind = self.string(start)
         try:
             operator(kind)
@@ -142,7 +146,7 @@ class _Parser(Reader):
 
     def region(self) -> str:
         self.expect("=")
-        token = self.expect_kind("string", "the path of a region, as \"block.0\"")
+        token = self.expect_kind("string", 'the path of a region, as "block.0"')
         path = self.string(token)
         try:
             return check_path(path)

@@ -56,21 +56,30 @@ class Writable:
 
     @property
     def type(self) -> TensorType:
-        return self._value.type         # Writing in place never changes the type.
+        return self._value.type  # Writing in place never changes the type.
 
     @property
     def value(self) -> Value:
         """The value that the array stands for now."""
         if isinstance(self._changed, Line):
-            refuse("changing an array in place of which numpy.reshape or ravel has made one that is used later",
-                   "whether NumPy copies it is open here: write .copy() after reshape, or change a copy", self._changed)
+            refuse(
+                "changing an array in place of which numpy.reshape or ravel has made one that is used later",
+                "whether NumPy copies it is open here: write .copy() after reshape, or change a copy",
+                self._changed,
+            )
         if self._changed is not None and self._view is not None:
             base, self._changed = self._changed, None
             self._value = self._view.compute(base).value
         return self._value
 
-    def lies_in(self, base: Any, compute: Callable[[Any], Any], *key: Any,
-                is_view: Callable[[], bool | None] | None = None, read_only: str = "") -> Any:
+    def lies_in(
+        self,
+        base: Any,
+        compute: Callable[[Any], Any],
+        *key: Any,
+        is_view: Callable[[], bool | None] | None = None,
+        read_only: str = "",
+    ) -> Any:
         """Mark this array as a view of ``base`` and return it.  ``key`` is that of an index, if one selected it."""
         if self is not base:
             if base._sharing is None:
@@ -78,7 +87,9 @@ class Writable:
             base._sharing.append(ref(self))
             self._sharing = base._sharing
             # A view between an array and this view must live as long as this view.
-            self._view = View(ref(base) if base._view is None else lambda: base, compute, key, is_view, read_only)
+            self._view = View(
+                ref(base) if base._view is None else lambda: base, compute, key, is_view, read_only
+            )
         return self
 
     def is_part(self, base: Any, key: Any) -> bool:
@@ -89,7 +100,9 @@ class Writable:
         """Stand for the value of ``new``, converted to this array's dtype, and update base and views."""
         me: Any = self
         if self.is_number:
-            refuse("changing a number of NumPy's in place, such as x[0] or x.sum()", "only arrays can be changed")
+            refuse(
+                "changing a number of NumPy's in place, such as x[0] or x.sum()", "only arrays can be changed"
+            )
         if new.shape != me.shape:
             refuse(f"changing an array of shape {me.shape} in place into one of shape {new.shape}")
         if not np.can_cast(new.dtype, me.dtype, "same_kind"):
@@ -99,14 +112,18 @@ class Writable:
         chain = self._bases()
         for part in chain:
             if part._view is not None and part._view.read_only:
-                refuse(f"changing what {part._view.read_only} returned in place", "it cannot be changed in NumPy "
-                       "either: change a copy")
+                refuse(
+                    f"changing what {part._view.read_only} returned in place",
+                    "it cannot be changed in NumPy either: change a copy",
+                )
         chain[-1]._inherit()
         others = [other for other in self._those_who_share() if not _is_in(other, chain)]
         owned = chain[-1]._view is None
         if (owned and not all(part._view.key for part in chain[:-1])) or (others and not owned):
-            refuse("changing a view of an array in place (x.T, x.reshape(...), a part of np.split)",
-                   "write x = x + y, or change a copy")
+            refuse(
+                "changing a view of an array in place (x.T, x.reshape(...), a part of np.split)",
+                "write x = x + y, or change a copy",
+            )
         self._value, self._changed = value, None
         for part, whole in pairwise(chain if owned else ()):
             whole._value, whole._changed = whole.written(part._view.key[0], part).value, None

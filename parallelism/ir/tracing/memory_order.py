@@ -62,7 +62,7 @@ class Order:
     def strides(self, trial: int) -> Numbers | None:
         """The strides for the numbers of a trial.  ``ValueError`` if an extent is not whole with these."""
         todo = [self]
-        while todo:                         # a program is a long chain of arrays, too long for recursion
+        while todo:  # a program is a long chain of arrays, too long for recursion
             one = todo[-1]
             missing = [order for _, order in one._sources if order is not None and trial not in order._known]
             if missing:
@@ -115,7 +115,9 @@ def by_rows(shape: Sequence[int]) -> Numbers:
 
 def is_reshaped_in_place(place: Place, shape: tuple[Extent, ...]) -> bool | None:
     """Whether NumPy reshapes an array without a copy; None if that is not known."""
-    return _in_all_trials(lambda trial: _reshaped(lie(place, trial), _numbers(shape, trial)) is not None, place)
+    return _in_all_trials(
+        lambda trial: _reshaped(lie(place, trial), _numbers(shape, trial)) is not None, place
+    )
 
 
 def is_by_rows(place: Place) -> bool | None:
@@ -192,7 +194,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[int, _End]]:
 
 
 def _changed_at(strides: Numbers, axis: int, stride: int) -> Numbers:
-    return (*strides[:axis], stride, *strides[axis + 1:])
+    return (*strides[:axis], stride, *strides[axis + 1 :])
 
 
 def _broadcast(new: Numbers, old: Lying) -> Numbers:
@@ -205,24 +207,33 @@ def _broadcast(new: Numbers, old: Lying) -> Numbers:
 _SEEN: dict[str, Callable[..., Numbers]] = {
     "reshape": lambda new, old, shape: _reshaped(old, new) or by_rows(new),
     "transpose": lambda new, old, permutation: tuple([old.strides[d] for d in permutation]),
-    "slice": lambda new, old, axis, step, begin, end: _changed_at(old.strides, axis, old.strides[axis] * step),
+    "slice": lambda new, old, axis, step, begin, end: _changed_at(
+        old.strides, axis, old.strides[axis] * step
+    ),
     "flip": lambda new, old, axis: _changed_at(old.strides, axis, -old.strides[axis]),
     "broadcast_to": lambda new, old, shape: _broadcast(new, old),
     "split": lambda new, old, axis, sizes: old.strides,
     "windows": lambda new, old, axis, size, step: (
-        *_changed_at(old.strides, axis, old.strides[axis] * step), old.strides[axis]),
+        *_changed_at(old.strides, axis, old.strides[axis] * step),
+        old.strides[axis],
+    ),
 }
 """The strides of the outputs of operators whose kernels make views."""
 VIEWING = _SEEN.keys()
 
 
-def order_of(kind: str, operands: Sequence[Place], shape: tuple[Extent, ...], attributes: Any) -> Order | None:
+def order_of(
+    kind: str, operands: Sequence[Place], shape: tuple[Extent, ...], attributes: Any
+) -> Order | None:
     """The order of an output of an op: that of a view; what an operator computes lies by rows if all operands do."""
     seen = _SEEN.get(kind)
     if seen is None or (kind == "reshape" and operands[0].order is None):
         return None if all(place.order is None for place in operands) else UNKNOWN
-    return Order(shape, operands[:1], lambda new, old: None if old[0].strides is None else seen(
-        new, old[0], **attributes))
+    return Order(
+        shape,
+        operands[:1],
+        lambda new, old: None if old[0].strides is None else seen(new, old[0], **attributes),
+    )
 
 
 def diagonal(place: Place, shape: tuple[Extent, ...]) -> Order:
@@ -237,11 +248,14 @@ UNKNOWN._known = dict.fromkeys((ALL_ONE, *LARGER))
 # -- functions that compute --------------------------------------------------------------------------------------------
 
 
-def order_made_by(call: Callable[[list[Any]], Any], operands: Sequence[Any], shape: tuple[Extent, ...]) -> Order:
+def order_made_by(
+    call: Callable[[list[Any]], Any], operands: Sequence[Any], shape: tuple[Extent, ...]
+) -> Order:
     """The order of what NumPy makes of arrays: that which it makes of small arrays that lie in the same order.
 
     ``call`` gets the small arrays and returns NumPy's result.
     """
+
     def rule(new: Numbers, lying: list[Lying]) -> Numbers | None:
         if any(one.strides is None or len(one.shape) > MOST_DIMS for one in lying) or 0 in new:
             return None
@@ -276,7 +290,7 @@ def _small(lying: Lying, dtype: np.dtype[Any]) -> Any:
     steps = [_sign(stride) * sizes.index(abs(stride)) for stride in lying.strides]
     shape = [min(n, 2) for n in lying.shape]
     numbers = np.ones(1 + 2 * sum(map(abs, steps)), dtype if dtype.kind in "biuf" else np.float32)
-    middle = numbers[sum(map(abs, steps)):]
+    middle = numbers[sum(map(abs, steps)) :]
     return np.lib.stride_tricks.as_strided(middle, shape, [step * numbers.itemsize for step in steps])
 
 

@@ -25,8 +25,11 @@ def meant_dtype(dtype: Any) -> np.dtype[Any]:
             refuse(f"the dtype {str(dtype)[:80]!r}", str(error))
     if dtype_text(meant) is None:
         given = f"{dtype!r}, which is {meant} in NumPy," if isinstance(dtype, str) else f"{meant}"
-        order = "programs have the byte order of the machine" if not meant.isnative else \
-            "programs have bools, integers of 8 to 64 bits and floats of 8 to 64 bits, as numpy.float16"
+        order = (
+            "programs have the byte order of the machine"
+            if not meant.isnative
+            else "programs have bools, integers of 8 to 64 bits and floats of 8 to 64 bits, as numpy.float16"
+        )
         refuse(f"the dtype {given}", order)
     return meant
 

@@ -25,9 +25,12 @@ REASONS: dict[Any, str] = {
 """For NumPy functions that cannot be recorded: the reason, or what to write instead."""
 
 CONVERSIONS = {
-    "__index__": ("an array as an index or a count",), "__int__": ("int() of an array",),
-    "__float__": ("float() of an array",), "__complex__": ("complex() of an array",),
-    "__round__": ("round() of an array", "numpy.round can be"), "item": ("item() of an array",),
+    "__index__": ("an array as an index or a count",),
+    "__int__": ("int() of an array",),
+    "__float__": ("float() of an array",),
+    "__complex__": ("complex() of an array",),
+    "__round__": ("round() of an array", "numpy.round can be"),
+    "item": ("item() of an array",),
 }
 """For methods that give a number: what cannot be recorded, and what to write instead."""
 
@@ -44,12 +47,17 @@ def refuse(what: str, why: str = "", line: Line | None = None) -> NoReturn:
     """Raise `RecordError` with the line of the user's code that made the call, or with another line of it."""
     line = line or recorded_line()
     reason = f": {why}" if why else ""
-    raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
+    raise RecordError(
+        f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}"
+    ) from None
 
 
 _MADE_OF_SYMBOLS = {
-    **{name: f"numpy.{name}_like(x, {given}dtype=..., shape=...), where x is any recorded array and the shape may have "
-             "symbols" for name, given in {"zeros": "", "ones": "", "empty": "", "full": "value, "}.items()},
+    **{
+        name: f"numpy.{name}_like(x, {given}dtype=..., shape=...), where x is any recorded array and the shape may have "
+        "symbols"
+        for name, given in {"zeros": "", "ones": "", "empty": "", "full": "value, "}.items()
+    },
     "arange": "ir.apply('iota', dim=0, shape=(n,), starts=(0,), dtype=numpy.dtype('int64')) for numpy.arange(n)",
 }
 """For NumPy functions that make arrays of numbers: what to write for an array whose shape has symbols."""
@@ -58,21 +66,33 @@ _MADE_OF_SYMBOLS = {
 def refuse_symbols(error: SymbolError) -> NoReturn:
     """Raise `RecordError` for code that needs a number of a symbolic extent, with the line of the user's code."""
     frames = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
-    frame, number = next((each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)),
-                         frames[-1])
+    frame, number = next(
+        (each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)), frames[-1]
+    )
     line = _line(frame, number)
-    advice = next((f"; or write {text}" for name, text in _MADE_OF_SYMBOLS.items()
-                   if re.search(rf"\b{name}\(", line.text)), "")
+    advice = next(
+        (
+            f"; or write {text}"
+            for name, text in _MADE_OF_SYMBOLS.items()
+            if re.search(rf"\b{name}\(", line.text)
+        ),
+        "",
+    )
     raise RecordError(f"{error}{advice}\n  {line.file}:{line.number}: {line.text}") from None
 
 
-def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:
+def warn_of_promotion(
+    function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]
+) -> None:
     """Give `PromotionWarning` for an array of 16 or 8 bits that a NumPy number makes larger, at the user's line."""
     line = recorded_line()
     warnings.warn_explicit(
         f"{function} makes {result} of an array of {array}, because a NumPy number of {number} promotes it: make it a "
         f"Python number, as in x / float(np.sqrt(n)), or convert the result with astype",
-        PromotionWarning, line.file, line.number)
+        PromotionWarning,
+        line.file,
+        line.number,
+    )
 
 
 def recorded_line() -> Line:

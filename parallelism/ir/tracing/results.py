@@ -7,17 +7,34 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.tracing.in_place import Writable
-from parallelism.ir.tracing.memory_order import Order, Place, is_by_rows, is_reshaped_in_place, order_made_by, place_of
+from parallelism.ir.tracing.memory_order import (
+    Order,
+    Place,
+    is_by_rows,
+    is_reshaped_in_place,
+    order_made_by,
+    place_of,
+)
 
 READ_ONLY = {np.broadcast_to, np.diagonal, np.diag, np.lib.stride_tricks.sliding_window_view}
 """Functions whose results NumPy does not allow to change."""
 MAY_COPY: dict[Any, Callable[[Place, Any], bool | None]] = {
-    np.reshape: is_reshaped_in_place, np.ravel: lambda place, shape: is_by_rows(place),
+    np.reshape: is_reshaped_in_place,
+    np.ravel: lambda place, shape: is_by_rows(place),
 }
 """Functions that return a view of some arrays and a copy of others."""
 MAKING_ARRAYS = {
-    np.copy, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.where, np.select, np.tensordot, np.roll,
-    np.broadcast_to, np.pad,
+    np.copy,
+    np.zeros_like,
+    np.ones_like,
+    np.empty_like,
+    np.full_like,
+    np.where,
+    np.select,
+    np.tensordot,
+    np.roll,
+    np.broadcast_to,
+    np.pad,
 }
 """Functions whose results without dims are arrays.  Others return numbers."""
 BY_ROWS = {np.take, np.take_along_axis, np.outer, np.diag, np.repeat, np.tile}
@@ -35,7 +52,7 @@ def computed(result: Any, call: Callable[..., Any], args: Any, options: Any) -> 
     operands = list(_arrays_in((args, options)))
     if call in BY_ROWS:
         return result
-    if options.get("shape") is not None:    # NumPy keeps the order if the new shape has as many dims
+    if options.get("shape") is not None:  # NumPy keeps the order if the new shape has as many dims
         options = {key: x for key, x in options.items() if key != "shape"}
         if operands[0].ndim != results[0].ndim:
             return result
@@ -70,8 +87,11 @@ def _with_places(given: Any, operands: list[Any]) -> Any:
     if isinstance(given, dict):
         return {key: _with_places(x, operands) for key, x in given.items()}
     if isinstance(given, list | tuple):
-        return [_with_places(x, operands) for x in given] if isinstance(given, list) else \
-            tuple(_with_places(x, operands) for x in given)
+        return (
+            [_with_places(x, operands) for x in given]
+            if isinstance(given, list)
+            else tuple(_with_places(x, operands) for x in given)
+        )
     return next((_Hole(i) for i, x in enumerate(operands) if x is given), given)
 
 
@@ -79,8 +99,11 @@ def _filled(given: Any, small: list[Any]) -> Any:
     if isinstance(given, dict):
         return {key: _filled(x, small) for key, x in given.items()}
     if isinstance(given, list | tuple):
-        return [_filled(x, small) for x in given] if isinstance(given, list) else \
-            tuple(_filled(x, small) for x in given)
+        return (
+            [_filled(x, small) for x in given]
+            if isinstance(given, list)
+            else tuple(_filled(x, small) for x in given)
+        )
     return small[given] if isinstance(given, _Hole) else given
 
 
@@ -113,7 +136,7 @@ def _seen(result: Any, call: Callable[..., Any], base: Any, again: Callable[[Any
         result = array.copy() if result is base else result
         result.is_number = True
         return result
-    if base.is_number:                      # It never changes, so that a view of it is as good as a copy.
+    if base.is_number:  # It never changes, so that a view of it is as good as a copy.
         result.is_number = result is base or not (result.ndim or call is np.broadcast_to)
         return result
     if result is base:

@@ -149,7 +149,11 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def _into(self, ufunc: np.ufunc, method: str, inputs: Any, options: Any) -> Any:
         """A ufunc with ``out=``.  It has the result's dtype in a reduction, and the other elements in ``where=``."""
         out = _target(f"numpy.{ufunc.__name__}", *options.pop("out"))
-        if method in ("reduce", "accumulate") and ufunc in (np.add, np.multiply) and options.get("dtype") is None:
+        if (
+            method in ("reduce", "accumulate")
+            and ufunc in (np.add, np.multiply)
+            and options.get("dtype") is None
+        ):
             options["dtype"] = out.dtype
         there = options.pop("where", None) if method == "__call__" else None
         result = self.__array_ufunc__(ufunc, method, *inputs, **options)
@@ -181,15 +185,17 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             return computed(_own(result, args), function, args, options)
         if place >= len(args):
             refuse(f"{name} of an array given by keyword", "give the array first, without its name")
-        before, after = args[:place], args[place + 1:]
-        return seen(result, function, args[place], lambda base: CALLS[function](*before, base, *after, **options))
+        before, after = args[:place], args[place + 1 :]
+        return seen(
+            result, function, args[place], lambda base: CALLS[function](*before, base, *after, **options)
+        )
 
     def __pow__(self, exponent: Any) -> Any:
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
         known = type(exponent) in (int, float) and is_floating(self.dtype)
         function = _POWERS.get(exponent) if known else None
         if self.dtype == bool and type(exponent) is int and exponent == 2 and not self.is_number:
-            function = np.square                # int8, but int64 by numpy.power
+            function = np.square  # int8, but int64 by numpy.power
         return function(self) if function else np.power(self, exponent)
 
     # -- methods, by the function of the same name ---------------------------------------------------------------------
@@ -200,7 +206,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         is_element = not result.ndim and not any(k is ... for k in keys)
         if not _picks(key) and not is_element and not self.is_number:
             return result.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
-        result = _own(result, [self])           # a single element is a number, not a view
+        result = _own(result, [self])  # a single element is a number, not a view
         result.is_number = is_element
         by_rows = not result.ndim or (self._order is None and _picks_first(keys))
         result._order = None if by_rows else UNKNOWN
@@ -255,9 +261,12 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     # -- operations that need values -----------------------------------------------------------------------------------
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        refuse("the conversion of a recorded array to numbers (numpy.array, numpy.asarray, writing into an array of "
-               "numbers, or a function that does so)", "join arrays with numpy.stack, change a dtype with astype, "
-               "write into numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
+        refuse(
+            "the conversion of a recorded array to numbers (numpy.array, numpy.asarray, writing into an array of "
+            "numbers, or a function that does so)",
+            "join arrays with numpy.stack, change a dtype with astype, "
+            "write into numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)",
+        )
 
     def __bool__(self) -> bool:
         refuse("a decision by the values of an array (if, while, and, or, not)")
@@ -321,7 +330,9 @@ def _target(name: str, out: Any, *others: Any) -> Traced:
 def _filled(name: str, out: Traced, result: Any) -> Any:
     """``out`` with the result.  A function that is no ufunc computes in the dtype of ``out``, in its own way."""
     if not isinstance(result, Traced) or result.dtype != out.dtype:
-        refuse(f"{name} into an array of another dtype, {out.dtype}", "write x[...] = and the call without out=")
+        refuse(
+            f"{name} into an array of another dtype, {out.dtype}", "write x[...] = and the call without out="
+        )
     return out.become(result)
 
 
@@ -399,8 +410,10 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
     if is_narrow(array.dtype) and np.isnan(array).any() and not np.isnan(np.asarray(x, np.float64)).any():
         refuse(f"{x!r} as a constant of {array.dtype}", f"the largest number is {limits_of(array.dtype).max}")
     if array.size > MOST_CONSTANT and array.size and (array != array.flat[0]).any():
-        refuse(f"an array of shape {array.shape} as a constant of the program", "pass it as an input; a constant has "
-               f"at most {MOST_CONSTANT} elements")
+        refuse(
+            f"an array of shape {array.shape} as a constant of the program",
+            f"pass it as an input; a constant has at most {MOST_CONSTANT} elements",
+        )
     same = array.size > 0 and bool((array == array.flat[0]).all()) and not np.signbit(array[array == 0]).any()
     value: Any = array.flat[0].item() if same else tuple(array.ravel().tolist())
     return _constant(builder, value, array.shape, array.dtype)
@@ -420,7 +433,10 @@ def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
 
 
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {
-    np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
+    np.add: np.sum,
+    np.multiply: np.prod,
+    np.maximum: np.max,
+    np.minimum: np.min,
 }
 _ACCUMULATING = {np.sum, np.prod, np.cumsum}
 """Functions that compute in the dtype of ``out``."""

@@ -56,19 +56,29 @@ class Borders:
         found: Counter[tuple[str, ...]] = Counter()
         first: dict[tuple[str, ...], Border] = {}
         for row in self.rows:
-            key = (_without_numbers(row.source), _without_numbers(row.target), row.before.short(), row.after.short(),
-                   *row.steps, str(row.bytes_received))
+            key = (
+                _without_numbers(row.source),
+                _without_numbers(row.target),
+                row.before.short(),
+                row.after.short(),
+                *row.steps,
+                str(row.bytes_received),
+            )
             found[key] += 1
             first.setdefault(key, row)
         cells = [("received", "count", "value", "from -> to")]
         for key, row in first.items():
             source, target = key[:2] if found[key] > 1 else (row.source or OUTSIDE, row.target or OUTSIDE)
             steps = ", then ".join(row.steps) or "nothing to move"
-            cells += [(nbytes(row.bytes_received), str(found[key]), f"%{row.value.name}", f"{source} -> {target}"),
-                      ("", "", "", f"{row.before.short()} -> {row.after.short()}: {steps}")]
+            cells += [
+                (nbytes(row.bytes_received), str(found[key]), f"%{row.value.name}", f"{source} -> {target}"),
+                ("", "", "", f"{row.before.short()} -> {row.after.short()}: {steps}"),
+            ]
         width = max(len(value) for _, _, value, _ in cells)
-        lines = [fit(f"{received:>{RECEIVED}}  {count:>5}  {value:<{width}}  {ends}".rstrip())
-                 for received, count, value, ends in cells]
+        lines = [
+            fit(f"{received:>{RECEIVED}}  {count:>5}  {value:<{width}}  {ends}".rstrip())
+            for received, count, value, ends in cells
+        ]
         return "\n".join([*lines, f"a device receives at most {nbytes(self.bytes_received)} at borders"])
 
 
@@ -105,13 +115,25 @@ def borders(localized: Localized, regions: Sequence[str] = ()) -> Borders:
             value = made[value].inputs[0]
         used = [_region(user, regions) for user in _reached(op, users)]
         source = _region(made[value], regions) if value in made else None
-        inner = source is None or not used or source.removeprefix(BACK) in {each.removeprefix(BACK) for each in used}
+        inner = (
+            source is None
+            or not used
+            or source.removeprefix(BACK) in {each.removeprefix(BACK) for each in used}
+        )
         if inner or UPDATE in (source, used[0]) or layout_of(op.inputs[0]) == layout_of(op.outputs[0]):
             continue
         assert source is not None
-        rows.append(Border(
-            source, used[0], value, layout_of(op.inputs[0]), layout_of(op.outputs[0]),
-            tuple(f"{move.step.kind} {', '.join(move.axes)}" for move in moves), max(moved)))
+        rows.append(
+            Border(
+                source,
+                used[0],
+                value,
+                layout_of(op.inputs[0]),
+                layout_of(op.outputs[0]),
+                tuple(f"{move.step.kind} {', '.join(move.axes)}" for move in moves),
+                max(moved),
+            )
+        )
         total = [before + more for before, more in zip(total, moved, strict=True)]
     return Borders(tuple(rows), max(total))
 

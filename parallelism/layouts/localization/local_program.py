@@ -46,9 +46,14 @@ class _Shards:
         if "shape" not in op.operator.attributes and not _has_place(op):
             return op.kind, op.attributes
         output = op.outputs[0]
-        if dict(op.attributes).get("shape") not in (None, output.type.shape):     # the shape is that of another output
+        if dict(op.attributes).get("shape") not in (
+            None,
+            output.type.shape,
+        ):  # the shape is that of another output
             output = op.outputs[-1]
-        return of_a_part(op.kind, op.attributes, self.block(output.type.shape, layout_of(output)), self._indexed(op))
+        return of_a_part(
+            op.kind, op.attributes, self.block(output.type.shape, layout_of(output)), self._indexed(op)
+        )
 
     def _indexed(self, op: Op) -> tuple[Span, Extent] | None:
         """The part of the letter along which the op picks elements, and its whole extent; None if it is not split."""
@@ -87,7 +92,9 @@ def local_program(
             inputs = tuple(values[value.name] for value in op.inputs)
             kind, attributes = shards.part(op)
             same = kind == op.kind and attributes is op.attributes
-            ops.append(op.with_values(inputs, outputs) if same else Op(kind, inputs, attributes, outputs, op.region))
+            ops.append(
+                op.with_values(inputs, outputs) if same else Op(kind, inputs, attributes, outputs, op.region)
+            )
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)

@@ -1,7 +1,7 @@
 """Localization turns a program of whole tensors with layouts into the program of each device.
 
-    localized = localize(propagate(annotate(loss, {"x": TensorSharding("dp", None)}), mesh), mesh)
-    localized.program(rank=0)       # local shapes; communication appears as ops
+localized = localize(propagate(annotate(loss, {"x": TensorSharding("dp", None)}), mesh), mesh)
+localized.program(rank=0)       # local shapes; communication appears as ops
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,9 @@ class Localized:
         program = self._programs.get(number)
         if program is None:
             program = self._programs[number] = local_program(
-                self.function, self.devices, place,
+                self.function,
+                self.devices,
+                place,
                 lambda move: 0 if self.devices.symbolic else self._ranks.received(move.step, first),
             )
         if rank == first or self.devices.symbolic:
@@ -111,9 +113,13 @@ class Localized:
         ``ValueError`` if symbols are left.
         """
         if self.devices.symbolic or self.function.symbols:
-            names = sorted({*self.function.symbols, *(a for a, n in self.devices.extents if not isinstance(n, int))})
-            raise ValueError(f"the bytes that a device receives are known only with numbers for {', '.join(names)}; "
-                             f"Op.bytes_received is an expression of these symbols")
+            names = sorted(
+                {*self.function.symbols, *(a for a, n in self.devices.extents if not isinstance(n, int))}
+            )
+            raise ValueError(
+                f"the bytes that a device receives are known only with numbers for {', '.join(names)}; "
+                f"Op.bytes_received is an expression of these symbols"
+            )
         received: list[int] = []
         for op in self.function.ops:
             moved = [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]

@@ -45,18 +45,27 @@ class Move:
                 return {**common, "op": self.step.before.op}
             case "all_to_all":
                 return {
-                    **common, "split_dim": self.dim, "split_extent": shape[self.dim], "concat_dim": self.other,
+                    **common,
+                    "split_dim": self.dim,
+                    "split_extent": shape[self.dim],
+                    "concat_dim": self.other,
                     "concat_extent": shape[self.other],
                 }
         return {
-            **common, "step": self.step.kind,
-            "before": layout_text(self.step.before), "after": layout_text(self.step.after),
-            "whole": whole.shape, "shape": shape, "received": received,
+            **common,
+            "step": self.step.kind,
+            "before": layout_text(self.step.before),
+            "after": layout_text(self.step.after),
+            "whole": whole.shape,
+            "shape": shape,
+            "received": received,
         }
 
 
 @lru_cache(maxsize=4096)
-def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices) -> tuple[Move, ...]:
+def moves(
+    source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices
+) -> tuple[Move, ...]:
     """The ops that bring a value from one layout to another; empty if every device has its shard already.
 
     They are the steps of `plan_resharding` on the axes of both layouts.  But a sum over more axes than those that the
@@ -81,8 +90,10 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
     if tuple(shape) != type.shape or _symbolic(tuple(axes), devices):
         for move in ops:
             if move.kind == "relayout":
-                raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
-                                 f"{move.step.kind} ({move.step.moved}) needs numbers in place of symbols")
+                raise ValueError(
+                    f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
+                    f"{move.step.kind} ({move.step.moved}) needs numbers in place of symbols"
+                )
     return tuple(ops)
 
 
@@ -90,7 +101,14 @@ def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
     """The resharding step that a ``relayout`` op runs, on the mesh of its device."""
     before, after = (TensorSharding.parse(op[name]).over(len(op["whole"])) for name in ("before", "after"))
     return ReshardingStep(
-        op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), op.inputs[0].type.dtype.itemsize, mesh)
+        op["step"],
+        tuple(op["axes"]),
+        before,
+        after,
+        tuple(op["whole"]),
+        op.inputs[0].type.dtype.itemsize,
+        mesh,
+    )
 
 
 def _scattered(source: TensorSharding, target: TensorSharding) -> TensorSharding | None:
@@ -129,7 +147,9 @@ def _slices(step: ReshardingStep) -> list[Move]:
     """One ``all_slice`` for each dim that is split; empty if every device has its shard already."""
     before, after = step.before, step.after
     pairs = list(zip(before.dims, after.dims, strict=True))
-    kept = before.partial == after.partial and all(new.axes[:len(old.axes)] == old.axes for old, new in pairs)
+    kept = before.partial == after.partial and all(
+        new.axes[: len(old.axes)] == old.axes for old, new in pairs
+    )
     if not kept:
         same = before.partial == after.partial and all(
             before.slices(step.shape, step.mesh, rank) == after.slices(step.shape, step.mesh, rank)
@@ -141,5 +161,5 @@ def _slices(step: ReshardingStep) -> list[Move]:
         if new != old:
             dims[d] = new
             layout = TensorSharding(*dims, partial=before.partial, op=before.op)
-            slices.append(Move("all_slice", new.axes[len(old.axes):], layout, d, 0, step))
+            slices.append(Move("all_slice", new.axes[len(old.axes) :], layout, d, 0, step))
     return slices

@@ -22,7 +22,8 @@ class SymbolicProgram:
     axes: tuple[str, ...]
     """The axes, outermost first.  The symbol of the number of devices along an axis has the name of the axis."""
     _variants: dict[frozenset[str], tuple[Function, tuple[Split, ...]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False)
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def localized(self, alone: Collection[str] = ()) -> Localized:
         """The program laid out on symbols; axes in ``alone`` have one device, so nothing is communicated over them."""
@@ -48,10 +49,14 @@ class SymbolicProgram:
         because the program then differs from device to device and must be localized on the mesh.
         """
         if mesh.axes != self.axes:
-            raise ValueError(f"@{self.function.name} is laid out on the axes {', '.join(self.axes)}, got {mesh!r}")
+            raise ValueError(
+                f"@{self.function.name} is laid out on the axes {', '.join(self.axes)}, got {mesh!r}"
+            )
         if unknown := ", ".join(sorted(numbers.keys() - self.function.symbols)):
-            raise ValueError(f"@{self.function.name} has no symbol {unknown}; it has "
-                             f"{', '.join(sorted(self.function.symbols)) or 'none'}")
+            raise ValueError(
+                f"@{self.function.name} has no symbol {unknown}; it has "
+                f"{', '.join(sorted(self.function.symbols)) or 'none'}"
+            )
         alone = frozenset(axis for axis, n in mesh.shape.items() if n == 1)
         program, splits = self._variant(alone)
         for extent, axes in splits:
@@ -59,8 +64,10 @@ class SymbolicProgram:
             for axis in axes:
                 count *= mesh.shape[axis]
             if not isinstance(of, Expression) and of % count:
-                raise ValueError(f"a dim of {of} of @{self.function.name} is not split evenly over the {count} devices "
-                                 f"along {', '.join(axes)} of {mesh!r}: localize the program on this mesh")
+                raise ValueError(
+                    f"a dim of {of} of @{self.function.name} is not split evenly over the {count} devices "
+                    f"along {', '.join(axes)} of {mesh!r}: localize the program on this mesh"
+                )
         known = {**mesh.shape, **numbers}
         return program.specialize(**{name: known[name] for name in known.keys() & program.symbols})
 
@@ -69,11 +76,22 @@ class SymbolicProgram:
         if alone not in self._variants:
             laid = self.localized(alone)
             layouts = [(value.type.shape, layout_of(value)) for value in laid.function.values]
-            layouts += [(op.outputs[0].type.shape, move.after)
-                        for op in laid.function.ops for move in moves_of(op, laid.devices)]
-            self._variants[alone] = laid.program(), tuple(dict.fromkeys(
-                (extent, dim.axes) for shape, layout in dict.fromkeys(layouts)
-                for extent, dim in zip(shape, layout.dims, strict=True) if dim.axes))
+            layouts += [
+                (op.outputs[0].type.shape, move.after)
+                for op in laid.function.ops
+                for move in moves_of(op, laid.devices)
+            ]
+            self._variants[alone] = (
+                laid.program(),
+                tuple(
+                    dict.fromkeys(
+                        (extent, dim.axes)
+                        for shape, layout in dict.fromkeys(layouts)
+                        for extent, dim in zip(shape, layout.dims, strict=True)
+                        if dim.axes
+                    )
+                ),
+            )
         return self._variants[alone]
 
 
@@ -88,12 +106,16 @@ def localize_symbolically(function: Function, axes: Collection[str]) -> Symbolic
     because the ops of a stage depend on the number of stages; the functions of its stages can be laid out one by one.
     """
     if not isinstance(function, Function):
-        raise TypeError(f"a Function is laid out symbolically, got {type(function).__name__}; the ops of a pipeline's "
-                        "stage depend on the number of stages, so that number cannot be a symbol: lay out the "
-                        "functions of the stages one by one")
+        raise TypeError(
+            f"a Function is laid out symbolically, got {type(function).__name__}; the ops of a pipeline's "
+            "stage depend on the number of stages, so that number cannot be a symbol: lay out the "
+            "functions of the stages one by one"
+        )
     if taken := sorted({*axes} & function.symbols):
-        raise ValueError(f"@{function.name} has a symbol {taken[0]}, so it cannot be the number of devices along the "
-                         f"axis {taken[0]!r}: rename one of them")
+        raise ValueError(
+            f"@{function.name} has a symbol {taken[0]}, so it cannot be the number of devices along the "
+            f"axis {taken[0]!r}: rename one of them"
+        )
     made = SymbolicProgram(function, tuple(axes))
     made.program()
     return made

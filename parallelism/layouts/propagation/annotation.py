@@ -26,8 +26,9 @@ def annotate(function: Function, layouts: Layouts) -> Function:
     for key, layout in layouts.items():
         name = key.name if isinstance(key, Value) else key
         if name not in known:
-            raise ValueError(f"@{function.name} has no value %{name}; its inputs are "
-                             f"{names(function.inputs) or 'none'}")
+            raise ValueError(
+                f"@{function.name} has no value %{name}; its inputs are {names(function.inputs) or 'none'}"
+            )
         given[name] = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     return laid_out(function, given)
 

@@ -47,11 +47,15 @@ class Conflict:
     def __str__(self) -> str:
         wanted = f"from {self.wanted_from}" if self.wanted_from else f"because it needs dim {self.dim} whole"
         if self.value in self.op.outputs:
-            return (f"%{self.value.name}: {self.op.kind} computes it as {self.lies.short()}; it must have layout "
-                    f"{self.wanted.short()}, {wanted}")
+            return (
+                f"%{self.value.name}: {self.op.kind} computes it as {self.lies.short()}; it must have layout "
+                f"{self.wanted.short()}, {wanted}"
+            )
         lies = f", from {self.lies_from}" if self.lies_from else ", as it is computed"
-        return (f"%{self.value.name} has layout {self.lies.short()}{lies}; {self.op.kind} needs it as "
-                f"{self.wanted.short()}, {wanted}")
+        return (
+            f"%{self.value.name} has layout {self.lies.short()}{lies}; {self.op.kind} needs it as "
+            f"{self.wanted.short()}, {wanted}"
+        )
 
 
 class Paths:
@@ -77,8 +81,15 @@ class Paths:
         for value, wanted in zip(op.inputs, placed.inputs, strict=True):
             lies = layouts[value.name]
             if (dim := moved_dim(lies, wanted)) is not None:
-                yield Conflict(op, value, lies, wanted, dim, self._of(value.name, dim, lies),
-                               self._wish(op, value, layouts, placed, dim))
+                yield Conflict(
+                    op,
+                    value,
+                    lies,
+                    wanted,
+                    dim,
+                    self._of(value.name, dim, lies),
+                    self._wish(op, value, layouts, placed, dim),
+                )
         for value, computed in zip(op.outputs, placed.outputs, strict=True):
             wanted = layouts[value.name]
             if (dim := moved_dim(computed, wanted)) is not None:
@@ -100,11 +111,13 @@ class Paths:
         place = op.inputs.index(value)
         letter, axes = of.inputs[place][dim], dims_of(placed.inputs[place])[dim]
         lost = set(dims_of(layouts[value.name])[dim]) - set(axes)
-        sides = [*zip(op.inputs, of.inputs, placed.inputs, strict=True),
-                 *zip(op.outputs, of.outputs, placed.outputs, strict=True)]
+        sides = [
+            *zip(op.inputs, of.inputs, placed.inputs, strict=True),
+            *zip(op.outputs, of.outputs, placed.outputs, strict=True),
+        ]
         for other, letters, wanted in sides:
             for d, now in enumerate(dims_of(layouts[other.name])):
-                same = axes and letters[d] == letter and other != value and now[:len(axes)] == axes
+                same = axes and letters[d] == letter and other != value and now[: len(axes)] == axes
                 instead = letters[d] != letter and not lost.isdisjoint(now) and dims_of(wanted)[d] == now
                 if same or instead:
                     return self.origin(other.name, d)

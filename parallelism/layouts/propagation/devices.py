@@ -53,7 +53,9 @@ class Devices:
         """The devices as a mesh.  ``ValueError`` if the number of devices along an axis is a symbol."""
         for axis, n in self.extents:
             if isinstance(n, Expression):
-                raise ValueError(f"axis {axis!r} has {n} devices: a mesh needs a number instead of the symbol")
+                raise ValueError(
+                    f"axis {axis!r} has {n} devices: a mesh needs a number instead of the symbol"
+                )
         return self.stand_in
 
     @cached_property
@@ -92,8 +94,10 @@ class Devices:
         """``ValueError`` if the layout names an axis that does not exist; the message begins with ``subject``."""
         for axis in (*layout.axes, *layout.partial):
             if axis not in self.shape:
-                raise ValueError(f"{subject}: {layout!r} names axis {axis!r}, but the axes of {self} are "
-                                 f"{', '.join(map(repr, self.shape))}")
+                raise ValueError(
+                    f"{subject}: {layout!r} names axis {axis!r}, but the axes of {self} are "
+                    f"{', '.join(map(repr, self.shape))}"
+                )
 
     def __str__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.extents)})"

@@ -17,12 +17,16 @@ from parallelism.ir.core import Expression, Function, Op
 def finite_constants(function: Function) -> frozenset[str]:
     """The names of the constants that are a single finite number other than zero."""
     return frozenset(
-        op.outputs[0].name for op in function.ops if op.kind == "constant" and _usual(dict(op.attributes)["value"])
+        op.outputs[0].name
+        for op in function.ops
+        if op.kind == "constant" and _usual(dict(op.attributes)["value"])
     )
 
 
 def _usual(value: object) -> bool:
-    return isinstance(value, Expression) or (isinstance(value, int | float) and isfinite(value) and value != 0)
+    return isinstance(value, Expression) or (
+        isinstance(value, int | float) and isfinite(value) and value != 0
+    )
 
 
 def carries(op: Op, pending: Mapping[str, str], constants: frozenset[str]) -> bool:

@@ -44,8 +44,14 @@ def dims_of(layout: TensorSharding) -> Dims:
 
 @lru_cache(maxsize=65536)
 def placement(
-    kind: str, types: tuple[TensorType, ...], attributes: Attributes, inputs: tuple[TensorSharding, ...],
-    outputs: tuple[TensorSharding, ...], devices: Devices, *, carries: bool,
+    kind: str,
+    types: tuple[TensorType, ...],
+    attributes: Attributes,
+    inputs: tuple[TensorSharding, ...],
+    outputs: tuple[TensorSharding, ...],
+    devices: Devices,
+    *,
+    carries: bool,
 ) -> Placement:
     """The placement of an op whose inputs have, and whose outputs should have, these layouts.
 
@@ -71,12 +77,17 @@ def _kept(inputs: Sequence[TensorSharding]) -> Axes:
 def moved_dim(lies: TensorSharding, wanted: TensorSharding) -> int | None:
     """The first dim that differs in more than a further split; None if there is none."""
     pairs = enumerate(zip(dims_of(lies), dims_of(wanted), strict=True))
-    return next((d for d, (old, new) in pairs if old != new[:len(old)]), None)
+    return next((d for d, (old, new) in pairs if old != new[: len(old)]), None)
 
 
 def _placement(
-    of: Relation, types: Sequence[TensorType], called: tuple[str, Attributes], inputs: Sequence[TensorSharding],
-    outputs: Sequence[TensorSharding], devices: Devices, kept: Axes,
+    of: Relation,
+    types: Sequence[TensorType],
+    called: tuple[str, Attributes],
+    inputs: Sequence[TensorSharding],
+    outputs: Sequence[TensorSharding],
+    devices: Devices,
+    kept: Axes,
 ) -> Placement:
     all_types = (*types, *meaning(called[0], tuple(types), called[1]).outputs)
     tensors = zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True)
@@ -92,6 +103,7 @@ def placement_by(
 
     A reduction by ``op`` stays pending over the axes ``kept``, in the inputs that are ``carrying`` it.
     """
+
     def lying(letters: Letters) -> Dims:
         return tuple(split.get(letter or "", ()) for letter in letters)
 
@@ -105,12 +117,16 @@ def placement_by(
         inputs.append(sharding(lying(letters), pending, op if pending else "sum"))
     outputs = [
         sharding(lying(letters), partial(reduced), op)
-        for letters, reduced in zip(of.outputs, of.reduced, strict=True)]
+        for letters, reduced in zip(of.outputs, of.reduced, strict=True)
+    ]
     return Placement(tuple(inputs), tuple(outputs))
 
 
 def letters_split(
-    of: Relation, tensors: Iterable[tuple[Letters, TensorType, TensorSharding]], devices: Devices, taken: Axes = (),
+    of: Relation,
+    tensors: Iterable[tuple[Letters, TensorType, TensorSharding]],
+    devices: Devices,
+    taken: Axes = (),
 ) -> dict[str, Axes]:
     """The axes that split each letter, given the layouts of inputs and outputs; axes in ``taken`` are not used."""
     wishes: dict[str, list[Axes]] = {}
@@ -136,8 +152,7 @@ def letters_split(
             left[tuple(axis for axis in axes if winner[axis] == letter)] += 1
         chosen, *others = sorted(left, key=lambda axes: (-left[axes], -len(axes)))
         for axes in others:
-            if axes[:len(chosen)] == chosen:
+            if axes[: len(chosen)] == chosen:
                 chosen = axes
         split[letter] = of.exact(letter, chosen, devices)
     return split
-

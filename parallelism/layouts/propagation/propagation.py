@@ -34,9 +34,19 @@ from parallelism.layouts.propagation.relations import relation
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
-COLLECTIVES = frozenset((
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv", "all_slice", "relayout",
-))
+COLLECTIVES = frozenset(
+    (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "permute",
+        "send",
+        "recv",
+        "all_slice",
+        "relayout",
+    )
+)
 
 
 def propagate(
@@ -64,7 +74,7 @@ def _given(function: Function, devices: Devices) -> dict[str, TensorSharding]:
         if op.kind in COLLECTIVES:
             raise ValueError(f"@{function.name} has collectives, so it is the program of one device: {op}")
         if op.kind == "reshard":
-            value, = op.outputs
+            (value,) = op.outputs
             layouts[value.name] = TensorSharding.parse(op["layout"]).over(value.type.ndim)
     for name, layout in layouts.items():
         devices.check(layout, f"@{function.name}, %{name}")
@@ -152,7 +162,9 @@ class _Propagation:
             letter = letters_of[target][d]
             assert letter is not None
             asked = [
-                (axes, other, e) for other, letters in sides for e, same in enumerate(letters)
+                (axes, other, e)
+                for other, letters in sides
+                for e, same in enumerate(letters)
                 if same == letter and (axes := self.dims[other.name][e])
             ]
             if not asked:
@@ -181,10 +193,11 @@ class _Propagation:
         for op in self.function.ops:
             placed = self._placed(op, layouts, constants)
             while stopped := [
-                value for value, wanted in zip(op.inputs, placed.inputs, strict=True)
+                value
+                for value, wanted in zip(op.inputs, placed.inputs, strict=True)
                 if value.name in pending and layouts[value.name].partial != wanted.partial
             ]:
-                for value in stopped:                       # No other op has used the value yet.
+                for value in stopped:  # No other op has used the value yet.
                     layouts[value.name] = self._reduced(value, pending.pop(value.name))
                 placed = self._placed(op, layouts, constants)
             for value, layout in zip(op.outputs, placed.outputs, strict=True):
@@ -207,20 +220,25 @@ class _Propagation:
         homes = tuple(
             layouts.get(value.name) or sharding(tuple(self.dims[value.name])) for value in op.outputs
         )
-        return op_placement(op, tuple(layouts[value.name] for value in op.inputs), homes, self.devices, constants)
+        return op_placement(
+            op, tuple(layouts[value.name] for value in op.inputs), homes, self.devices, constants
+        )
 
     def _reduced(self, value: Value, computed: TensorSharding) -> TensorSharding:
         """The propagated layout of a value, as far as a reduction of the computed layout can reach it."""
         target: list[Axes] = []
         for wish, now in zip(self.dims[value.name], dims_of(computed), strict=True):
-            more = wish[len(now):] if wish[:len(now)] == now else ()
+            more = wish[len(now) :] if wish[: len(now)] == now else ()
             count = next((i for i, axis in enumerate(more) if axis not in computed.partial), len(more))
             target.append((*now, *more[:count]))
         return sharding(tuple(target))
 
 
 def op_placement(
-    op: Op, inputs: tuple[TensorSharding, ...], outputs: tuple[TensorSharding, ...], devices: Devices,
+    op: Op,
+    inputs: tuple[TensorSharding, ...],
+    outputs: tuple[TensorSharding, ...],
+    devices: Devices,
     constants: frozenset[str],
 ) -> Placement:
     """The `placement` of an op whose inputs have these layouts."""
@@ -228,7 +246,8 @@ def op_placement(
         value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
     }
     return placement(
-        op.kind, op.types, op.attributes, inputs, outputs, devices, carries=carries(op, pending, constants))
+        op.kind, op.types, op.attributes, inputs, outputs, devices, carries=carries(op, pending, constants)
+    )
 
 
 def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:

@@ -50,9 +50,11 @@ class Relation(NamedTuple):
             return True
         sizes = split_sizes(extent, numbers)
         if self.op in ("max", "min") and 0 in sizes and any(letter in reduced for reduced in self.reduced):
-            return False                        # An empty shard has no largest or smallest element.
+            return False  # An empty shard has no largest or smallest element.
         for n in self.inside[letter]:
-            if not isinstance(n, int) or split_sizes(extent * n, numbers) != tuple(n * size for size in sizes):
+            if not isinstance(n, int) or split_sizes(extent * n, numbers) != tuple(
+                n * size for size in sizes
+            ):
                 return False
         return True
 
@@ -67,9 +69,9 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         if dim == ("1",):
             continue
         at = _outermost(dim, rule.extents)
-        blocked.update(dim[:at], dim[at + 1:])
+        blocked.update(dim[:at], dim[at + 1 :])
         rests = inside.setdefault(dim[at], [])
-        rest = product(rule.extents[letter] for letter in dim[at + 1:])
+        rest = product(rule.extents[letter] for letter in dim[at + 1 :])
         if rest != 1 and rest not in rests:
             rests.append(rest)
 
@@ -87,10 +89,16 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         above.append(tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs))
     free = frozenset(rule.letters) - blocked
     return Relation(
-        inputs, outputs, rule.extents, {letter: tuple(rests) for letter, rests in inside.items()}, tuple(above),
-        reduced=tuple(free.difference(*dims) for dims in rule.outputs), op=rule.op, indexed=entry.indexed)
+        inputs,
+        outputs,
+        rule.extents,
+        {letter: tuple(rests) for letter, rests in inside.items()},
+        tuple(above),
+        reduced=tuple(free.difference(*dims) for dims in rule.outputs),
+        op=rule.op,
+        indexed=entry.indexed,
+    )
 
 
 def _outermost(dim: Dim, extents: Mapping[str, Extent]) -> int:
     return next((i for i, letter in enumerate(dim) if extents[letter] != 1), 0)
-

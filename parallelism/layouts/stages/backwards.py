@@ -23,8 +23,15 @@ class Rewriting(Protocol):
 
 
 def with_backward(
-    forward: Function, received: Sequence[Value], data: Sequence[Value], weights: Sequence[Value],
-    trained: Sequence[Value], learning: Collection[Value], *, recompute: bool, rewritten: Rewriting | None = None,
+    forward: Function,
+    received: Sequence[Value],
+    data: Sequence[Value],
+    weights: Sequence[Value],
+    trained: Sequence[Value],
+    learning: Collection[Value],
+    *,
+    recompute: bool,
+    rewritten: Rewriting | None = None,
 ) -> StageFunctions:
     """The functions of a stage, given its forward, which returns the values that the stage sends.
 
@@ -39,31 +46,43 @@ def with_backward(
     given, read_backwards = {*forward.inputs}, {*backward.inputs}.difference(weights)
     needed = [value for value in forward.values if value in read_backwards]
     kept = [value for value in needed if value not in given]
-    again = left_over(f"{forward.name}.recompute", forward, forward.inputs, kept) if recompute and kept else None
+    again = (
+        left_over(f"{forward.name}.recompute", forward, forward.inputs, kept) if recompute and kept else None
+    )
     if again is not None:
         read = {*needed, *again.inputs}
         needed = [value for value in forward.inputs if value in read and value not in weights]
         kept = []
-    returns = backward.outputs[:len(returned)]
+    returns = backward.outputs[: len(returned)]
     first = left_over(f"{backward.name}_input", backward, backward.inputs, returns)
     second = left_over(
-        f"{backward.name}_weights", backward, [*backward.inputs, *(v for op in first.ops for v in op.outputs)],
-        backward.outputs[len(returned):])
+        f"{backward.name}_weights",
+        backward,
+        [*backward.inputs, *(v for op in first.ops for v in op.outputs)],
+        backward.outputs[len(returned) :],
+    )
     between = [value for value in second.inputs if value not in weights]
     there = {*backward.inputs, *returns}
     handed_on = [value for value in between if value not in there]
     return StageFunctions(
         forward=replace(
-            forward, name=f"{forward.name}.forward",
-            outputs=(*forward.outputs, *(value for value in kept if value not in forward.outputs))),
+            forward,
+            name=f"{forward.name}.forward",
+            outputs=(*forward.outputs, *(value for value in kept if value not in forward.outputs)),
+        ),
         backward=backward,
         backward_input=replace(first, outputs=(*returns, *handed_on)),
         backward_weights=second,
         recompute=again,
-        weights=_names(weights), trained=_names(trained), data=_names(data),
-        received=_names(received), sent=_names(forward.outputs),
-        returned=_names(returned), answered=_names(answered),
-        saved=_names(needed), between=_names(between),
+        weights=_names(weights),
+        trained=_names(trained),
+        data=_names(data),
+        received=_names(received),
+        sent=_names(forward.outputs),
+        returned=_names(returned),
+        answered=_names(answered),
+        saved=_names(needed),
+        between=_names(between),
     )
 
 

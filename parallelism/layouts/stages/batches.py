@@ -16,7 +16,9 @@ Part = tuple[int, int]
 """The number of the first row, and the number of rows."""
 
 
-def checked(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, int]]:
+def checked(
+    function: Function, inputs: Sequence[Any] | Mapping[str, Any]
+) -> tuple[dict[str, Array], dict[str, int]]:
     """The inputs by name, and the values of the symbols, which follow from their shapes.
 
     ``ValueError`` or ``TypeError`` names an input whose array does not have its type.
@@ -38,8 +40,10 @@ def checked(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> tu
         if array.dtype != value.type.dtype:
             raise TypeError(f"@{function.name}: input {value} was given an array of {array.dtype}")
         if array.shape != wanted:
-            raise ValueError(f"@{function.name}: input {value} was given an array of shape {array.shape}"
-                             + (f", with {symbols}" if symbols else ""))
+            raise ValueError(
+                f"@{function.name}: input {value} was given an array of shape {array.shape}"
+                + (f", with {symbols}" if symbols else "")
+            )
     return arrays, numbers
 
 

@@ -40,9 +40,9 @@ def _least_largest(total: Sequence[float], stages: int) -> float:
     ``total[i]`` is the cost of the first ``i`` ops.
     """
     count = len(total) - 1
-    best = list(total)                  # best[i]: the minimum for the first i ops in one stage, then in two, ...
+    best = list(total)  # best[i]: the minimum for the first i ops in one stage, then in two, ...
     for stage in range(1, stages):
-        following, start = best[:stage + 1], stage
+        following, start = best[: stage + 1], stage
         for end in range(stage + 1, count + 1):
             # A longer last stage costs more and the others cost less: the minimum is where the two costs cross, which
             # moves on with the end.
@@ -51,7 +51,8 @@ def _least_largest(total: Sequence[float], stages: int) -> float:
                 start += 1
             here = max(best[start], until - total[start])
             following.append(
-                here if start == stage else min(max(best[start - 1], until - total[start - 1]), here))
+                here if start == stage else min(max(best[start - 1], until - total[start - 1]), here)
+            )
         best = following
     return best[count]
 
@@ -63,16 +64,19 @@ def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most
     about as many as the ops of two stages.
     """
     count = len(total) - 1
-    places, begins = range(count + 1), [count]      # the first places at which the last stages can begin, or all end
+    places, begins = (
+        range(count + 1),
+        [count],
+    )  # the first places at which the last stages can begin, or all end
     for _ in range(stages):
         begins.append(bisect_left(places, True, key=lambda place: total[begins[-1]] - total[place] <= most))
-    begins, last = begins[::-1], 0                  # the last place at which the stages so far can end
+    begins, last = begins[::-1], 0  # the last place at which the stages so far can end
     never = float("inf")
-    best = [0.0] + [never] * count      # best[i]: the least sum of sent for the first i ops in ``stage`` stages
+    best = [0.0] + [never] * count  # best[i]: the least sum of sent for the first i ops in ``stage`` stages
     before: list[list[int]] = []
     for stage in range(stages):
         following, cut = [never] * (count + 1), [0] * (count + 1)
-        window: deque[int] = deque()    # possible starts of the last stage, by increasing sum of sent
+        window: deque[int] = deque()  # possible starts of the last stage, by increasing sum of sent
         before_last = last
         last = bisect_left(places, True, key=lambda place: total[place] - total[before_last] > most) - 1
         for end in range(max(stage, begins[stage]) + 1, last + 1):
@@ -103,10 +107,14 @@ def begun_by(names: Sequence[str], places: Sequence[set[str]], what: str) -> tup
     for name in names:
         start = next((place for place, known in enumerate(places) if name in known), None)
         if start is None:
-            raise ValueError(f"a stage cannot begin with {name!r}: {what} has no value or region of this name that "
-                             "depends on its data")
+            raise ValueError(
+                f"a stage cannot begin with {name!r}: {what} has no value or region of this name that "
+                "depends on its data"
+            )
         if start <= (cuts[-1] if cuts else 0):
             last = f"the stage that begins with {names[len(cuts) - 1]!r}" if cuts else "the first stage"
-            raise ValueError(f"{last} of {what} would be empty: no op precedes {name!r}, where the next one begins")
+            raise ValueError(
+                f"{last} of {what} would be empty: no op precedes {name!r}, where the next one begins"
+            )
         cuts.append(start)
     return tuple(cuts)

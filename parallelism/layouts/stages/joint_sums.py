@@ -40,9 +40,16 @@ class JointSums:
         found: dict[Value, Terms] = {}
         for op in function.ops:
             joined = nothing.union(*(behind[value] for value in op.inputs))
-            if len(joined) > 1 and _adds(op) and all(value in adding or len(behind[value]) == 1 for value in op.inputs):
+            if (
+                len(joined) > 1
+                and _adds(op)
+                and all(value in adding or len(behind[value]) == 1 for value in op.inputs)
+            ):
                 adding[op.outputs[0]] = tuple(
-                    term for value in op.inputs for term in adding.get(value) or ((value, min(behind[value])),))
+                    term
+                    for value in op.inputs
+                    for term in adding.get(value) or ((value, min(behind[value])),)
+                )
             else:
                 found |= {value: adding[value] for value in op.inputs if value in adding}
                 joined = nothing.union(*(behind[value] for value in op.inputs if value not in adding))
@@ -70,15 +77,19 @@ class JointSums:
                 rows = Value(free_name(f"{total.name}.rows", names), TensorType(total.type.dtype, (stages,)))
                 layouts |= {rows.name: TensorSharding(axis), total.name: TensorSharding()}
                 own = [term for term, owner in sums[total] if owner in counted]
-                ops += [*_added(own, total, op, names, rows),
-                        _op("sum", (rows,), total, op, axes=(0,), keepdims=False)]
+                ops += [
+                    *_added(own, total, op, names, rows),
+                    _op("sum", (rows,), total, op, axes=(0,), keepdims=False),
+                ]
             else:
                 ops.append(op)
         read = {value for op in ops for value in op.inputs} | {*outputs}
         inputs = tuple(sorted(self._inputs.keys() & read, key=self._inputs.__getitem__))
         return laid_out(Function(self.function.name, inputs, tuple(ops), tuple(outputs)), layouts)
 
-    def _needed(self, outputs: Collection[Value], sums: Mapping[Value, Terms], counted: Collection[str]) -> list[int]:
+    def _needed(
+        self, outputs: Collection[Value], sums: Mapping[Value, Terms], counted: Collection[str]
+    ) -> list[int]:
         """The places of the ops that the outputs and all joint sums need, of these only the ``counted`` terms."""
         open_values, places = [*outputs, *sums], set[int]()
         while open_values:
@@ -86,8 +97,11 @@ class JointSums:
             place = self._makers.get(value)
             if place is not None and place not in places:
                 places.add(place)
-                open_values += [term for term, owner in sums[value] if owner in counted] if value in sums else \
-                    self.function.ops[place].inputs
+                open_values += (
+                    [term for term, owner in sums[value] if owner in counted]
+                    if value in sums
+                    else self.function.ops[place].inputs
+                )
         return sorted(places)
 
     @cached_property
@@ -131,5 +145,7 @@ def _adds(op: Op) -> bool:
 def _check(function: Function, value: Value, joined: Collection[str]) -> None:
     if len(joined) > 1:
         first, second = sorted(joined)[:2]
-        raise ValueError(f"%{value.name} of @{function.name} depends on what belongs to %{first} and to %{second}, "
-                         "which different stages may have; stages can only add up numbers of one parameter each")
+        raise ValueError(
+            f"%{value.name} of @{function.name} depends on what belongs to %{first} and to %{second}, "
+            "which different stages may have; stages can only add up numbers of one parameter each"
+        )

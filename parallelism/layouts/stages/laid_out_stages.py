@@ -24,8 +24,12 @@ LayoutByName = dict[str, TensorSharding]
 
 
 def laid_out_stages(
-    stages: Stages, mesh: Mesh | Mapping[str, Extent], sums: Mapping[str, np.dtype[Any]] | None = None,
-    meshes: Sequence[Mesh] | None = None, *, pending: bool = False,
+    stages: Stages,
+    mesh: Mesh | Mapping[str, Extent],
+    sums: Mapping[str, np.dtype[Any]] | None = None,
+    meshes: Sequence[Mesh] | None = None,
+    *,
+    pending: bool = False,
 ) -> Stages:
     """The stages with a layout on every value of every function.  ``mesh`` has the axes inside a stage.
 
@@ -63,7 +67,10 @@ def laid_out_stages(
 
 
 def _stage(
-    stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent], dtypes: Sequence[Any],
+    stage: StageFunctions,
+    own: LayoutByName,
+    mesh: Mesh | Mapping[str, Extent],
+    dtypes: Sequence[Any],
     alone: Sequence[bool],
 ) -> StageFunctions:
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
@@ -83,24 +90,33 @@ def _stage(
     for place, dtype in enumerate(dtypes, first):
         source, wide, computed = _term(maker, laid.outputs[place], Devices.of(mesh), constants)
         left = computed.partial and alone[place - first] and (*computed.dims,) == (*wanted[place].dims,)
-        if left and stage.backward.outputs[place].name == source.name not in read and returned[source.name] == 1:
+        if (
+            left
+            and stage.backward.outputs[place].name == source.name not in read
+            and returned[source.name] == 1
+        ):
             wanted[place] = layouts[source.name] = computed
             waiting.append(None)
             continue
         pending = bool(wide is not None and computed.partial)
         if wide is not None and pending:
             # What has a layout of its own, as an output has, keeps it.
-            layouts |= dict.fromkeys([source.name, *([wide.name] if wide != laid.outputs[place] else [])], computed)
+            layouts |= dict.fromkeys(
+                [source.name, *([wide.name] if wide != laid.outputs[place] else [])], computed
+            )
         waiting.append(dtype if pending else None)
     backward, weights = (
         laid_out(summed_in(function, start, waiting), layouts)
-        for function, start in ((stage.backward, first), (stage.backward_weights, 0)))
+        for function, start in ((stage.backward, first), (stage.backward_weights, 0))
+    )
     return replace(
-        stage, forward=laid_out(stage.forward, layouts),
+        stage,
+        forward=laid_out(stage.forward, layouts),
         recompute=stage.recompute and laid_out(stage.recompute, layouts),
         backward=_ending(backward, wanted),
         backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:first], stage.between),
-        backward_weights=_ending(weights, wanted[first:]))
+        backward_weights=_ending(weights, wanted[first:]),
+    )
 
 
 def _term(
@@ -114,7 +130,7 @@ def _term(
         return source, wide, layout_of(source)
     # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
     alone = Function("gradient", op.inputs, (op,), op.outputs)
-    number, = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
+    (number,) = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
     there, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
     place = op_placement(number, there, homes, devices, constants)
     return source, wide, place.outputs[op.outputs.index(source)]

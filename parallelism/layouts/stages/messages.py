@@ -30,8 +30,10 @@ def unpacked(message: Array, types: Sequence[TensorType]) -> list[Array]:
         return [message]
     sizes = [prod(type.shape) * type.dtype.itemsize for type in types]
     if message.dtype != np.uint8 or message.shape != (sum(sizes),):
-        raise ValueError(f"a message of {', '.join(map(str, types)) or 'nothing'} has {sum(sizes)} bytes, got "
-                         f"{message.dtype}{list(message.shape)}")
+        raise ValueError(
+            f"a message of {', '.join(map(str, types)) or 'nothing'} has {sum(sizes)} bytes, got "
+            f"{message.dtype}{list(message.shape)}"
+        )
     places = pairwise(accumulate(sizes, initial=0))
     return [
         message[start:stop].copy().view(type.dtype).reshape(type.shape)

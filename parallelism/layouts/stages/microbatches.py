@@ -36,8 +36,10 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     outermost; a function of a sum over the batch is not linear.
     """
     if batch not in function.symbols:
-        raise ValueError(f"@{function.name} has no symbol {batch} for the rows of a batch: its symbols are "
-                         f"{', '.join(sorted(function.symbols)) or 'none'}")
+        raise ValueError(
+            f"@{function.name} has no symbol {batch} for the rows of a batch: its symbols are "
+            f"{', '.join(sorted(function.symbols)) or 'none'}"
+        )
     for name in (f"{batch}_whole", f"{batch}_first"):
         if name in function.symbols:
             raise ValueError(f"@{function.name} has a symbol {name} already, which the part of a batch needs")
@@ -62,14 +64,31 @@ def _adds(op: Op) -> bool:
 def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> list[Op]:
     """The ops that multiply a value by the part of all rows that a microbatch has."""
     exact, own = TensorType(np.float64, ()), TensorType(value.type.dtype, ())
-    rows, whole, share, narrow, made = (Value(free_name(f"{value.name}.{name}", names), type) for name, type in (
-        ("rows", exact), ("whole", exact), ("part", exact), ("share", own), ("weighted", value.type)))
+    rows, whole, share, narrow, made = (
+        Value(free_name(f"{value.name}.{name}", names), type)
+        for name, type in (
+            ("rows", exact),
+            ("whole", exact),
+            ("part", exact),
+            ("share", own),
+            ("weighted", value.type),
+        )
+    )
     return [
-        *(Op("constant", (), (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name))), (each,), region)
-          for each, name in ((rows, batch), (whole, f"{batch}_whole"))),
+        *(
+            Op(
+                "constant",
+                (),
+                (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name))),
+                (each,),
+                region,
+            )
+            for each, name in ((rows, batch), (whole, f"{batch}_whole"))
+        ),
         Op("divide", (rows, whole), (), (share,), region),
         Op("convert", (share,), (("dtype", own.dtype),), (narrow,), region),
-        Op("multiply", (value, narrow), (), (made,), region)]
+        Op("multiply", (value, narrow), (), (made,), region),
+    ]
 
 
 @lru_cache(maxsize=4096)
@@ -117,7 +136,9 @@ def _checked_sums(function: Function, batch: str) -> set[Value]:
             sums.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
-            raise ValueError(f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}")
+            raise ValueError(
+                f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}"
+            )
     return sums
 
 
@@ -144,8 +165,10 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
         if letters:
             raise ValueError("it combines a sum over all rows with single rows")
         # Integers may be rounded, and bools are not numbers.
-        if any(not is_floating(value.type.dtype) for value in op.outputs) or not (_adds(op) or op.operator.is_linear_in(
-                [i for i, is_sum in enumerate(summed) if is_sum], len(summed))):
+        if any(not is_floating(value.type.dtype) for value in op.outputs) or not (
+            _adds(op)
+            or op.operator.is_linear_in([i for i, is_sum in enumerate(summed) if is_sum], len(summed))
+        ):
             raise ValueError("it is not linear in a sum over all rows")
         return True
     if len(letters) > 1 or letters & rule.whole:
@@ -154,4 +177,3 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     if reduced and rule.op != "sum":
         raise ValueError(f"the {rule.op} over all rows is not a sum")
     return reduced
-

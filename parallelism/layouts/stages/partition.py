@@ -25,8 +25,14 @@ def flops(op: Op) -> Any:
 
 
 def partition(
-    function: Function, stages: int | Sequence[str], *, batch: str = "B", trained: Collection[str] | None = None,
-    recompute: bool | Collection[int] = False, cost: Cost = flops, sizes: Mapping[str, int] | None = None,
+    function: Function,
+    stages: int | Sequence[str],
+    *,
+    batch: str = "B",
+    trained: Collection[str] | None = None,
+    recompute: bool | Collection[int] = False,
+    cost: Cost = flops,
+    sizes: Mapping[str, int] | None = None,
     rewritten: Rewriting | None = None,
 ) -> Stages:
     """Cut a loss into stages.  Each stage gets its part of the forward and of the backward.
@@ -53,12 +59,20 @@ def partition(
 
     ``ValueError`` for a function, a batch or names that do not fit, and for more stages than ops that depend on data.
     """
-    if len(function.outputs) != 1 or function.outputs[0].type.shape or not is_floating(function.outputs[0].type.dtype):
+    if (
+        len(function.outputs) != 1
+        or function.outputs[0].type.shape
+        or not is_floating(function.outputs[0].type.dtype)
+    ):
         returned = ", ".join(str(value.type) for value in function.outputs) or "nothing"
-        raise ValueError(f"a function that is cut into stages must return one floating-point number, a loss; "
-                         f"@{function.name} returns {returned}")
+        raise ValueError(
+            f"a function that is cut into stages must return one floating-point number, a loss; "
+            f"@{function.name} returns {returned}"
+        )
     if isinstance(stages, str):
-        raise TypeError(f"stages must be a number, or a list of the names at which stages begin, got {stages!r}")
+        raise TypeError(
+            f"stages must be a number, or a list of the names at which stages begin, got {stages!r}"
+        )
     whole = microbatched(function, batch)
     program = _Program(whole, batch, trained, rewritten)
     if isinstance(stages, int):
@@ -91,7 +105,9 @@ class _Program:
         self.repeated = sorted({*range(len(function.ops))} - {*self.places})
         """Where the ops stand that depend on no data."""
         self.chain = [function.ops[place] for place in self.places]
-        self.learning = _reached(function, self.trained, is_floating, lambda op: op.operator.gradient == "passes")
+        self.learning = _reached(
+            function, self.trained, is_floating, lambda op: op.operator.gradient == "passes"
+        )
         """The floating-point values that depend on trained weights, and so have a gradient."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
@@ -102,7 +118,7 @@ class _Program:
     def names(self, op: Op) -> set[str]:
         """The names by which a stage that begins with this op can be given: its outputs and its regions."""
         path = op.region.split(".") if op.region else []
-        return {value.name for value in op.outputs} | {".".join(path[:n + 1]) for n in range(len(path))}
+        return {value.name for value in op.outputs} | {".".join(path[: n + 1]) for n in range(len(path))}
 
     def crossing(self, place: int) -> tuple[Value, ...]:
         """The values computed before a position of the chain and used from there on, in the order of a message."""
@@ -120,15 +136,19 @@ class _Program:
     def balanced_cuts(self, stages: int, cost: Cost, sizes: Mapping[str, int]) -> tuple[int, ...]:
         needed = {name: sizes[name] for name in self.function.symbols & sizes.keys()}
         if missing := self.function.symbols - needed.keys():
-            raise ValueError(f"the costs of the ops of @{self.function.name} can be compared only with numbers: give "
-                             f"sizes for {', '.join(sorted(missing))}")
-        sizes_of = {type: int(type.specialize(needed).nbytes) for type in {value.type for value in self.defined}}
+            raise ValueError(
+                f"the costs of the ops of @{self.function.name} can be compared only with numbers: give "
+                f"sizes for {', '.join(sorted(missing))}"
+            )
+        sizes_of = {
+            type: int(type.specialize(needed).nbytes) for type in {value.type for value in self.defined}
+        }
         changes = [0] * (len(self.chain) + 2)
         for value, defined in self.defined.items():
             nbytes = sizes_of[value.type] * (1 + (value in self.learning))
             changes[defined + 1] += nbytes
             changes[self.used.get(value, defined) + 1] -= nbytes
-        return balanced(self._costs(cost, needed), stages, [*accumulate(changes)][:len(self.chain)])
+        return balanced(self._costs(cost, needed), stages, [*accumulate(changes)][: len(self.chain)])
 
     def _costs(self, cost: Cost, numbers: Mapping[str, int]) -> list[Any]:
         """The costs of the ops of the chain.  Flops are counted once for ops that differ in names alone."""
@@ -152,15 +172,31 @@ class _Program:
         weights = [value for value in self.weights if value in read]
         forward = Function(f"{self.function.name}.{number}", (*received, *data, *weights), tuple(ops), sent)
         trained = [value for value in weights if value in self.trained]
-        form = Form([forward], more=(
-            len(received), len(data), recompute, *(value in trained for value in weights),
-            *(value in self.learning for value in forward.values), self._marks(forward)))
+        form = Form(
+            [forward],
+            more=(
+                len(received),
+                len(data),
+                recompute,
+                *(value in trained for value in weights),
+                *(value in self.learning for value in forward.values),
+                self._marks(forward),
+            ),
+        )
         if (first := self.stages.get(form)) is not None:
             with suppress(ValueError):
-                forwards = [replace(first.forward, outputs=first.forward.outputs[:len(sent)])], [forward]
+                forwards = [replace(first.forward, outputs=first.forward.outputs[: len(sent)])], [forward]
                 return first.renamed(Renaming.between(*forwards), forward.name)
-        made = with_backward(forward, received, data, weights, trained, self.learning, recompute=recompute,
-                             rewritten=self.rewritten)
+        made = with_backward(
+            forward,
+            received,
+            data,
+            weights,
+            trained,
+            self.learning,
+            recompute=recompute,
+            rewritten=self.rewritten,
+        )
         return self.stages.setdefault(form, made)
 
     def _marks(self, forward: Function) -> tuple[int, ...]:
@@ -177,13 +213,17 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
     known = {value.name for value in floating}
     if isinstance(names, str) or (unknown := sorted(set(names) - known)):
         given = repr(names) if isinstance(names, str) else ", ".join(unknown)
-        raise ValueError(f"trained must name floating-point inputs of @{function.name} without rows "
-                         f"({', '.join(sorted(known)) or 'none'}), got {given}")
+        raise ValueError(
+            f"trained must name floating-point inputs of @{function.name} without rows "
+            f"({', '.join(sorted(known)) or 'none'}), got {given}"
+        )
     return [value for value in floating if value.name in names]
 
 
 def _reached(
-    function: Function, start: Collection[Value], passes: Callable[[Any], bool] = lambda dtype: True,
+    function: Function,
+    start: Collection[Value],
+    passes: Callable[[Any], bool] = lambda dtype: True,
     through: Callable[[Op], bool] = lambda op: True,
 ) -> set[Value]:
     """The values that depend on these through ops that are passed through and values whose dtypes pass."""
@@ -192,4 +232,3 @@ def _reached(
         if through(op) and not reached.isdisjoint(op.inputs):
             reached.update(value for value in op.outputs if passes(value.type.dtype))
     return reached
-

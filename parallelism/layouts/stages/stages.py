@@ -85,13 +85,19 @@ class StageFunctions:
         kept = {*self.saved, *self.weights, *grads}
         again = set() if self.recompute is None else {value.name for value in self.recompute.outputs}
         for function, there in (
-            (self.forward, given), (self.backward, kept | again), (self.backward_input, kept | again),
+            (self.forward, given),
+            (self.backward, kept | again),
+            (self.backward_input, kept | again),
             (self.backward_weights, {*self.between, *self.weights}),
         ):
             if missing := {value.name for value in function.inputs} - there:
-                raise ValueError(f"@{function.name} takes {', '.join(sorted(missing))}, which its stage does not have")
-        if tuple(value.name for value in self.forward.outputs)[:len(self.sent)] != self.sent:
-            raise ValueError(f"@{self.forward.name} must return the values that are sent first: {', '.join(self.sent)}")
+                raise ValueError(
+                    f"@{function.name} takes {', '.join(sorted(missing))}, which its stage does not have"
+                )
+        if tuple(value.name for value in self.forward.outputs)[: len(self.sent)] != self.sent:
+            raise ValueError(
+                f"@{self.forward.name} must return the values that are sent first: {', '.join(self.sent)}"
+            )
 
     def specialize(self, **numbers: Extent) -> StageFunctions:
         """The stage with symbols replaced by ``numbers`` in every function."""
@@ -102,9 +108,13 @@ class StageFunctions:
             return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
 
         return replace(
-            self, forward=known(self.forward), backward=known(self.backward),
-            backward_input=known(self.backward_input), backward_weights=known(self.backward_weights),
-            recompute=self.recompute and known(self.recompute))
+            self,
+            forward=known(self.forward),
+            backward=known(self.backward),
+            backward_input=known(self.backward_input),
+            backward_weights=known(self.backward_weights),
+            recompute=self.recompute and known(self.recompute),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields; all else is computed again where it is needed."""
@@ -133,12 +143,20 @@ class StageFunctions:
         length = len(self.name)
         functions = {
             field: function and to.function_later(function, f"{name}{function.name[length:]}")
-            for field, function in zip(_FUNCTIONS, self.functions, strict=True)}
+            for field, function in zip(_FUNCTIONS, self.functions, strict=True)
+        }
         names = {field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}
-        made = object.__new__(StageFunctions)       # not checked again, for which the functions would have to be made
+        made = object.__new__(
+            StageFunctions
+        )  # not checked again, for which the functions would have to be made
         made.__dict__.update(
-            **functions, **names, origin=Origin(self, to), form=self.form, symbols=self.symbols,
-            symbols_of_work=self.symbols_of_work)
+            **functions,
+            **names,
+            origin=Origin(self, to),
+            form=self.form,
+            symbols=self.symbols,
+            symbols_of_work=self.symbols_of_work,
+        )
         return made
 
     @cached_property
@@ -167,7 +185,9 @@ class StageFunctions:
     @cached_property
     def symbols_of_work(self) -> frozenset[str]:
         """Those of its functions that more than values depend on: see `Function.symbols_of_work`."""
-        return frozenset().union(*(function.symbols_of_work for function in self.functions if function is not None))
+        return frozenset().union(
+            *(function.symbols_of_work for function in self.functions if function is not None)
+        )
 
 
 class Origin(NamedTuple):
@@ -196,8 +216,10 @@ class Stages:
     def __post_init__(self) -> None:
         for number, (stage, following) in enumerate(zip(self.functions, self.functions[1:], strict=False)):
             if (stage.sent, stage.answered) != (following.received, following.returned):
-                raise ValueError(f"stage {number} of @{self.function.name} sends {', '.join(stage.sent)}, but stage "
-                                 f"{number + 1} receives {', '.join(following.received)}")
+                raise ValueError(
+                    f"stage {number} of @{self.function.name} sends {', '.join(stage.sent)}, but stage "
+                    f"{number + 1} receives {', '.join(following.received)}"
+                )
 
     def __len__(self) -> int:
         return len(self.functions)
@@ -211,8 +233,10 @@ class Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""
         known = {name: numbers[name] for name in numbers.keys() & self.function.symbols}
         return replace(
-            self, function=self.function.specialize(**known),
-            functions=tuple(stage.specialize(**numbers) for stage in self.functions))
+            self,
+            function=self.function.specialize(**known),
+            functions=tuple(stage.specialize(**numbers) for stage in self.functions),
+        )
 
 
 def holders_of(stages: Sequence[StageFunctions]) -> dict[str, tuple[int, ...]]:

@@ -22,21 +22,30 @@ def added_into_buffers(
     by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.
     """
     taken = {value.name for value in function.values}
-    buffers, sums = ([Value(free_name(f"{name}{end}", taken), TensorType(dtype, term.type.shape))
-                      for name, dtype, term in zip(names, dtypes, function.outputs[first:], strict=True)]
-                     for end in ("", ".sum"))
+    buffers, sums = (
+        [
+            Value(free_name(f"{name}{end}", taken), TensorType(dtype, term.type.shape))
+            for name, dtype, term in zip(names, dtypes, function.outputs[first:], strict=True)
+        ]
+        for end in ("", ".sum")
+    )
     of_term: dict[str, list[tuple[Value, Value]]] = {}
     for term, buffer, total in zip(function.outputs[first:], buffers, sums, strict=True):
         of_term.setdefault(term.name, []).append((buffer, total))
 
     def adding(terms: Sequence[Value], region: str | None) -> list[Op]:
-        return [Op("accumulate", (buffer, term), (), (total,), region)
-                for term in terms for buffer, total in of_term.get(term.name, ())]
+        return [
+            Op("accumulate", (buffer, term), (), (total,), region)
+            for term in terms
+            for buffer, total in of_term.get(term.name, ())
+        ]
 
     ops = adding(function.inputs, None)
     for op in function.ops:
         ops += [op, *adding(op.outputs, op.region)]
-    return Function(function.name, (*function.inputs, *buffers), tuple(ops), (*function.outputs[:first], *sums))
+    return Function(
+        function.name, (*function.inputs, *buffers), tuple(ops), (*function.outputs[:first], *sums)
+    )
 
 
 def summed_in(function: Function, first: int, dtypes: Sequence[np.dtype[Any] | None]) -> Function:

@@ -22,7 +22,11 @@ from parallelism.pipelining.generators.one_stage import (
 )
 from parallelism.pipelining.generators.step import Generator, Slot
 from parallelism.pipelining.generators.v_shaped import dual_pipe_v, v_min, zero_bubble_v
-from parallelism.pipelining.generators.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
+from parallelism.pipelining.generators.zero_bubble import (
+    interleaved_zero_bubble,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
 
 __all__ = ["SCHEDULES", "Generator", "ScheduleKind", "Slot"]
 

@@ -39,7 +39,7 @@ def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bo
     forwards, backwards, weights = (_by_rounds(rank, ranks, each, total, chunks, kind) for kind in kinds)
     yield from islice(forwards, ahead)
     for step in range(total):
-        yield from islice(forwards, 1)      # none are left at the end
+        yield from islice(forwards, 1)  # none are left at the end
         yield next(backwards)
         if split and step >= rank:
             yield next(weights)

@@ -43,8 +43,10 @@ class ScheduleKind:
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
-            raise ValueError(f"schedule {self.name!r}: placement must be {', '.join(map(repr, PLACEMENTS))}; "
-                             f"got {self.placement!r}")
+            raise ValueError(
+                f"schedule {self.name!r}: placement must be {', '.join(map(repr, PLACEMENTS))}; "
+                f"got {self.placement!r}"
+            )
 
     @property
     def is_interleaved(self) -> bool:
@@ -78,12 +80,16 @@ class ScheduleKind:
         if self.is_v_shaped:
             if chunks != 2:
                 raise ValueError(
-                    f"schedule {self.name!r} puts two stages on each rank, chunks=2; got chunks={chunks}")
+                    f"schedule {self.name!r} puts two stages on each rank, chunks=2; got chunks={chunks}"
+                )
             if stages % 2:
                 raise ValueError(
-                    f"schedule {self.name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
+                    f"schedule {self.name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit"
+                )
         elif chunks != 1:
-            raise ValueError(f"schedule {self.name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
+            raise ValueError(
+                f"schedule {self.name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits"
+            )
 
 
 def spelt(name: str) -> str:

@@ -87,14 +87,15 @@ def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> It
     https://github.com/deepseek-ai/DualPipe, as in torch.
     """
     yield from only_first(
-        microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, max(2 * ranks, microbatches)))
+        microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, max(2 * ranks, microbatches))
+    )
 
 
 def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
     after = ranks - 1 - rank
     yield from here.run("Fa " * (2 * after) + "Fa Fb " * (rank + 1) + "Ib W Fb " * after)
     for turn in range(microbatches - 2 * ranks + rank + 1):
-        if turn == 0 and after == 0:        # There is no message yet that the overlap could hide.
+        if turn == 0 and after == 0:  # There is no message yet that the overlap could hide.
             yield from here.run("Fa Bb")
         else:
             yield here.work("a", "F"), here.work("b", "B")
@@ -102,7 +103,7 @@ def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Itera
     for _ in range(after):
         yield here.work("b", "B")
         yield here.work("b", "F"), here.work("a", "B")
-    for place, side in enumerate("ba" * (rank + 1)):    # The second half is split, so that its W fill the end.
+    for place, side in enumerate("ba" * (rank + 1)):  # The second half is split, so that its W fill the end.
         yield here.work(side, "B" if place <= rank else "I")
     yield from here.run("W Ia " * after + "W " * (rank + 1))
 
@@ -136,7 +137,10 @@ def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator
     """
     stages = {"a": rank, "b": 2 * ranks - 1 - rank}
     order = sorted(
-        (time + _PERIOD * k, word, k) for word, time in _pattern(ranks)[rank].items() for k in range(microbatches))
+        (time + _PERIOD * k, word, k)
+        for word, time in _pattern(ranks)[rank].items()
+        for k in range(microbatches)
+    )
     yield from ((stages[word[1]], word[0], k) for _, word, k in order)
 
 

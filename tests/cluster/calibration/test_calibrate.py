@@ -13,7 +13,15 @@ from parallelism.cost import Costs
 from parallelism.hardware import VARIABLE, Hardware, HostLink, Link, Piece
 from vcluster import VirtualCluster, __main__ as top
 from vcluster.calibration.calibrate import TURNS, Calibration, Spread, calibrated
-from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, POLICIES, Sizes, measured, rounds_apart
+from vcluster.calibration.cases import (
+    COLLECTIVE_NAMES,
+    FAMILIES,
+    PIPELINES,
+    POLICIES,
+    Sizes,
+    measured,
+    rounds_apart,
+)
 from vcluster.calibration.fitting import fitted
 from vcluster.cli.command_line import serve
 

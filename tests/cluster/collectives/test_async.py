@@ -9,7 +9,13 @@ from runtimes import RUNTIMES, mainly
 
 from parallelism.mesh import Mesh
 from vcluster import HOST, VirtualCluster
-from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeviceFailedError, PerDevice
+from vcluster.code import (
+    ChannelClosedError,
+    ClusterError,
+    CollectiveMismatchError,
+    DeviceFailedError,
+    PerDevice,
+)
 
 everywhere = pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 

@@ -8,7 +8,13 @@ from numpy.lib.stride_tricks import as_strided
 from oracle import results
 
 from parallelism.mesh import Mesh
-from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
+from vcluster.code import (
+    ChannelClosedError,
+    ClusterError,
+    CollectiveMismatchError,
+    DeadlockError,
+    DeviceFailedError,
+)
 from vcluster.collectives import general, prepared, zero_copy
 from vcluster.collectives.dispatch import Collectives
 from vcluster.collectives.general import General

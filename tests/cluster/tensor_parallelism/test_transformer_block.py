@@ -14,7 +14,12 @@ from differences import assert_close, central, complex_step
 from parallelism import Mesh
 from parallelism.kernels import dropout_mask, splitmix64
 from parallelism.recorder import record
-from tensor_parallelism import TransformerBlock, TransformerBlockPolicy, TransformerBlockSharding, zigzag_order
+from tensor_parallelism import (
+    TransformerBlock,
+    TransformerBlockPolicy,
+    TransformerBlockSharding,
+    zigzag_order,
+)
 from vcluster import Sharded
 
 B, P = TransformerBlockSharding, TransformerBlockPolicy

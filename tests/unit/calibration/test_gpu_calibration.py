@@ -22,7 +22,14 @@ from vcluster.calibration.gpu.calibration import calibrate, on_file
 from vcluster.calibration.gpu.fits import Fit, fit, fitted_products
 from vcluster.calibration.gpu.items import ATTENTION, COPIES, ELEMENTWISE, LAYERS, PRODUCTS, Item, items
 from vcluster.calibration.gpu.kept import again, kept, kept_names
-from vcluster.calibration.gpu.measuring import INTERRUPTED, NOT_MEASURED, OUT_OF_TIME, Budget, Tables, measure_all
+from vcluster.calibration.gpu.measuring import (
+    INTERRUPTED,
+    NOT_MEASURED,
+    OUT_OF_TIME,
+    Budget,
+    Tables,
+    measure_all,
+)
 from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS
 from vcluster.calibration.gpu.stack_file import write_stack
 from vcluster.calibration.gpu.training import HeldOut, run_of, table

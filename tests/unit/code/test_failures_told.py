@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster.code import DeviceFailedError, OperationCancelled, describe_exception, ranks_in_words, where_cancelled
+from vcluster.code import (
+    DeviceFailedError,
+    OperationCancelled,
+    describe_exception,
+    ranks_in_words,
+    where_cancelled,
+)
 from vcluster.memory import LastSeen
 from vcluster.processes import Cancelled, Died, Failed
 from vcluster.runs.outcome import error_of, memory_kills

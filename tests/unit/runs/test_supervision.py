@@ -4,7 +4,19 @@ from hypothesis import given, strategies as st
 
 from parallelism.operation.deadlock import describe
 from vcluster.code import Frame
-from vcluster.memory import BLOCKED, FINISHED, PAGE, RUNNING, Arena, LastSeen, Layout, Need, Operation, State, Status
+from vcluster.memory import (
+    BLOCKED,
+    FINISHED,
+    PAGE,
+    RUNNING,
+    Arena,
+    LastSeen,
+    Layout,
+    Need,
+    Operation,
+    State,
+    Status,
+)
 from vcluster.runs.deadlock import find_deadlock, find_stuck
 
 HERE = "kernel.py:7"

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, Trace, ir, models, simulate, step_parts
+from parallelism import (
+    Mesh,
+    Pipeline,
+    PipelinedProgram,
+    PipelinedStep,
+    Trace,
+    ir,
+    models,
+    simulate,
+    step_parts,
+)
 from parallelism.layouts import annotate, partition
 from parallelism.simulation import simulator
 from parallelism.trace import Operation, OperationTotals, split, totals_by_operation

@@ -14,7 +14,18 @@ from hypothesis import assume, given, settings, strategies as st
 from simulated_runs import told
 from transformed import model_step
 
-from parallelism import Executable, Hardware, Mesh, Pipeline, PipelinedProgram, Trace, ir, models, simulate, step_parts
+from parallelism import (
+    Executable,
+    Hardware,
+    Mesh,
+    Pipeline,
+    PipelinedProgram,
+    Trace,
+    ir,
+    models,
+    simulate,
+    step_parts,
+)
 from parallelism.layouts import partition
 from parallelism.planning import find_plan
 from parallelism.recorder import record

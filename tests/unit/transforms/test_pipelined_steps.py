@@ -12,7 +12,17 @@ from transformed import MODELS, assert_trained, interpreted, model_step, transfo
 from parallelism import Mesh, ir, models
 from parallelism.execution import TrainedPipeline
 from parallelism.simulation import simulate
-from parallelism.transforms import SGD, Adam, DataParallel, Parts, Pipeline, Recompute, Step, Strategy, train_step
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    DataParallel,
+    Parts,
+    Pipeline,
+    Recompute,
+    Step,
+    Strategy,
+    train_step,
+)
 
 B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}

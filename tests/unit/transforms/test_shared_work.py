@@ -14,7 +14,18 @@ from parallelism.execution import TrainedPipeline, step_updates
 from parallelism.ir.core import TensorType, Value
 from parallelism.ir.passes import Form
 from parallelism.layouts.stages.joint_sums import JointSums
-from parallelism.transforms import SGD, Adam, AdamW, Parts, Recompute, Strategy, parts, tensor, train_step, training
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    AdamW,
+    Parts,
+    Recompute,
+    Strategy,
+    parts,
+    tensor,
+    train_step,
+    training,
+)
 
 B, = ir.symbols("B")
 STRATEGIES = ["dp tp sp zero=1", "dp zero=2", "tp precision=bf16 dp zero=3", "precision=f32,f32 dp zero=1"]

@@ -11,10 +11,17 @@ from vcluster.calibration.gpu.items import COPIES, PRODUCTS
 from vcluster.calibration.gpu.measuring import Tables
 
 KNOWN = (
-    (("H100", "PCIe"), "h100-pcie-node"), (("H100",), "dgx-h100"), (("H200",), "h200-node"),
-    (("GB200",), "gb200-nvl72"), (("B200",), "b200-node"), (("A100", "PCIe"), "a100-pcie-node"),
+    (("H100", "PCIe"), "h100-pcie-node"),
+    (("H100",), "dgx-h100"),
+    (("H200",), "h200-node"),
+    (("GB200",), "gb200-nvl72"),
+    (("B200",), "b200-node"),
+    (("A100", "PCIe"), "a100-pcie-node"),
     (("A100", "40GB"), "dgx-a100-40"),
-    (("A100",), "dgx-a100"), (("L40S",), "l40s-node"), (("V100", "16GB"), "dgx-1-v100-16"), (("V100",), "dgx-1-v100"),
+    (("A100",), "dgx-a100"),
+    (("L40S",), "l40s-node"),
+    (("V100", "16GB"), "dgx-1-v100-16"),
+    (("V100",), "dgx-1-v100"),
 )
 """Words in the name that the driver gives a GPU, and its preset; the first that has all of them."""
 UNKNOWN = "laptop"
@@ -29,7 +36,9 @@ def preset_of(gpu: str) -> str | None:
     >>> preset_of("NVIDIA H100 80GB HBM3"), preset_of("NVIDIA GeForce RTX 4090")
     ('dgx-h100', None)
     """
-    return next((preset for words, preset in KNOWN if all(word.lower() in gpu.lower() for word in words)), None)
+    return next(
+        (preset for words, preset in KNOWN if all(word.lower() in gpu.lower() for word in words)), None
+    )
 
 
 def base_of(tables: Tables) -> tuple[str, bool, Hardware]:
@@ -49,8 +58,14 @@ def base_of(tables: Tables) -> tuple[str, bool, Hardware]:
     first = ["float32"] if "float32" in rates else []
     ordered = {name: rates[name] for name in [*first, *rates]}
     changed: dict[str, Any] = {
-        "flops_per_second": ordered, "flops_efficiency": 1.0, "flops_efficiencies": {}, "flops_ramp_seconds": 0.0,
-        "memory_efficiency": 1.0, "memory_ramp_seconds": 0.0, "products": None}
+        "flops_per_second": ordered,
+        "flops_efficiency": 1.0,
+        "flops_efficiencies": {},
+        "flops_ramp_seconds": 0.0,
+        "memory_efficiency": 1.0,
+        "memory_ramp_seconds": 0.0,
+        "products": None,
+    }
     if copied:
         changed["memory_bytes_per_second"] = 2 * _ROOM * max(copied)
     if memory := tables.machine.get("memory_bytes"):
@@ -68,6 +83,10 @@ def one_node(hardware: Hardware) -> Hardware:
 def folded(hardware: Hardware) -> Mapping[str, Any]:
     """The rates that are reached, in place of those that were assumed and what is reached of them."""
     rates = {name: rate * hardware.efficiency(name) for name, rate in hardware.flops_per_second.items()}
-    return {"flops_per_second": rates, "flops_efficiency": 1.0,
-            "memory_bytes_per_second": hardware.memory_bytes_per_second * hardware.memory_efficiency,
-            "memory_efficiency": 1.0, "memory_bytes": hardware.memory_bytes}
+    return {
+        "flops_per_second": rates,
+        "flops_efficiency": 1.0,
+        "memory_bytes_per_second": hardware.memory_bytes_per_second * hardware.memory_efficiency,
+        "memory_efficiency": 1.0,
+        "memory_bytes": hardware.memory_bytes,
+    }

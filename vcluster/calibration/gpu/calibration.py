@@ -67,13 +67,18 @@ class Calibration:
         told = [self.why] if self.found is None else [str(self.found.hardware), "", _constants(self.found)]
         if self.found is not None:
             told += ["", parts.told(self.tables, self.found.hardware)]
-        told += ["", "a step of training, predicted by these constants and measured",
-                 table(self.steps)]
+        told += ["", "a step of training, predicted by these constants and measured", table(self.steps)]
         return "\n".join(told)
 
 
 def calibrate(
-    bench: Bench, output: Path, *, seconds: float = 300.0, quick: bool = False, say: Say = print, devices: int = 1,
+    bench: Bench,
+    output: Path,
+    *,
+    seconds: float = 300.0,
+    quick: bool = False,
+    say: Say = print,
+    devices: int = 1,
 ) -> Calibration:
     """Measures, and writes the stack to ``output`` and its tables beside it, as ``.json``.
 
@@ -103,14 +108,28 @@ def calibrate(
     write_stack(output, found.found, tables.machine, beside.name)
     if not tables.interrupted:
         with _interruptible(tables, say):
-            _train(bench, found, on_file(found.found.preset, output), budget, QUICK_MODELS if quick else MODELS,
-                   QUICK_STEPS if quick else STEPS, say)
+            _train(
+                bench,
+                found,
+                on_file(found.found.preset, output),
+                budget,
+                QUICK_MODELS if quick else MODELS,
+                QUICK_STEPS if quick else STEPS,
+                say,
+            )
     keep()
     say(f"\n{found}\n")
     for name in BESIDES:
         if not tables.interrupted:
-            measure_all(tables, of_tables(every, name), bench.measure, budget,
-                        reserve=COMPILING if name == COMPILED else 0.0, say=say, keep=keep)
+            measure_all(
+                tables,
+                of_tables(every, name),
+                bench.measure,
+                budget,
+                reserve=COMPILING if name == COMPILED else 0.0,
+                say=say,
+                keep=keep,
+            )
     return found
 
 
@@ -134,15 +153,27 @@ def _interruptible(tables: Tables, say: Say) -> Iterator[None]:
 
 
 def _train(
-    bench: Bench, found: Calibration, hardware: Hardware, budget: Budget, models: Sequence[Model], steps: int, say: Say,
+    bench: Bench,
+    found: Calibration,
+    hardware: Hardware,
+    budget: Budget,
+    models: Sequence[Model],
+    steps: int,
+    say: Say,
 ) -> None:
     """Trains each model for some steps and predicts a step of it."""
     notes: list[Row] = []
     found.tables.notes["training"] = notes
     for model in models:
-        note: Row = {"name": model.name, "layers": model.layers, "vocabulary": model.vocabulary,
-                     "tokens": model.tokens, "microbatch": model.microbatch, "microbatches": model.microbatches,
-                     **vars(model.sizes)}
+        note: Row = {
+            "name": model.name,
+            "layers": model.layers,
+            "vocabulary": model.vocabulary,
+            "tokens": model.tokens,
+            "microbatch": model.microbatch,
+            "microbatches": model.microbatches,
+            **vars(model.sizes),
+        }
         notes.append(note)
         if budget.left < 0:
             note["not_measured"] = "out of time"
@@ -153,12 +184,17 @@ def _train(
             held = predicted(model, hardware, note["seconds"])
         except HardwareFileError:
             raise
-        except Exception as error:      # one that needs too much memory, say: the others go on
+        except Exception as error:  # one that needs too much memory, say: the others go on
             note["not_measured"] = reason_of(error)
             say(f"{budget.spent:4.0f} s  not measured: {model.name}: {note['not_measured']}")
             continue
         found.steps.append(held)
-        note |= {"predicted_seconds": held.predicted, "model_flops": held.flops, "mfu": held.mfu, "held_out": True}
+        note |= {
+            "predicted_seconds": held.predicted,
+            "model_flops": held.flops,
+            "mfu": held.mfu,
+            "held_out": True,
+        }
 
 
 def compared(tables: Tables, hardware: Hardware) -> list[HeldOut]:
@@ -166,16 +202,24 @@ def compared(tables: Tables, hardware: Hardware) -> list[HeldOut]:
     found = []
     for note in tables.notes.get("training", ()):
         if "seconds" in note:
-            sizes = Sizes(*(note[name] for name in ("style", "width", "heads", "key_value_heads", "feed_forward")))
-            model = Model(note["name"], sizes, *(note[name] for name in (
-                "layers", "vocabulary", "tokens", "microbatch", "microbatches")))
+            sizes = Sizes(
+                *(note[name] for name in ("style", "width", "heads", "key_value_heads", "feed_forward"))
+            )
+            model = Model(
+                note["name"],
+                sizes,
+                *(note[name] for name in ("layers", "vocabulary", "tokens", "microbatch", "microbatches")),
+            )
             found.append(predicted(model, hardware, note["seconds"]))
     return found
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else dict(
-        value if isinstance(value, Mapping) else vars(value))
+    return (
+        value
+        if isinstance(value, bool | int | float | str)
+        else dict(value if isinstance(value, Mapping) else vars(value))
+    )
 
 
 def _constants(found: Fit) -> str:

@@ -73,13 +73,21 @@ def _other(bench: TorchBench, quick: bool, devices: int) -> int:
 
 
 def _first_of_job(bench: TorchBench, output: Path, seconds: float, quick: bool, devices: int) -> int:
-    found = calibrate(bench, output, seconds=seconds, quick=quick, devices=devices,
-                      say=lambda words: print(words, flush=True))
+    found = calibrate(
+        bench,
+        output,
+        seconds=seconds,
+        quick=quick,
+        devices=devices,
+        say=lambda words: print(words, flush=True),
+    )
     if missing := found.tables.missing():
         print(f"not measured: {len(missing)} items, each with its reason in the tables")
     if found.found is None:
         print(f"the tables are in {tables_beside(output)}")
         return INTERRUPTED if found.tables.interrupted else 1
-    print(f"written to {output}, its tables to {tables_beside(output)}: "
-          f"--hardware {found.found.preset}+{output}")
+    print(
+        f"written to {output}, its tables to {tables_beside(output)}: "
+        f"--hardware {found.found.preset}+{output}"
+    )
     return INTERRUPTED if found.tables.interrupted else 0

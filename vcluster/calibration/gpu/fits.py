@@ -16,7 +16,15 @@ from parallelism.hardware import ITEMSIZE, Hardware, HostLink, Products, Reached
 from parallelism.simulation import simulate
 from vcluster.calibration.fitting import Floats, fitted
 from vcluster.calibration.gpu.bases import base_of, folded
-from vcluster.calibration.gpu.items import COLLECTIVES, COPIES, ELEMENTWISE, LAUNCHES, OPTIMIZER, PRODUCTS, SUSTAINED
+from vcluster.calibration.gpu.items import (
+    COLLECTIVES,
+    COPIES,
+    ELEMENTWISE,
+    LAUNCHES,
+    OPTIMIZER,
+    PRODUCTS,
+    SUSTAINED,
+)
 from vcluster.calibration.gpu.measuring import Row, Tables
 from vcluster.calibration.gpu.models import Model, Sizes
 from vcluster.calibration.gpu.training import run_of
@@ -24,8 +32,17 @@ from vcluster.calibration.gpu.training import run_of
 FEW_ROWS = 256
 """Products with fewer rows are of decoding; nothing is fitted to them."""
 ELEMENT_BYTES = {
-    "add": 6, "gelu": 4, "gelu_tanh": 4, "relu": 4, "layer_norm": 4, "rms_norm": 4, "narrow_cast": 6, "wide_cast": 6,
-    "copy": 4, "accumulate": 10}
+    "add": 6,
+    "gelu": 4,
+    "gelu_tanh": 4,
+    "relu": 4,
+    "layer_norm": 4,
+    "rms_norm": 4,
+    "narrow_cast": 6,
+    "wide_cast": 6,
+    "copy": 4,
+    "accumulate": 10,
+}
 """Bytes that a forward reads and writes for each element in 16 bits, of ops that are one kernel."""
 ONE_KERNEL_BYTES = 60.0
 """An update of AdamW that takes fewer bytes for a parameter is one kernel: that reads and writes 28."""
@@ -73,8 +90,10 @@ def fit(tables: Tables) -> Fit:
 
 def _launch(tables: Tables, found: Fit) -> None:
     if rows := tables.measured(LAUNCHES, what="kernel"):
-        found.set(f"{rows[0]['count']} kernels on one number, issued before the first began",
-                  kernel_launch_seconds=rows[0]["seconds"])
+        found.set(
+            f"{rows[0]['count']} kernels on one number, issued before the first began",
+            kernel_launch_seconds=rows[0]["seconds"],
+        )
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
@@ -119,33 +138,49 @@ def product_seconds(hardware: Hardware, row: Row) -> float:
 
 def fitted_products(tables: Tables, dtype: str) -> list[Row]:
     """The products that constants of a dtype are fitted to."""
-    return [row for row in tables.measured(PRODUCTS, dtype=dtype)
-            if min(row["m"], row["n"], row["k"]) >= FEW_ROWS or "multiprocessors" not in tables.machine]
+    return [
+        row
+        for row in tables.measured(PRODUCTS, dtype=dtype)
+        if min(row["m"], row["n"], row["k"]) >= FEW_ROWS or "multiprocessors" not in tables.machine
+    ]
 
 
 def _products(tables: Tables, found: Fit) -> None:
     """What products reach: in 16 bits where they were measured, else in the dtype of most rows."""
-    dtypes = [dtype for dtype in ("bfloat16", "float16", *found.hardware.flops_per_second)
-              if dtype in found.hardware.flops_per_second and fitted_products(tables, dtype)]
+    dtypes = [
+        dtype
+        for dtype in ("bfloat16", "float16", *found.hardware.flops_per_second)
+        if dtype in found.hardware.flops_per_second and fitted_products(tables, dtype)
+    ]
     if not dtypes:
         return
     rows, units = fitted_products(tables, dtypes[0]), tables.machine.get("multiprocessors")
     if not units or len(rows) < 4:
         values, error = _nearest(found.hardware, ("flops_efficiency",), rows, product_seconds, (0.5,))
-        found.set(f"{len(rows)} products in {dtypes[0]}, told within {error:.1%} in the mean",
-                  **values, flops_ramp_seconds=0.0)
+        found.set(
+            f"{len(rows)} products in {dtypes[0]}, told within {error:.1%} in the mean",
+            **values,
+            flops_ramp_seconds=0.0,
+        )
         return
 
     def shaped(values: Floats) -> dict[str, Any]:
         efficiency, depth, intensity = values.tolist()
-        return {"flops_efficiency": min(efficiency, 1.0),
-                "products": Products(int(units), half_depth=depth, half_intensity=intensity)}
+        return {
+            "flops_efficiency": min(efficiency, 1.0),
+            "products": Products(int(units), half_depth=depth, half_intensity=intensity),
+        }
 
-    best = fitted(lambda values: [product_seconds(replace(found.hardware, **shaped(values)), row) for row in rows],
-                  [row["seconds"] for row in rows], (0.8, 100.0, 4.0))
+    best = fitted(
+        lambda values: [product_seconds(replace(found.hardware, **shaped(values)), row) for row in rows],
+        [row["seconds"] for row in rows],
+        (0.8, 100.0, 4.0),
+    )
     made = replace(found.hardware, **shaped(best))
-    note = (f"{len(rows)} products in {dtypes[0]}, squares and those of layers, told within "
-            f"{_error(made, rows, product_seconds):.1%} in the mean")
+    note = (
+        f"{len(rows)} products in {dtypes[0]}, squares and those of layers, told within "
+        f"{_error(made, rows, product_seconds):.1%} in the mean"
+    )
     found.set(note, **shaped(best))
 
 
@@ -169,26 +204,39 @@ def _dtypes(tables: Tables, found: Fit) -> None:
 
 def _under_load(tables: Tables, found: Fit) -> None:
     """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks."""
-    rows = tables.measured(SUSTAINED, what="layer") or tables.measured(SUSTAINED, what="product", dtype="bfloat16")
+    rows = tables.measured(SUSTAINED, what="layer") or tables.measured(
+        SUSTAINED, what="product", dtype="bfloat16"
+    )
     if not rows:
         return
     part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
-    what = f"times {part:.3f}: a {rows[0]['what']} alone over the same for seconds on end ({len(rows)} measured)"
+    what = (
+        f"times {part:.3f}: a {rows[0]['what']} alone over the same for seconds on end ({len(rows)} measured)"
+    )
     hardware = found.hardware
     efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
-    for name, value in (("flops_efficiency", hardware.flops_efficiency * part), ("flops_efficiencies", efficiencies)):
+    for name, value in (
+        ("flops_efficiency", hardware.flops_efficiency * part),
+        ("flops_efficiencies", efficiencies),
+    ):
         if name in found.notes:
             found.set(f"{found.notes[name]}; {what}", **{name: value})
 
 
 def _nearest(
-    hardware: Hardware, names: Sequence[str], rows: Sequence[Row], seconds: Callable[[Hardware, Row], float],
+    hardware: Hardware,
+    names: Sequence[str],
+    rows: Sequence[Row],
+    seconds: Callable[[Hardware, Row], float],
     start: Sequence[float],
 ) -> tuple[dict[str, float], float]:
     """The values of these fields that fit the rows, and the mean error without signs."""
+
     def named(values: Floats) -> dict[str, float]:
         told = dict(zip(names, values.tolist(), strict=True))
-        return {name: min(value, 1.0) if name.endswith("efficiency") else value for name, value in told.items()}
+        return {
+            name: min(value, 1.0) if name.endswith("efficiency") else value for name, value in told.items()
+        }
 
     def predict(values: Floats) -> list[float]:
         there = replace(hardware, **named(values))  # type: ignore[arg-type]
@@ -216,9 +264,11 @@ def _fused(tables: Tables, found: Fit) -> None:
         found.set("fused AdamW ran; of too few parameters to tell its bytes", fused="elementwise")
         return
     one = nbytes < ONE_KERNEL_BYTES
-    found.set(f"fused AdamW takes as long as {nbytes:.0f} bytes a parameter, "
-              f"{'as one kernel does' if one else 'more than one kernel'}; biases are added in products",
-              fused="elementwise" if one else False)
+    found.set(
+        f"fused AdamW takes as long as {nbytes:.0f} bytes a parameter, "
+        f"{'as one kernel does' if one else 'more than one kernel'}; biases are added in products",
+        fused="elementwise" if one else False,
+    )
 
 
 def _issue(tables: Tables, found: Fit) -> None:
@@ -230,12 +280,18 @@ def _issue(tables: Tables, found: Fit) -> None:
     rows = tables.measured(LAUNCHES, what="small_layer", how="eager")
     if not rows:
         return
-    each = mean((row["forward_seconds"] + row["backward_seconds"]) / simulated_ops(
-        row["style"], bool(found.hardware.fused)) for row in rows)
+    each = mean(
+        (row["forward_seconds"] + row["backward_seconds"])
+        / simulated_ops(row["style"], bool(found.hardware.fused))
+        for row in rows
+    )
     tables.notes["issue_seconds_of_an_op"] = each
     if "multiprocessors" not in tables.machine:
-        found.set("a layer of 64 features, forward and backward, over the ops that a simulation has of it: what a step "
-                  "takes that only issuing bounds", issue_seconds=each)
+        found.set(
+            "a layer of 64 features, forward and backward, over the ops that a simulation has of it: what a step "
+            "takes that only issuing bounds",
+            issue_seconds=each,
+        )
 
 
 @lru_cache(maxsize=8)
@@ -267,7 +323,11 @@ def _collectives(tables: Tables, found: Fit) -> None:
     """The base, the step and the rate of all_reduce between the GPUs of a job."""
     rows = tables.measured(COLLECTIVES, name="all_reduce")
     link = found.hardware.links[0]
-    rows = [row for row in rows if row["devices"] <= found.hardware.inside(1 if len(found.hardware.links) > 1 else 0)]
+    rows = [
+        row
+        for row in rows
+        if row["devices"] <= found.hardware.inside(1 if len(found.hardware.links) > 1 else 0)
+    ]
     if len(rows) < 4 or link.shape == "memory":
         return
 

@@ -12,9 +12,31 @@ from typing import Any
 
 Given = Mapping[str, Any]
 
-PRODUCTS, ATTENTION, ELEMENTWISE, OPTIMIZER, COPIES, LAUNCHES, SUSTAINED, DECODE, LAYERS, COMPILED, COLLECTIVES = (
-    "products", "attention", "elementwise", "optimizer", "copies", "launches", "sustained", "decode", "layers",
-    "compiled", "collectives")
+(
+    PRODUCTS,
+    ATTENTION,
+    ELEMENTWISE,
+    OPTIMIZER,
+    COPIES,
+    LAUNCHES,
+    SUSTAINED,
+    DECODE,
+    LAYERS,
+    COMPILED,
+    COLLECTIVES,
+) = (
+    "products",
+    "attention",
+    "elementwise",
+    "optimizer",
+    "copies",
+    "launches",
+    "sustained",
+    "decode",
+    "layers",
+    "compiled",
+    "collectives",
+)
 NARROW = ("bfloat16", "float16", "float8")
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -35,9 +57,24 @@ def items(*, quick: bool = False, devices: int = 1) -> tuple[Item, ...]:
 
     With several ``devices`` the collectives between them are first: all processes of a job do them together.
     """
-    makers = (_quick,) if quick else (
-        _launches, _squares, _elementwise, _optimizers, _copies, _products_of_layers, _attention, _sustained,
-        _skinny_products, _decode, _layers, _compiled)
+    makers = (
+        (_quick,)
+        if quick
+        else (
+            _launches,
+            _squares,
+            _elementwise,
+            _optimizers,
+            _copies,
+            _products_of_layers,
+            _attention,
+            _sustained,
+            _skinny_products,
+            _decode,
+            _layers,
+            _compiled,
+        )
+    )
     found = [*(_collectives(devices, quick) if devices > 1 else ())]
     return (*found, *(item for make in makers for item in make()))
 
@@ -60,11 +97,16 @@ def _squares() -> Iterator[Item]:
         yield _product(size, size, size, "float8", scaling="row")
 
 
-def layer_products(width: int, feed_forward: int, key_value_width: int, gated: bool) -> dict[str, tuple[int, int]]:
+def layer_products(
+    width: int, feed_forward: int, key_value_width: int, gated: bool
+) -> dict[str, tuple[int, int]]:
     """The products of a layer by name: columns of the result, and depth."""
     return {
-        "qkv": (width + 2 * key_value_width, width), "out": (width, width),
-        "up": (feed_forward * (1 + gated), width), "down": (width, feed_forward)}
+        "qkv": (width + 2 * key_value_width, width),
+        "out": (width, width),
+        "up": (feed_forward * (1 + gated), width),
+        "down": (width, feed_forward),
+    }
 
 
 def _products_of_layers() -> Iterator[Item]:
@@ -95,18 +137,54 @@ def _attention() -> Iterator[Item]:
         for head_width in (128, 64):
             for causal in (True, False):
                 for backend in ("flash", "cudnn"):
-                    yield _of(ATTENTION, backend=backend, causal=causal, head_width=head_width, tokens=tokens,
-                              batch=max(1, 16384 // tokens), heads=2048 // head_width, dtype="bfloat16")
+                    yield _of(
+                        ATTENTION,
+                        backend=backend,
+                        causal=causal,
+                        head_width=head_width,
+                        tokens=tokens,
+                        batch=max(1, 16384 // tokens),
+                        heads=2048 // head_width,
+                        dtype="bfloat16",
+                    )
     for backend, tokens, batch in (("efficient", 4096, 4), ("math", 2048, 2)):
-        yield _of(ATTENTION, backend=backend, causal=True, head_width=128, tokens=tokens, batch=batch, heads=16,
-                  dtype="bfloat16")
+        yield _of(
+            ATTENTION,
+            backend=backend,
+            causal=True,
+            head_width=128,
+            tokens=tokens,
+            batch=batch,
+            heads=16,
+            dtype="bfloat16",
+        )
     for backend in ("flash", "cudnn"):
-        yield _of(ATTENTION, backend=backend, causal=True, head_width=128, tokens=4096, batch=2, heads=32,
-                  key_value_heads=8, dtype="bfloat16")
+        yield _of(
+            ATTENTION,
+            backend=backend,
+            causal=True,
+            head_width=128,
+            tokens=4096,
+            batch=2,
+            heads=32,
+            key_value_heads=8,
+            dtype="bfloat16",
+        )
 
 
-ROWS_OPS = ("layer_norm", "rms_norm", "gelu", "gelu_tanh", "silu_gate", "relu", "softmax", "add", "dropout", "rotary",
-            "transpose")
+ROWS_OPS = (
+    "layer_norm",
+    "rms_norm",
+    "gelu",
+    "gelu_tanh",
+    "silu_gate",
+    "relu",
+    "softmax",
+    "add",
+    "dropout",
+    "rotary",
+    "transpose",
+)
 CLASS_OPS = ("cross_entropy", "cross_entropy_float32")
 PLAIN_OPS = ("narrow_cast", "wide_cast", "copy", "accumulate", "bias_add", "column_sum")
 
@@ -122,15 +200,24 @@ def _elementwise() -> Iterator[Item]:
         for rows, width in ((4096, 32000), (8192, 50304), (4096, 128256)):
             yield _of(ELEMENTWISE, op=op, rows=rows, width=width, dtype="bfloat16")
     for rows, width, vocabulary in ((8192, 4096, 32000), (8192, 768, 50304)):
-        yield _of(ELEMENTWISE, op="embedding", rows=rows, width=width, vocabulary=vocabulary, dtype="bfloat16")
-    for width in (1024, 4096, 8192):        # norms by the width of a row, in float32 too
+        yield _of(
+            ELEMENTWISE, op="embedding", rows=rows, width=width, vocabulary=vocabulary, dtype="bfloat16"
+        )
+    for width in (1024, 4096, 8192):  # norms by the width of a row, in float32 too
         yield _of(ELEMENTWISE, op="layer_norm", rows=(1 << 24) // width, width=width, dtype="float32")
         yield _of(ELEMENTWISE, op="rms_norm_by_hand", rows=(1 << 24) // width, width=width, dtype="bfloat16")
 
 
 def _optimizers() -> Iterator[Item]:
     """124 M and 500 M parameters, in tensors as a GPT has them."""
-    for how in ("adamw_fused", "adamw_foreach", "adamw_main_weights", "accumulate_foreach", "clip", "zero_foreach"):
+    for how in (
+        "adamw_fused",
+        "adamw_foreach",
+        "adamw_main_weights",
+        "accumulate_foreach",
+        "clip",
+        "zero_foreach",
+    ):
         for layers, width in ((12, 768), (10, 2048)):
             yield _of(OPTIMIZER, how=how, layers=layers, width=width)
     yield _of(OPTIMIZER, how="adamw_plain", layers=12, width=768)
@@ -176,8 +263,16 @@ def _decode() -> Iterator[Item]:
         for batch in (1, 4, 16, 64):
             if tokens * batch <= 1 << 20:
                 for backend in ("flash", "cudnn", "any"):
-                    yield _of(DECODE, backend=backend, tokens=tokens, batch=batch, heads=32, key_value_heads=8,
-                              head_width=128, dtype="bfloat16")
+                    yield _of(
+                        DECODE,
+                        backend=backend,
+                        tokens=tokens,
+                        batch=batch,
+                        heads=32,
+                        key_value_heads=8,
+                        head_width=128,
+                        dtype="bfloat16",
+                    )
 
 
 LAYER_KINDS: tuple[dict[str, Any], ...] = (
@@ -232,19 +327,58 @@ def _quick() -> Iterator[Item]:
     for op in (*ROWS_OPS, "rms_norm_by_hand", *PLAIN_OPS, *CLASS_OPS):
         yield _of(ELEMENTWISE, op=op, rows=128, width=256, dtype="bfloat16")
     yield _of(ELEMENTWISE, op="embedding", rows=64, width=64, vocabulary=128, dtype="bfloat16")
-    for how in ("adamw_fused", "adamw_foreach", "adamw_plain", "adamw_main_weights", "accumulate_foreach", "clip",
-                "zero_foreach"):
+    for how in (
+        "adamw_fused",
+        "adamw_foreach",
+        "adamw_plain",
+        "adamw_main_weights",
+        "accumulate_foreach",
+        "clip",
+        "zero_foreach",
+    ):
         yield _of(OPTIMIZER, how=how, layers=1, width=64)
     for way in ("device", "to_device_pinned", "to_host_pageable"):
         for nbytes in (4 * KIB, 256 * KIB, 4 * MIB):
             yield _of(COPIES, way=way, nbytes=nbytes)
     for causal in (True, False):
-        yield _of(ATTENTION, backend="flash", causal=causal, head_width=16, tokens=64, batch=2, heads=2,
-                  key_value_heads=1 + causal, dtype="bfloat16")
+        yield _of(
+            ATTENTION,
+            backend="flash",
+            causal=causal,
+            head_width=16,
+            tokens=64,
+            batch=2,
+            heads=2,
+            key_value_heads=1 + causal,
+            dtype="bfloat16",
+        )
     yield _of(SUSTAINED, what="product", size=128, dtype="bfloat16", for_seconds=0.1)
-    yield _of(SUSTAINED, what="layer", style="gpt", width=64, heads=4, key_value_heads=4, feed_forward=128, tokens=32,
-              batch=2, backend="any", for_seconds=0.1)
-    yield _of(DECODE, backend="any", tokens=64, batch=2, heads=4, key_value_heads=2, head_width=16, dtype="bfloat16")
+    yield _of(
+        SUSTAINED,
+        what="layer",
+        style="gpt",
+        width=64,
+        heads=4,
+        key_value_heads=4,
+        feed_forward=128,
+        tokens=32,
+        batch=2,
+        backend="any",
+        for_seconds=0.1,
+    )
+    yield _of(
+        DECODE, backend="any", tokens=64, batch=2, heads=4, key_value_heads=2, head_width=16, dtype="bfloat16"
+    )
     for style, recompute in (("gpt", "none"), ("llama", "full")):
-        yield _of(LAYERS, style=style, width=64, heads=4, key_value_heads=2 + 2 * (style == "gpt"), feed_forward=128,
-                  tokens=32, batch=2, backend="flash", recompute=recompute)
+        yield _of(
+            LAYERS,
+            style=style,
+            width=64,
+            heads=4,
+            key_value_heads=2 + 2 * (style == "gpt"),
+            feed_forward=128,
+            tokens=32,
+            batch=2,
+            backend="flash",
+            recompute=recompute,
+        )

@@ -28,8 +28,11 @@ def kept(name: str) -> Tables:
         return Tables.read(Path(name).read_text(encoding="utf-8"), name)
     if name not in kept_names():
         raise ValueError(
-            f"no measured tables {name!r}; there is {', '.join(kept_names())}, or name a file that ends in .json")
-    return Tables.read(files("vcluster.calibration.gpu").joinpath(_FOLDER, f"{name}.json").read_text("utf-8"), name)
+            f"no measured tables {name!r}; there is {', '.join(kept_names())}, or name a file that ends in .json"
+        )
+    return Tables.read(
+        files("vcluster.calibration.gpu").joinpath(_FOLDER, f"{name}.json").read_text("utf-8"), name
+    )
 
 
 def again(name: str, output: Path | None = None) -> Calibration:
@@ -41,5 +44,7 @@ def again(name: str, output: Path | None = None) -> Calibration:
     tables = kept(name)
     found = fit(tables)
     if output is not None:
-        write_stack(output, found, tables.machine, Path(name).name if name.endswith(".json") else f"{name}.json")
+        write_stack(
+            output, found, tables.machine, Path(name).name if name.endswith(".json") else f"{name}.json"
+        )
     return Calibration(tables, found, compared(tables, found.hardware))

@@ -41,8 +41,11 @@ class Tables:
 
     def measured(self, table: str, **given: Any) -> list[Row]:
         """The rows of a table that have figures, and these values."""
-        return [row for row in self.rows.get(table, ()) if NOT_MEASURED not in row
-                and all(row.get(name) == value for name, value in given.items())]
+        return [
+            row
+            for row in self.rows.get(table, ())
+            if NOT_MEASURED not in row and all(row.get(name) == value for name, value in given.items())
+        ]
 
     def missing(self) -> list[tuple[str, Row]]:
         """The rows without figures, with the names of their tables."""
@@ -52,10 +55,13 @@ class Tables:
         """Writes everything as JSON, a row a line."""
         tables = ",\n".join(
             f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {_compact(row)}" for row in rows) + "\n  ]"
-            for name, rows in self.rows.items())
+            for name, rows in self.rows.items()
+        )
         notes = json.dumps(_rounded(self.notes), indent=1).replace("\n", "\n ")
-        text = (f'{{\n "machine": {json.dumps(self.machine, indent=2)},\n "notes": {notes},\n'
-                f' "tables": {{\n{tables}\n }}\n}}\n')
+        text = (
+            f'{{\n "machine": {json.dumps(self.machine, indent=2)},\n "notes": {notes},\n'
+            f' "tables": {{\n{tables}\n }}\n}}\n'
+        )
         with written_whole(path, encoding="utf-8") as file:
             file.write(text)
 
@@ -71,8 +77,10 @@ class Tables:
             told = json.loads(text)
             return cls(told["machine"], told["tables"], told["notes"])
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{origin} must be tables that calibrate --gpu wrote beside a stack, with machine, notes "
-                             "and tables; got something else") from None
+            raise ValueError(
+                f"{origin} must be tables that calibrate --gpu wrote beside a stack, with machine, notes "
+                "and tables; got something else"
+            ) from None
 
 
 def _compact(row: Row) -> str:
@@ -111,7 +119,13 @@ class Budget:
 
 
 def measure_all(
-    tables: Tables, items: Sequence[Item], measure: Measure, budget: Budget, *, reserve: float = 0.0, say: Say,
+    tables: Tables,
+    items: Sequence[Item],
+    measure: Measure,
+    budget: Budget,
+    *,
+    reserve: float = 0.0,
+    say: Say,
     keep: Callable[[], None] = lambda: None,
 ) -> None:
     """Measures the items into ``tables`` until ``reserve`` seconds of the budget are left.
@@ -134,7 +148,7 @@ def measure_all(
         except KeyboardInterrupt:
             reason, tables.interrupted = INTERRUPTED, True
             tables.add(item, {NOT_MEASURED: reason})
-        except Exception as error:      # whatever a library refuses: the others go on
+        except Exception as error:  # whatever a library refuses: the others go on
             tables.add(item, {NOT_MEASURED: reason_of(error)})
             say(f"{budget.spent:4.0f} s  not measured: {item}: {reason_of(error)}")
     if reason:

@@ -29,8 +29,12 @@ class Sizes:
         """The shape of each weight of a layer by name."""
         both = self.width + 2 * self.key_value_heads * self.head_width
         up = self.feed_forward if self.is_gpt else 2 * self.feed_forward
-        products = {"qkv": (both, self.width), "out": (self.width, self.width), "up": (up, self.width),
-                    "down": (self.width, self.feed_forward)}
+        products = {
+            "qkv": (both, self.width),
+            "out": (self.width, self.width),
+            "up": (up, self.width),
+            "down": (self.width, self.feed_forward),
+        }
         found: dict[str, tuple[int, ...]] = {"norm1": (self.width,), "norm2": (self.width,), **products}
         if self.is_gpt:
             found |= {f"{name}.bias": (shape[0],) for name, shape in products.items()}

@@ -16,10 +16,24 @@ from vcluster.calibration.gpu.items import ATTENTION, ELEMENTWISE, OPTIMIZER, PR
 from vcluster.calibration.gpu.measuring import Row, Tables
 
 SIMULATED_BYTES: dict[str, tuple[int, int]] = {
-    "layer_norm": (4, 6), "rms_norm": (4, 6), "rms_norm_by_hand": (4, 6), "gelu": (4, 6), "gelu_tanh": (4, 6),
-    "relu": (4, 6), "silu_gate": (6, 10), "softmax": (4, 6), "rotary": (4, 4), "add": (6, 0), "transpose": (4, 0),
-    "bias_add": (4, 0), "narrow_cast": (6, 0), "wide_cast": (6, 0), "copy": (4, 0), "accumulate": (10, 0),
-    "cross_entropy_float32": (14, 6)}
+    "layer_norm": (4, 6),
+    "rms_norm": (4, 6),
+    "rms_norm_by_hand": (4, 6),
+    "gelu": (4, 6),
+    "gelu_tanh": (4, 6),
+    "relu": (4, 6),
+    "silu_gate": (6, 10),
+    "softmax": (4, 6),
+    "rotary": (4, 4),
+    "add": (6, 0),
+    "transpose": (4, 0),
+    "bias_add": (4, 0),
+    "narrow_cast": (6, 0),
+    "wide_cast": (6, 0),
+    "copy": (4, 0),
+    "accumulate": (10, 0),
+    "cross_entropy_float32": (14, 6),
+}
 """What a simulation counts for each element in 16 bits, forward and backward; 0: nothing, or no gradient."""
 _OF_ATTENTION = ("backend", "causal", "head_width", "tokens", "heads", "key_value_heads")
 BACKWARD_FLOPS = 2.5
@@ -53,8 +67,13 @@ def attention_parts(tables: Tables, hardware: Hardware) -> list[Row]:
         flops = row["flops"] * (0.5 if row["causal"] else 1.0)
         peak = hardware.peak(row["dtype"])
         told: Row = {name: row[name] for name in _OF_ATTENTION if name in row}
-        found.append({**told, "forward": flops / row["forward_seconds"] / peak,
-                      "backward": BACKWARD_FLOPS * flops / row["backward_seconds"] / peak})
+        found.append(
+            {
+                **told,
+                "forward": flops / row["forward_seconds"] / peak,
+                "backward": BACKWARD_FLOPS * flops / row["backward_seconds"] / peak,
+            }
+        )
     return found
 
 
@@ -68,13 +87,25 @@ def best_rates(tables: Tables) -> dict[str, float]:
 
 def told(tables: Tables, hardware: Hardware) -> str:
     """All of it for a terminal: the best rates, attention, elementwise ops, updates."""
-    lines = ["reached at best: " + ", ".join(
-        f"{dtype} {count(rate)}FLOP/s" for dtype, rate in best_rates(tables).items())]
-    lines += ["", *in_columns([("attention reaches of the peak", "forward", "backward"),
-                               *_attention_cells(attention_parts(tables, hardware))], 2)]
+    lines = [
+        "reached at best: "
+        + ", ".join(f"{dtype} {count(rate)}FLOP/s" for dtype, rate in best_rates(tables).items())
+    ]
+    lines += [
+        "",
+        *in_columns(
+            [
+                ("attention reaches of the peak", "forward", "backward"),
+                *_attention_cells(attention_parts(tables, hardware)),
+            ],
+            2,
+        ),
+    ]
     cells = [("takes so many times as long as its bytes", "forward", "backward")]
     for row in factors(tables, hardware):
-        cells.append((row["op"], f"{row['forward']:.2f}", f"{row['backward']:.2f}" if "backward" in row else ""))
+        cells.append(
+            (row["op"], f"{row['forward']:.2f}", f"{row['backward']:.2f}" if "backward" in row else "")
+        )
     lines += ["", *in_columns(cells, 2)]
     cells = [("takes for a parameter", "", "")]
     for how in dict.fromkeys(row["how"] for row in tables.measured(OPTIMIZER)):
@@ -86,11 +117,23 @@ def told(tables: Tables, hardware: Hardware) -> str:
 def _attention_cells(rows: list[Row]) -> list[tuple[str, str, str]]:
     """A line for each library, width of a head and mask: from the fewest tokens to the most."""
     cells = []
-    for backend, width, causal in dict.fromkeys((row["backend"], row["head_width"], row["causal"]) for row in rows):
-        of = [row for row in rows if (row["backend"], row["head_width"], row["causal"]) == (backend, width, causal)]
+    for backend, width, causal in dict.fromkeys(
+        (row["backend"], row["head_width"], row["causal"]) for row in rows
+    ):
+        of = [
+            row
+            for row in rows
+            if (row["backend"], row["head_width"], row["causal"]) == (backend, width, causal)
+        ]
         ends = min(row["tokens"] for row in of), max(row["tokens"] for row in of)
-        name = f"{backend}, heads of {width}, {'causal' if causal else 'whole'}, {ends[0]} to {ends[1]} tokens"
-        ways = [" to ".join(f"{median(row[way] for row in of if row['tokens'] == end):.0%}" for end in
-                            dict.fromkeys(ends)) for way in ("forward", "backward")]
+        name = (
+            f"{backend}, heads of {width}, {'causal' if causal else 'whole'}, {ends[0]} to {ends[1]} tokens"
+        )
+        ways = [
+            " to ".join(
+                f"{median(row[way] for row in of if row['tokens'] == end):.0%}" for end in dict.fromkeys(ends)
+            )
+            for way in ("forward", "backward")
+        ]
         cells.append((name, ways[0], ways[1]))
     return cells

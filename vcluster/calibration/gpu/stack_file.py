@@ -28,18 +28,28 @@ def write_stack(path: Path, found: Fit, machine: Mapping[str, Any], tables: str)
 
 def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -> str:
     """The stack as TOML."""
-    plain = {field: value for field, value in found.values.items() if not _is_table(value) and "." not in field}
+    plain = {
+        field: value for field, value in found.values.items() if not _is_table(value) and "." not in field
+    }
     nested = {field: _fields(value) for field, value in found.values.items() if _is_table(value)}
     lines = [
-        f"# Measured by python -m vcluster calibrate --gpu. Use it as {found.preset}+{name}.toml", "",
-        _line("name", name), _line("title", f"under PyTorch {machine['torch']}, measured {machine['date']}"),
-        "fitted_on = []", _line("hardware", found.preset), *(_line(*each) for each in plain.items())]
+        f"# Measured by python -m vcluster calibrate --gpu. Use it as {found.preset}+{name}.toml",
+        "",
+        _line("name", name),
+        _line("title", f"under PyTorch {machine['torch']}, measured {machine['date']}"),
+        "fitted_on = []",
+        _line("hardware", found.preset),
+        *(_line(*each) for each in plain.items()),
+    ]
     for field, table in nested.items():
         lines += ["", f"[{field}]", *(_line(*each) for each in table.items())]
     for link, table in _reached(found.values).items():
         lines += ["", f"[reached.{_key(link)}]", *(_line(*each) for each in table.items())]
-    lines += ["", "[measured]       # the machine; its tables are beside this file",
-              *(_line(*each) for each in {**machine, "tables": tables}.items() if each[1] is not None)]
+    lines += [
+        "",
+        "[measured]       # the machine; its tables are beside this file",
+        *(_line(*each) for each in {**machine, "tables": tables}.items() if each[1] is not None),
+    ]
     lines += ["", "[sources]", *(_line(field, source(machine, note)) for field, note in found.notes.items())]
     return "\n".join([*lines, ""])
 

@@ -34,15 +34,26 @@ def run_of(model: Model) -> TrainingRun:
     """The step as the simulator has it, on one device."""
     sizes, gpt = model.sizes, model.sizes.is_gpt
     return MegatronFlags(
-        num_layers=model.layers, hidden_size=sizes.width, ffn_hidden_size=sizes.feed_forward,
-        num_attention_heads=sizes.heads, seq_length=model.tokens, vocab_size=model.vocabulary,
+        num_layers=model.layers,
+        hidden_size=sizes.width,
+        ffn_hidden_size=sizes.feed_forward,
+        num_attention_heads=sizes.heads,
+        seq_length=model.tokens,
+        vocab_size=model.vocabulary,
         group_query_attention=sizes.key_value_heads != sizes.heads or None,
         num_query_groups=sizes.key_value_heads if sizes.key_value_heads != sizes.heads else None,
-        swiglu=not gpt or None, normalization=None if gpt else "RMSNorm",
+        swiglu=not gpt or None,
+        normalization=None if gpt else "RMSNorm",
         position_embedding_type=None if gpt else "rope",
-        untie_embeddings_and_output_weights=not gpt or None, disable_bias_linear=not gpt or None,
-        use_flash_attn=True, attention_dropout=0.0, hidden_dropout=0.0, bf16=True,
-        micro_batch_size=model.microbatch, global_batch_size=model.microbatch * model.microbatches).run(1)
+        untie_embeddings_and_output_weights=not gpt or None,
+        disable_bias_linear=not gpt or None,
+        use_flash_attn=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bf16=True,
+        micro_batch_size=model.microbatch,
+        global_batch_size=model.microbatch * model.microbatches,
+    ).run(1)
 
 
 def predicted(model: Model, hardware: Hardware, measured: float) -> HeldOut:
@@ -64,10 +75,23 @@ def table(rows: list[HeldOut]) -> str:
         constant = row.flops / (usual * row.peak)
         errors.append(row.predicted / row.measured - 1)
         of_constant.append(constant / row.measured - 1)
-        cells.append((row.name, shown_seconds(row.measured), shown_seconds(row.predicted), f"{errors[-1]:+.1%}",
-                      "held out", shown_seconds(constant), f"{of_constant[-1]:+.1%}"))
+        cells.append(
+            (
+                row.name,
+                shown_seconds(row.measured),
+                shown_seconds(row.predicted),
+                f"{errors[-1]:+.1%}",
+                "held out",
+                shown_seconds(constant),
+                f"{of_constant[-1]:+.1%}",
+            )
+        )
     means = [sum(map(abs, each)) / len(rows) for each in (errors, of_constant)]
-    return "\n".join([
-        *in_columns(cells, 2),
-        f"mean error {means[0]:.1%} held out; of one constant MFU {means[1]:.1%}. The constant is {usual:.1%}, the "
-        "median of", "these very steps, which favours it; the prediction has seen none of them."])
+    return "\n".join(
+        [
+            *in_columns(cells, 2),
+            f"mean error {means[0]:.1%} held out; of one constant MFU {means[1]:.1%}. The constant is {usual:.1%}, the "
+            "median of",
+            "these very steps, which favours it; the prediction has seen none of them.",
+        ]
+    )

@@ -12,10 +12,16 @@ from vcluster.calibration.gpu.through_torch import group, kernels, programs
 from vcluster.calibration.gpu.through_torch.timing import Clock
 
 _DO: Mapping[str, Callable[[Clock, Given], dict[str, Any]]] = {
-    items.PRODUCTS: kernels.product_row, items.ATTENTION: kernels.attention_row,
-    items.ELEMENTWISE: kernels.elementwise_row, items.OPTIMIZER: programs.optimizer_row,
-    items.COPIES: programs.copy_row, items.LAUNCHES: programs.launch_row, items.SUSTAINED: programs.sustained_row,
-    items.DECODE: kernels.decode_row, items.LAYERS: programs.layer_row, items.COMPILED: programs.compiled_row,
+    items.PRODUCTS: kernels.product_row,
+    items.ATTENTION: kernels.attention_row,
+    items.ELEMENTWISE: kernels.elementwise_row,
+    items.OPTIMIZER: programs.optimizer_row,
+    items.COPIES: programs.copy_row,
+    items.LAUNCHES: programs.launch_row,
+    items.SUSTAINED: programs.sustained_row,
+    items.DECODE: kernels.decode_row,
+    items.LAYERS: programs.layer_row,
+    items.COMPILED: programs.compiled_row,
     items.COLLECTIVES: group.collective_row,
 }
 

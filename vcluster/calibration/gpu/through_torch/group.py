@@ -48,7 +48,8 @@ def collective_row(clock: Clock, given: Given) -> Row:
         "all_gather": lambda: group.all_gather_into_tensor(whole, part),
         "reduce_scatter": lambda: group.reduce_scatter_tensor(part, whole),
         "all_to_all": lambda: group.all_to_all_single(torch.empty_like(whole), whole),
-        "broadcast": lambda: group.broadcast(whole, 0)}
+        "broadcast": lambda: group.broadcast(whole, 0),
+    }
     work = works[name]
     for _ in range(3):
         work()

@@ -60,13 +60,16 @@ def _float8_product(clock: Clock, given: Given) -> Callable[[], object]:
     scales = [torch.ones(shape if by_row else (), device=clock.device) for shape in ((m, 1), (1, n))]
 
     def work() -> object:
-        return torch._scaled_mm(left, right, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16,
-                                use_fast_accum=True)
+        return torch._scaled_mm(
+            left, right, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16, use_fast_accum=True
+        )
 
     return work
 
 
-def both_ways(clock: Clock, forward: Callable[[], Any], inputs: Sequence[Any], *, forward_only: bool = False) -> Row:
+def both_ways(
+    clock: Clock, forward: Callable[[], Any], inputs: Sequence[Any], *, forward_only: bool = False
+) -> Row:
     """The times of a function and of its gradient with respect to ``inputs``."""
     torch = clock.torch
     with torch.no_grad():
@@ -92,15 +95,17 @@ def attention_row(clock: Clock, given: Given) -> Row:
     shared = given.get("key_value_heads", heads)
     query, key, value = (
         drawn(clock, batch, tokens, count, width, dtype=given["dtype"]).transpose(1, 2).requires_grad_()
-        for count in (heads, shared, shared))
+        for count in (heads, shared, shared)
+    )
 
     def forward() -> Any:
         return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=given["causal"], enable_gqa=shared != heads)
+            query, key, value, is_causal=given["causal"], enable_gqa=shared != heads
+        )
 
     with backend_chosen(torch, given["backend"]):
         row = both_ways(clock, forward, (query, key, value))
-    return {**row, "flops": 4.0 * batch * heads * tokens ** 2 * width}
+    return {**row, "flops": 4.0 * batch * heads * tokens**2 * width}
 
 
 def decode_row(clock: Clock, given: Given) -> Row:
@@ -124,9 +129,11 @@ def decode_row(clock: Clock, given: Given) -> Row:
 
 def _of_one(function: Callable[[Any, Any], Any]) -> Make:
     """A maker of work on one array (rows, width), from a function of PyTorch's functions and the array."""
+
     def make(clock: Clock, given: Given) -> Made:
         x = drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
         return lambda: function(clock.torch, x), (x,)
+
     return make
 
 
@@ -146,14 +153,18 @@ def _norm(name: str) -> Make:
             return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * weight
 
         return by_hand, (x, weight)
+
     return make
 
 
 def _of_two(function: Callable[[Any, Any, Any], Any]) -> Make:
     def make(clock: Clock, given: Given) -> Made:
-        one, other = (drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
-                      for _ in range(2))
+        one, other = (
+            drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
+            for _ in range(2)
+        )
         return lambda: function(clock.torch, one, other), (one, other)
+
     return make
 
 
@@ -185,20 +196,27 @@ def _classes(wide: bool) -> Make:
         if wide:
             return lambda: functions.cross_entropy(logits.float(), targets), (logits,)
         return lambda: functions.cross_entropy(logits, targets), (logits,)
+
     return make
 
 
 def _plain(name: str) -> Make:
     """Work without a gradient: casts, copies, sums."""
+
     def make(clock: Clock, given: Given) -> Made:
         torch, rows, width = clock.torch, given["rows"], given["width"]
         wide, narrow = drawn(clock, rows, width, dtype="float32"), drawn(clock, rows, width)
         other, bias = torch.empty_like(narrow), drawn(clock, width)
         works: Mapping[str, Callable[[], Any]] = {
-            "narrow_cast": lambda: wide.to(torch.bfloat16), "wide_cast": narrow.float,
-            "copy": lambda: other.copy_(narrow), "accumulate": lambda: wide.add_(narrow),
-            "bias_add": lambda: narrow + bias, "column_sum": lambda: narrow.sum(0)}
+            "narrow_cast": lambda: wide.to(torch.bfloat16),
+            "wide_cast": narrow.float,
+            "copy": lambda: other.copy_(narrow),
+            "accumulate": lambda: wide.add_(narrow),
+            "bias_add": lambda: narrow + bias,
+            "column_sum": lambda: narrow.sum(0),
+        }
         return works[name], ()
+
     return make
 
 
@@ -211,10 +229,15 @@ _MAKERS: Mapping[str, Make] = {
     "dropout": _of_one(lambda torch, x: torch.nn.functional.dropout(x, 0.1)),
     "silu_gate": _of_two(lambda torch, gate, x: torch.nn.functional.silu(gate) * x),
     "add": _of_two(lambda torch, one, other: one + other),
-    "rotary": _rotary, "transpose": _transposed, "embedding": _embedding,
-    "cross_entropy": _classes(False), "cross_entropy_float32": _classes(True),
-    **{name: _plain(name) for name in (
-        "narrow_cast", "wide_cast", "copy", "accumulate", "bias_add", "column_sum")},
+    "rotary": _rotary,
+    "transpose": _transposed,
+    "embedding": _embedding,
+    "cross_entropy": _classes(False),
+    "cross_entropy_float32": _classes(True),
+    **{
+        name: _plain(name)
+        for name in ("narrow_cast", "wide_cast", "copy", "accumulate", "bias_add", "column_sum")
+    },
 }
 
 

@@ -15,7 +15,9 @@ from vcluster.calibration.gpu.models import Model, Sizes
 Weights = Mapping[str, Any]
 
 
-def made_weights(torch: Any, shapes: Mapping[str, tuple[int, ...]], device: str, dtype: Any) -> dict[str, Any]:
+def made_weights(
+    torch: Any, shapes: Mapping[str, tuple[int, ...]], device: str, dtype: Any
+) -> dict[str, Any]:
     """Random weights of these shapes, whose gradients are wanted."""
     found = {}
     for name, shape in shapes.items():
@@ -29,8 +31,12 @@ def made_weights(torch: Any, shapes: Mapping[str, tuple[int, ...]], device: str,
 
 def backend_chosen(torch: Any, backend: str) -> Any:
     """A context in which attention is computed by this library: flash, cudnn, efficient, math, or any."""
-    kinds = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
-             "math": "MATH"}
+    kinds = {
+        "flash": "FLASH_ATTENTION",
+        "cudnn": "CUDNN_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+        "math": "MATH",
+    }
     if backend == "any":
         return nullcontext()
     from importlib import import_module
@@ -42,7 +48,7 @@ def backend_chosen(torch: Any, backend: str) -> Any:
 def rotary_tables(torch: Any, tokens: int, head_width: int, device: str, dtype: Any) -> tuple[Any, Any]:
     """The cosines and the sines of rotary positions: tokens x half of the width of a head."""
     powers = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
-    angles = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), 10000.0 ** -powers)
+    angles = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), 10000.0**-powers)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -78,7 +84,8 @@ def layer(torch: Any, sizes: Sizes, x: Any, weights: Weights, tables: tuple[Any,
     if tables is not None:
         query, key = rotated(torch, query, tables), rotated(torch, key, tables)
     attended = functions.scaled_dot_product_attention(
-        query, key, value, is_causal=True, enable_gqa=sizes.key_value_heads != sizes.heads)
+        query, key, value, is_causal=True, enable_gqa=sizes.key_value_heads != sizes.heads
+    )
     x = x + product("out", attended.transpose(1, 2).reshape(batch, tokens, width))
     up = product("up", norm(torch, sizes, x, weights, "norm2"))
     if sizes.is_gpt:

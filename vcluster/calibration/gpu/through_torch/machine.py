@@ -7,28 +7,51 @@ import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
-_QUERY = ("name", "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
-          "temperature.gpu", "memory.total", "clocks_event_reasons.active")
+_QUERY = (
+    "name",
+    "driver_version",
+    "pstate",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "memory.total",
+    "clocks_event_reasons.active",
+)
 
 
 def described(torch: Any, device: str) -> dict[str, Any]:
     """The machine by names that JSON has."""
     found: dict[str, Any] = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}", "torch": str(torch.__version__), "device": device,
-        "python": platform.python_version(), "processor": platform.machine(), "threads": torch.get_num_threads()}
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "torch": str(torch.__version__),
+        "device": device,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
     if not device.startswith("cuda"):
         return {**found, "gpu": f"{platform.machine()} processor"}
     properties = torch.cuda.get_device_properties(device)
-    return {**found, "gpu": properties.name, "multiprocessors": properties.multi_processor_count,
-            "memory_bytes": properties.total_memory, "cache_bytes": int(getattr(properties, "L2_cache_size", 0)),
-            "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(), **queried()}
+    return {
+        **found,
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "cache_bytes": int(getattr(properties, "L2_cache_size", 0)),
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        **queried(),
+    }
 
 
 def queried() -> dict[str, str]:
     """What nvidia-smi tells of the first GPU by its names; empty where it tells nothing."""
     told = _answer(*_QUERY)
-    if not told:        # an old driver refuses a list with a name that it does not know
+    if not told:  # an old driver refuses a list with a name that it does not know
         told = {name: answer[name] for name in _QUERY if name in (answer := _answer(name))}
     return {f"nvidia_smi.{name}": value for name, value in told.items()}
 

@@ -22,12 +22,19 @@ def optimizer_row(clock: Clock, given: Given) -> Row:
     """An update of all weights of a model without its tables, or another work on all of them."""
     torch, width = clock.torch, given["width"]
     shapes = Sizes("gpt", width, 1, 1, 4 * width).shapes()
-    weights = [drawn(clock, *shape, dtype="float32").requires_grad_()
-               for _ in range(given["layers"]) for shape in shapes.values()]
+    weights = [
+        drawn(clock, *shape, dtype="float32").requires_grad_()
+        for _ in range(given["layers"])
+        for shape in shapes.values()
+    ]
     count = sum(weight.numel() for weight in weights)
     timed = clock.time(_on_weights(torch, given["how"], weights), cold=False)
-    return {**timed.row(), "parameters": count, "tensors": len(weights),
-            "seconds_per_parameter": timed.seconds / count}
+    return {
+        **timed.row(),
+        "parameters": count,
+        "tensors": len(weights),
+        "seconds_per_parameter": timed.seconds / count,
+    }
 
 
 def _on_weights(torch: Any, how: str, weights: list[Any]) -> Callable[[], object]:
@@ -82,7 +89,9 @@ def sustained_row(clock: Clock, given: Given) -> Row:
     return {"alone_seconds": alone.seconds, "seconds": pieces[-1], "pieces": pieces, "state": state}
 
 
-def _without_pause(clock: Clock, work: Callable[[], object], once: float, spend: float) -> tuple[list[float], str]:
+def _without_pause(
+    clock: Clock, work: Callable[[], object], once: float, spend: float
+) -> tuple[list[float], str]:
     """The seconds of each call in pieces of a fifth of the time, and clocks and power in the second half."""
     pieces: list[float] = []
     state, count = "", max(1, int(0.2 * spend / max(once, 1e-6)))
@@ -150,11 +159,14 @@ def _few_numbers(clock: Clock, op: str) -> Callable[[], Any]:
     query = drawn(clock, 1, 2, 16, 16).requires_grad_()
     plain = drawn(clock, 16, 16)
     works: Mapping[str, Callable[[], Any]] = {
-        "add": lambda: x + weight, "mul_inplace": lambda: plain.mul_(0.5),
+        "add": lambda: x + weight,
+        "mul_inplace": lambda: plain.mul_(0.5),
         "linear": lambda: functions.linear(x, weight, bias),
-        "layer_norm": lambda: functions.layer_norm(x, (16,), bias, bias), "gelu": lambda: functions.gelu(x),
+        "layer_norm": lambda: functions.layer_norm(x, (16,), bias, bias),
+        "gelu": lambda: functions.gelu(x),
         "sdpa": lambda: functions.scaled_dot_product_attention(query, query, query, is_causal=True),
-        "view": lambda: torch.transpose(x, 0, 1)}
+        "view": lambda: torch.transpose(x, 0, 1),
+    }
     return works[op]
 
 
@@ -164,13 +176,17 @@ def _issue_backward(clock: Clock, given: Given) -> Row:
     x = drawn(clock, 16, 16).requires_grad_()
     weight, bias = drawn(clock, 16, 16).requires_grad_(), drawn(clock, 16).requires_grad_()
     step: Callable[[Any], Any] = {
-        "gelu": lambda y: functions.gelu(y), "linear": lambda y: functions.linear(y, weight, bias),
-        "layer_norm": lambda y: functions.layer_norm(y, (16,), bias, bias)}[given["op"]]
+        "gelu": lambda y: functions.gelu(y),
+        "linear": lambda y: functions.linear(y, weight, bias),
+        "layer_norm": lambda y: functions.layer_norm(y, (16,), bias, bias),
+    }[given["op"]]
     y = x
     for _ in range(count):
         y = step(y)
     total = y.sum()
-    seconds = clock.wall(lambda: torch.autograd.grad(total, (x, weight, bias), retain_graph=True, allow_unused=True))
+    seconds = clock.wall(
+        lambda: torch.autograd.grad(total, (x, weight, bias), retain_graph=True, allow_unused=True)
+    )
     return {"issue_seconds": seconds / count}
 
 
@@ -233,8 +249,14 @@ def _synchronize(clock: Clock, given: Given) -> Row:
 
 
 _LAUNCHES: Mapping[str, Callable[[Clock, Given], Row]] = {
-    "kernel": _kernels, "issue": _issue, "issue_backward": _issue_backward, "graph": _graph,
-    "small_layer": _small_layer, "optimizer_issue": _optimizer_issue, "synchronize": _synchronize}
+    "kernel": _kernels,
+    "issue": _issue,
+    "issue_backward": _issue_backward,
+    "graph": _graph,
+    "small_layer": _small_layer,
+    "optimizer_issue": _optimizer_issue,
+    "synchronize": _synchronize,
+}
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -244,14 +266,19 @@ def layer_work(clock: Clock, sizes: Sizes, tokens: int, batch: int) -> tuple[Cal
     """The forward of a layer, and what it has gradients of."""
     weights = made_weights(clock.torch, sizes.shapes(), clock.device, clock.torch.bfloat16)
     x = drawn(clock, batch, tokens, sizes.width).requires_grad_()
-    tables = None if sizes.is_gpt else rotary_tables(
-        clock.torch, tokens, sizes.head_width, clock.device, clock.torch.bfloat16)
+    tables = (
+        None
+        if sizes.is_gpt
+        else rotary_tables(clock.torch, tokens, sizes.head_width, clock.device, clock.torch.bfloat16)
+    )
     return lambda: layer(clock.torch, sizes, x, weights, tables), [x, *weights.values()]
 
 
 def sizes_of(given: Given) -> Sizes:
     """The figures of a layer of an item."""
-    return Sizes(given["style"], given["width"], given["heads"], given["key_value_heads"], given["feed_forward"])
+    return Sizes(
+        given["style"], given["width"], given["heads"], given["key_value_heads"], given["feed_forward"]
+    )
 
 
 def layer_row(clock: Clock, given: Given, *, compiled: bool = False) -> Row:
@@ -262,6 +289,7 @@ def layer_row(clock: Clock, given: Given, *, compiled: bool = False) -> Row:
     if compiled:
         forward = torch.compile(plain)
     elif given["recompute"] == "full":
+
         def forward() -> Any:
             return import_module("torch.utils.checkpoint").checkpoint(plain, use_reentrant=False)
 
@@ -275,8 +303,13 @@ def layer_row(clock: Clock, given: Given, *, compiled: bool = False) -> Row:
         one_way = clock.time(forward, cold=False, least=4, most=10)
         both = clock.time(again, cold=False, least=4, most=10)
     tokens = given["tokens"] * given["batch"]
-    return {**one_way.row("forward_"), **both.row("both_"), "first_seconds": first,
-            "backward_seconds": both.seconds - one_way.seconds, "tokens_per_second": tokens / both.seconds}
+    return {
+        **one_way.row("forward_"),
+        **both.row("both_"),
+        "first_seconds": first,
+        "backward_seconds": both.seconds - one_way.seconds,
+        "tokens_per_second": tokens / both.seconds,
+    }
 
 
 def compiled_row(clock: Clock, given: Given) -> Row:

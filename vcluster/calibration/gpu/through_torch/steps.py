@@ -32,8 +32,12 @@ def measured_step(clock: Clock, model: Model, steps: int, backend: str = "any") 
             last = step()
             clock.synchronize()
             found.append(perf_counter() - began)
-        row = {"seconds": median(found[len(found) // 2:]), "steps": len(found), "first_loss": first,
-               "last_loss": float(last)}
+        row = {
+            "seconds": median(found[len(found) // 2 :]),
+            "steps": len(found),
+            "first_loss": first,
+            "last_loss": float(last),
+        }
         if clock.on_gpu:
             timed = clock.time(step, cold=False, least=4, most=8)
             row |= {"device_seconds": timed.seconds, "issue_seconds": timed.issue_seconds}
@@ -52,7 +56,9 @@ def _step_of(clock: Clock, model: Model) -> Any:
     shape = (model.microbatches, model.microbatch, model.tokens)
     tokens = torch.randint(model.vocabulary, shape, device=device)
     targets = tokens.roll(-1, dims=-1).contiguous()
-    tables = None if sizes.is_gpt else rotary_tables(torch, model.tokens, sizes.head_width, device, torch.bfloat16)
+    tables = (
+        None if sizes.is_gpt else rotary_tables(torch, model.tokens, sizes.head_width, device, torch.bfloat16)
+    )
     held = list(weights.values())
 
     def step() -> Any:

@@ -110,10 +110,12 @@ class Clock:
             issued.append(perf_counter() - began)
             end.record()
             events.append((begin, end))
-            if held > 1e-3:             # so that not more than some thousand kernels wait
+            if held > 1e-3:  # so that not more than some thousand kernels wait
                 self.synchronize()
         self.synchronize()
-        return _timed([max(0.0, begin.elapsed_time(end) / 1e3 - self.empty_seconds) for begin, end in events], issued)
+        return _timed(
+            [max(0.0, begin.elapsed_time(end) / 1e3 - self.empty_seconds) for begin, end in events], issued
+        )
 
     def issue(self, work: Work, count: int) -> float:
         """The seconds of the host for each of ``count`` calls, while the device has nothing else to do."""

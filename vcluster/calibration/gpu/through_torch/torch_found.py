@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-MISSING = ("calibrate --gpu measures through PyTorch, which is not installed here: "
-           "python -m pip install torch, or vcluster[gpu]")
+MISSING = (
+    "calibrate --gpu measures through PyTorch, which is not installed here: "
+    "python -m pip install torch, or vcluster[gpu]"
+)
 
 
 class NoTorchError(RuntimeError):
@@ -24,8 +26,11 @@ def torch_on(device: str) -> Any:
     if kind == "cuda" and not torch.cuda.is_available():
         raise NoTorchError(
             "PyTorch finds no GPU here: run this where there is one, or give --gpu-device cpu, which measures this "
-            "processor")
+            "processor"
+        )
     number = device.partition(":")[2]
     if number and (not number.isdigit() or int(number) >= torch.cuda.device_count()):
-        raise NoTorchError(f"PyTorch has no device {device!r}; it has {torch.cuda.device_count()} GPUs, from cuda:0 on")
+        raise NoTorchError(
+            f"PyTorch has no device {device!r}; it has {torch.cuda.device_count()} GPUs, from cuda:0 on"
+        )
     return torch
