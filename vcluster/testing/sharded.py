@@ -7,6 +7,8 @@ assert_sharded_allclose(run, TensorSharding("tp", None), x @ weights)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -149,80 +151,178 @@ def _part(place: Sequence[slice]) -> str:
     return f"[{', '.join(f'{piece.start}:{piece.stop}' for piece in place)}]"
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """The outputs of all ranks beside the shards that are expected of them."""
+
+    outputs: Sequence[Array]
+    layout: TensorSharding
+    whole: Array
+    mesh: Mesh
+    near: Near
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.mesh.size)
+
+    @cached_property
+    def shards(self) -> list[Array]:
+        """What is expected, by rank."""
+        return self.shards_in(self.layout)
+
+    def shards_in(self, layout: TensorSharding) -> list[Array]:
+        """The shards of the whole array in a layout, by rank."""
+        return [self.whole[layout.slices(self.whole.shape, self.mesh, rank)] for rank in self.ranks]
+
+    def are(self, found: Sequence[Array], expected: Sequence[Array]) -> bool:
+        """Whether all of the arrays are those expected."""
+        return all(self.near(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: Near) -> str:
     """The mistake that explains all outputs; empty if none of those known does."""
-    ranks = range(mesh.size)
-    if silent := [rank for rank in ranks if _is_none(outputs[rank])]:
-        if len(silent) == mesh.size:
-            return "the kernel returns None on every rank"
-        return (
-            f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
-        )
+    compared = _Compared(outputs, layout, whole, mesh, near)
+    silent = [rank for rank in compared.ranks if _is_none(outputs[rank])]
+    if silent:
+        return _of_silent(silent, mesh)
     if layout.partial:
         return ""
-    shards = [whole[layout.slices(whole.shape, mesh, rank)] for rank in ranks]
-    if mesh.size > 1 and all(near(output, whole) for output in outputs):
+    for mistake in _MISTAKES:
+        sentence = mistake(compared)
+        if sentence:
+            return sentence
+    return ""
+
+
+def _of_silent(silent: Sequence[int], mesh: Mesh) -> str:
+    if len(silent) == mesh.size:
+        return "the kernel returns None on every rank"
+    return f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
+
+
+# -- the mistakes that are known: each is a function that says the sentence if it explains all outputs ------------------
+
+
+def _not_cut(compared: _Compared) -> str:
+    if compared.mesh.size > 1 and all(compared.near(output, compared.whole) for output in compared.outputs):
         return "every rank returns the whole array, which is not cut to its shard"
-    numeric = all(is_numeric(array.dtype) for array in (*outputs, whole))
-    for axes in [*((axis,) for axis in mesh.axes), mesh.axes] if numeric else []:
+    return ""
+
+
+def _wrong_sum(compared: _Compared) -> str:
+    """A factor of the number of ranks along some axes, or a reduction that is missing."""
+    if not all(is_numeric(array.dtype) for array in (*compared.outputs, compared.whole)):
+        return ""
+    mesh = compared.mesh
+    for axes in [*((axis,) for axis in mesh.axes), mesh.axes]:
         size = len(mesh.groups(axes)[0])
         if size == 1:
             continue
-        if all(near(output, shard * size) for output, shard in zip(outputs, shards, strict=True)):
+        with np.errstate(all="ignore"):
+            sentence = _wrong_factor(compared, axes, size) or _no_reduction(compared, axes)
+        if sentence:
+            return sentence
+    return ""
+
+
+def _wrong_factor(compared: _Compared, axes: Sequence[str], size: int) -> str:
+    if compared.are(compared.outputs, [shard * size for shard in compared.shards]):
+        return (
+            f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
+            "twice, or stands for a mean"
+        )
+    if compared.are([output * size for output in compared.outputs], compared.shards):
+        return (
+            f"all values are {size} times too small, the number of ranks along {_axes(axes)}: a mean stands "
+            "for a sum, or a sum of equal terms is missing"
+        )
+    return ""
+
+
+def _no_reduction(compared: _Compared, axes: tuple[str, ...]) -> str:
+    mesh, outputs = compared.mesh, compared.outputs
+    if not all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
+        return ""
+    reductions: tuple[tuple[str, Any], ...] = ("sum", np.sum), ("max", np.max)
+    for name, combine in reductions:
+        combined = []
+        for rank in compared.ranks:
+            combined.append(combine([outputs[each] for each in mesh.group(rank, axes)], axis=0))
+        if compared.are(combined, compared.shards):
             return (
-                f"all values are {size} times too large, the number of ranks along {_axes(axes)}: a sum is taken "
-                "twice, or stands for a mean"
+                f"a reduction is missing: the {name} of the outputs over {_axes(axes)} is what was expected"
             )
-        if all(near(output * size, shard) for output, shard in zip(outputs, shards, strict=True)):
-            return (
-                f"all values are {size} times too small, the number of ranks along {_axes(axes)}: a mean stands "
-                "for a sum, or a sum of equal terms is missing"
-            )
-        if all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
-            for name, combine in (("sum", np.sum), ("max", np.max)):
-                if all(
-                    near(combine([outputs[rank] for rank in mesh.group(at, axes)], axis=0), shards[at])
-                    for at in ranks
-                ):
-                    return f"a reduction is missing: the {name} of the outputs over {_axes(axes)} is what was expected"
+    return ""
+
+
+def _shifted(compared: _Compared) -> str:
+    """Each rank has the shard of another one along an axis."""
+    mesh = compared.mesh
     for axis in mesh.axes:
         size = mesh.shape[axis]
         for by in range(1, size):
-            near_by = by if by <= size // 2 else by - size
-            sources = [
-                mesh.rank(**{**mesh.index(rank), axis: (mesh.index(rank)[axis] + by) % size})
-                for rank in ranks
-            ]
-            if all(near(outputs[rank], shards[source]) for rank, source in zip(ranks, sources, strict=True)):
-                if size == 2:
-                    return f"shards are exchanged along {axis!r}: each rank has that of the other"
-                return (
-                    f"shards are shifted along {axis!r}: each rank has the shard of the rank that is "
-                    f"{abs(near_by)} {'after' if near_by > 0 else 'before'} it"
-                )
-    for other in _other_layouts(layout, mesh):
-        if all(near(outputs[rank], whole[other.slices(whole.shape, mesh, rank)]) for rank in ranks):
+            others = []
+            for rank in compared.ranks:
+                index = mesh.index(rank)
+                others.append(compared.shards[mesh.rank(**{**index, axis: (index[axis] + by) % size})])
+            if not compared.are(compared.outputs, others):
+                continue
+            if size == 2:
+                return f"shards are exchanged along {axis!r}: each rank has that of the other"
+            nearest = by if by <= size // 2 else by - size
+            return (
+                f"shards are shifted along {axis!r}: each rank has the shard of the rank that is "
+                f"{abs(nearest)} {'after' if nearest > 0 else 'before'} it"
+            )
+    return ""
+
+
+def _other_layout(compared: _Compared) -> str:
+    for other in _other_layouts(compared.layout, compared.mesh):
+        if compared.are(compared.outputs, compared.shards_in(other)):
             return f"the outputs are shards in layout {other.short()}: a wrong axis or dim"
-    for axis in mesh.axes:
-        for place, dim in enumerate(layout.dims):
+    return ""
+
+
+def _no_gather(compared: _Compared) -> str:
+    layout = compared.layout
+    if layout.ellipsis is not None:
+        return ""
+    for axis in compared.mesh.axes:
+        for place, dim in enumerate(layout.dims if axis not in layout.axes else ()):
             dims = [*layout.dims[:place], DimSharding(*dim.axes, axis), *layout.dims[place + 1 :]]
-            cut = None if axis in layout.axes or layout.ellipsis is not None else TensorSharding(*dims)
-            if cut and all(near(outputs[rank], whole[cut.slices(whole.shape, mesh, rank)]) for rank in ranks):
+            if compared.are(compared.outputs, compared.shards_in(TensorSharding(*dims))):
                 return (
                     f"a gather is missing: the outputs are split along dim {place} over {axis!r}, and "
                     f"all_gather(y, {axis!r}, dim={place}) joins them"
                 )
-    if whole.ndim > 1 and all(near(output.T, shard) for output, shard in zip(outputs, shards, strict=True)):
-        return "each output is transposed"
-    if mesh.size == 1:
-        return f"{VAGUE[0]}: it differs on one device already, where nothing is communicated"
-    swapped = [rank for rank in ranks if not near(outputs[rank], shards[rank])]
-    if 0 < len(swapped) < mesh.size:
-        return (
-            f"{VAGUE[1]} {ranks_in_words(swapped)} of {mesh.size} differ: is there code for the first or the last "
-            "rank?"
-        )
     return ""
+
+
+def _transposed(compared: _Compared) -> str:
+    turned = [output.T for output in compared.outputs]
+    is_turned = compared.whole.ndim > 1 and compared.are(turned, compared.shards)
+    return "each output is transposed" if is_turned else ""
+
+
+def _some_ranks(compared: _Compared) -> str:
+    """What can be said of outputs that no mistake explains."""
+    size = compared.mesh.size
+    if size == 1:
+        return f"{VAGUE[0]}: it differs on one device already, where nothing is communicated"
+    wrong = [
+        rank for rank in compared.ranks if not compared.near(compared.outputs[rank], compared.shards[rank])
+    ]
+    if not 0 < len(wrong) < size:
+        return ""
+    return (
+        f"{VAGUE[1]} {ranks_in_words(wrong)} of {size} differ: is there code for the first or the last rank?"
+    )
+
+
+_MISTAKES = _not_cut, _wrong_sum, _shifted, _other_layout, _no_gather, _transposed, _some_ranks
+"""In the order in which they are tried: the first that explains the outputs is told."""
 
 
 def _other_layouts(layout: TensorSharding, mesh: Mesh) -> list[TensorSharding]:
