@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from parallelism.events import Columns
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.planning.symbolic_events import COMPUTE, EventKind, Events
-from parallelism.simulation.device_events import FIELDS
+from parallelism.simulation.device_events import FIELDS, EventRow
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
 from parallelism.timeline import Pricing, roles_of
@@ -91,22 +91,19 @@ class EventPrices:
         given = []
         for kind, (nbytes, flops, *more) in computes:
             end = len(kind.others)
-            event: Mapping[str, Any] = {
-                "kind": COMPUTE,
-                "name": kind.name,
-                "nbytes": nbytes,
-                "flops": flops,
-                "dtype": kind.dtype,
-                "seconds": kind.seconds,
-                "bytes_sent": 0,
-                "bytes_received": 0,
-                "messages": 0,
-                "other_bytes": tuple(
-                    (name, int(size)) for name, size in zip(kind.others, more[:end], strict=True)
-                ),
-                "shape": tuple(map(int, more[end : end + kind.extents])) or None,
-            }
-            given.append(tuple(event.get(field) for field in FIELDS))
+            others = zip(kind.others, more[:end], strict=True)
+            given.append(
+                EventRow(
+                    COMPUTE,
+                    kind.name or COMPUTE,
+                    nbytes,
+                    flops,
+                    kind.dtype,
+                    kind.seconds,
+                    other_bytes=tuple((name, int(size)) for name, size in others),
+                    shape=tuple(map(int, more[end : end + kind.extents])) or None,
+                )
+            )
         events = Columns.of_rows(given, FIELDS).with_columns(
             rank=np.zeros(len(given), np.int64), serial=np.arange(len(given))
         )

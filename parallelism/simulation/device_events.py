@@ -24,32 +24,33 @@ MeshAxes = tuple[str, ...]
 GroupKey = MeshAxes | tuple[int, ...]
 """What groups are known by: the mesh axes along which they lie; or the ranks of one group that lies along none."""
 
-FIELDS = (
-    "kind",
-    "name",
-    "nbytes",
-    "flops",
-    "dtype",
-    "seconds",
-    "axes",
-    "algorithm",
-    "bytes_sent",
-    "bytes_received",
-    "messages",
-    "peer",
-    "tag",
-    "sequence",
-    "stage",
-    "microbatch",
-    "phase",
-    "work",
-    "other_bytes",
-    "shape",
-)
-SEQUENCE, STAGE, MICROBATCH, WORK = map(FIELDS.index, ("sequence", "stage", "microbatch", "work"))
 
-EventRow = tuple[Any, ...]
-"""The values of `FIELDS`, which are equal for all ranks of a class."""
+class EventRow(NamedTuple):
+    """The values of the fields of one event (`parallelism.events`), which are equal for all ranks of a class."""
+
+    kind: str
+    name: str
+    nbytes: float = 0.0
+    flops: float = 0.0
+    dtype: str | None = None
+    seconds: float | None = None
+    axes: MeshAxes | None = None
+    algorithm: str | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages: int = 0
+    peer: int | None = None
+    tag: int | None = None
+    sequence: int | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    phase: str | None = None
+    work: int | None = None
+    other_bytes: tuple[tuple[str, int], ...] = ()
+    shape: tuple[int, ...] | None = None
+
+
+FIELDS = EventRow._fields
 
 
 class StepCall(NamedTuple):
@@ -172,30 +173,7 @@ class DeviceEvents:
         """Adds a memory event: ``nbytes`` more, or fewer if negative.  Directly after a piece, 0 bytes add no event."""
         if not nbytes and self.piece_end == len(self.rows):
             return
-        self.rows.append(
-            (
-                "memory",
-                category,
-                float(nbytes),
-                0.0,
-                None,
-                None,
-                None,
-                None,
-                0,
-                0,
-                0,
-                None,
-                None,
-                None,
-                stage,
-                microbatch,
-                None,
-                None,
-                (),
-                None,
-            )
-        )
+        self.rows.append(EventRow("memory", category, float(nbytes), stage=stage, microbatch=microbatch))
 
     def add_collective(
         self,
@@ -214,27 +192,8 @@ class DeviceEvents:
         self.counts[group_axes] = number + 1
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
         self.rows.append(
-            (
-                "collective",
-                kind,
-                0.0,
-                0.0,
-                dtype,
-                None,
-                axes,
-                "direct",
-                0,
-                0,
-                0,
-                None,
-                None,
-                number,
-                None,
-                None,
-                None,
-                work,
-                (),
-                None,
+            EventRow(
+                "collective", kind, dtype=dtype, axes=axes, algorithm="direct", sequence=number, work=work
             )
         )
 
@@ -256,56 +215,23 @@ class DeviceEvents:
             self.along.append(PeerRow(len(self), axis, peer))
         sent, received, messages = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
         self.rows.append(
-            (
+            EventRow(
                 kind,
                 kind,
-                0.0,
-                0.0,
-                dtype,
-                None,
-                None,
-                None,
-                sent,
-                received,
-                messages,
-                peer,
-                tag,
-                number,
-                None,
-                None,
-                None,
-                work,
-                (),
-                None,
+                dtype=dtype,
+                bytes_sent=sent,
+                bytes_received=received,
+                messages=messages,
+                peer=peer,
+                tag=tag,
+                sequence=number,
+                work=work,
             )
         )
 
     def add_wait(self, name: str, work: int) -> None:
         """Adds the wait for an asynchronous operation."""
-        self.rows.append(
-            (
-                "wait",
-                name,
-                0.0,
-                0.0,
-                None,
-                None,
-                None,
-                None,
-                0,
-                0,
-                0,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                work,
-                (),
-                None,
-            )
-        )
+        self.rows.append(EventRow("wait", name, work=work))
 
     def since(self, start: int) -> DeviceEvents:
         """A copy of the events from the place ``start`` on."""
@@ -321,28 +247,29 @@ class DeviceEvents:
 
     def repeat(self, events: DeviceEvents, stage: int, microbatch: int) -> None:
         """Adds the same events, without messages, for another microbatch, and maybe another stage."""
-        start, end = len(self.rows), MICROBATCH + 1
+        start = len(self.rows)
         self.rows += [
-            row if row[MICROBATCH] is None else (*row[:STAGE], stage, microbatch, *row[end:])
+            row if row.microbatch is None else row._replace(stage=stage, microbatch=microbatch)
             for row in events.rows
         ]
         works: dict[int, int] = {}
         for place in events.asynchronous:
             row = self.rows[start + place]
-            if row[WORK] not in works:
+            assert row.work is not None
+            if row.work not in works:
                 self.works += 1
-                works[row[WORK]] = self.works
-            self.rows[start + place] = (*row[:WORK], works[row[WORK]], *row[WORK + 1 :])
+                works[row.work] = self.works
+            self.rows[start + place] = row._replace(work=works[row.work])
         for event, axes, _, call in events.collectives:
             number, row = self.counts[axes], self.rows[start + event]
             self.counts[axes] = number + 1
             self.collectives.append(CollectiveRow(start + event, axes, number, call))
-            self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1 :])
+            self.rows[start + event] = row._replace(sequence=number)
 
     @cached_property
     def asynchronous(self) -> tuple[int, ...]:
         """The places of asynchronous operations and of the waits for them, among events that do not change any more."""
-        return tuple(place for place, row in enumerate(self.rows) if row[WORK] is not None)
+        return tuple(place for place, row in enumerate(self.rows) if row.work is not None)
 
     def cut(self, start: int) -> None:
         """Removes the events from the place ``start`` on, among which there are no messages."""

@@ -109,7 +109,7 @@ class RepeatingStage(ProgramStage):
                 before = super().held(microbatch)
                 result = super().act(kind, microbatch, message)
                 events = self.events.since(start)
-                if any(row[0] in MESSAGES for row in events.rows):
+                if any(row.kind in MESSAGES for row in events.rows):
                     return result
                 kept = dict(self._kept[microbatch]) if microbatch in self._kept else None
                 known = self.known[key] = RepeatedEvents(
@@ -149,7 +149,9 @@ class RepeatingStage(ProgramStage):
         for category, nbytes in piece.peak.items():
             events.add_memory(category, nbytes, self.number, microbatch)
         events.pieces.append(PieceRow((len(events.rows),), piece.events, self.number))
-        events.rows.append((*begun[:2], piece.nbytes, piece.flops, None, piece.seconds, *begun[6:]))
+        events.rows.append(
+            begun._replace(nbytes=piece.nbytes, flops=piece.flops, dtype=None, seconds=piece.seconds)
+        )
         for category, nbytes in piece.change.items():
             events.add_memory(category, nbytes, self.number, microbatch)
         events.piece_end = len(events.rows)

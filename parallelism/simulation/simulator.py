@@ -298,7 +298,7 @@ class _Pieces:
     def __call__(self, ranks: Ints, events: DeviceEvents) -> float | None:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
-        if any(row[0] in MESSAGES for row in events.rows) or (
+        if any(row.kind in MESSAGES for row in events.rows) or (
             hardware is not None and (hardware.stragglers or hardware.faults)
         ):
             return None

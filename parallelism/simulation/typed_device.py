@@ -25,7 +25,7 @@ from parallelism.layouts import step_of
 from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
 from parallelism.operation import Device, ReduceOp
 from parallelism.operation.declared_work import declared_work
-from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, MeshAxes, StepCall
+from parallelism.simulation.device_events import Call, DeviceEvents, EventRow, GroupKey, MeshAxes, StepCall
 
 _BLOCK: AbstractContextManager[None] = nullcontext()
 
@@ -119,27 +119,18 @@ class TypedDevice:
             dtype = as_dtype(dtype).name
         flops, nbytes, seconds = declared_work(name, flops, nbytes, seconds)
         self._append(
-            (
+            EventRow(
                 "compute",
                 name,
                 nbytes,
                 flops,
                 dtype,
                 seconds,
-                None,
-                None,
-                0,
-                0,
-                0,
-                None,
-                None,
-                None,
-                stage,
-                microbatch,
-                phase,
-                None,
-                other_bytes,
-                shape,
+                stage=stage,
+                microbatch=microbatch,
+                phase=phase,
+                other_bytes=other_bytes,
+                shape=shape,
             )
         )
         return _BLOCK

@@ -12,6 +12,7 @@ from parallelism.interop.arrays import number, rounded_once
 from parallelism.interop.folding import elementwise as ew
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
+from parallelism.kernels.error_function import ERFC_BELOW_8, ERFC_FROM_8
 
 
 def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
@@ -36,52 +37,6 @@ def _square(reader: Reader, node: Node, x: list[Any]) -> Any:
 # -- error functions ---------------------------------------------------------------------------------------------------
 
 
-_BELOW_8 = (
-    (
-        2.46196981473530512524e-10,
-        5.64189564831068821977e-1,
-        7.46321056442269912687,
-        4.86371970985681366614e1,
-        1.96520832956077098242e2,
-        5.26445194995477358631e2,
-        9.34528527171957607540e2,
-        1.02755188689515710272e3,
-        5.57535335369399327526e2,
-    ),
-    (
-        1.0,
-        1.32281951154744992508e1,
-        8.67072140885989742329e1,
-        3.54937778887819891062e2,
-        9.75708501743205489753e2,
-        1.82390916687909736289e3,
-        2.24633760818710981792e3,
-        1.65666309194161350182e3,
-        5.57535340817727675546e2,
-    ),
-)
-_FROM_8 = (
-    (
-        5.64189583547755073984e-1,
-        1.27536670759978104416,
-        5.01905042251180477414,
-        6.16021097993053585195,
-        7.40974269950448939160,
-        2.97886665372100240670,
-    ),
-    (
-        1.0,
-        2.26052863220117276590,
-        9.39603524938001434673,
-        1.20489539808096656605e1,
-        1.70814450747565897222e1,
-        9.60896809063285878198,
-        3.36907645100081516050,
-    ),
-)
-"""S. L. Moshier, *Cephes Mathematical Library*, ndtr.c: erfc(x) exp(x x) is a quotient of polynomials of x."""
-
-
 @meaning("chlo.erfc")
 @rounded_once
 def _erfc(reader: Reader, node: Node, x: list[Any]) -> Any:
@@ -91,7 +46,7 @@ def _erfc(reader: Reader, node: Node, x: list[Any]) -> Any:
     size = ew("minimum", ew("absolute", a), number(30, a))  # beyond it, erfc is 0 in every dtype
     near, far = (
         ew("divide", _polynomial(size, above), _polynomial(size, below))
-        for above, below in (_BELOW_8, _FROM_8)
+        for above, below in (ERFC_BELOW_8, ERFC_FROM_8)
     )
     ratio = ew("where", ew("less", size, number(8, a)), near, far)
     tail = ew("multiply", ew("exp", ew("negative", ew("multiply", size, size))), ratio)

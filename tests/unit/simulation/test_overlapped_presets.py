@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from transformed import MODELS
 
-from parallelism import ir, models
+from parallelism import Mesh, ir, models
 from parallelism.simulation import simulate, step_parts
 from parallelism.trace import split, totals_by_operation
-from parallelism.transforms import SGD, Adam, Overlap, Strategy, train_step
+from parallelism.transforms import SGD, Adam, Overlap, Pipeline, Strategy, train_step
 from parallelism.transforms.overlap import BUCKET_BYTES
 
 
@@ -86,6 +86,24 @@ def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
         np.testing.assert_allclose(parts.split[rank], expected, rtol=1e-9, atol=1e-12)
     for rank, totals in totals_by_operation(whole.columns).items():
         assert totals.keys() == parts.by_operation[rank].keys()
+
+
+@pytest.mark.parametrize("meshes", [(), (Mesh(dp=2), Mesh(dp=1))], ids=["one mesh", "a mesh for each stage"])
+def test_asynchronous_operations_of_repeated_actions_have_numbers_of_their_own(meshes):
+    if meshes:
+        mesh, pipeline = Mesh(devices=3), Pipeline(microbatches=4, meshes=meshes)
+        strategy = Strategy(Strategy.parse("dp zero=3 overlap"), pipeline)
+    else:
+        strategy, mesh = Strategy.parse_on_mesh("pp=2 1f1b:4 dp=2 zero=3 overlap")
+    step = strategy(train_step(MODELS["gpt"](ir.symbol("B")), SGD(0.1)))
+    whole, folded = (
+        simulate(step, "dgx-h100", mesh=mesh, batch=16, fold=fold, op_by_op=True) for fold in (False, True))
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-12)
+    for trace in (whole, folded):
+        later = [event for event in trace if event.rank == 0 and event.work is not None]
+        begun = [event.work for event in later if event.kind != "wait"]
+        assert begun and sorted(begun) == sorted(event.work for event in later if event.kind == "wait")
+        assert len({*begun}) == len(begun)
 
 
 @pytest.mark.sampled(2, 1)
