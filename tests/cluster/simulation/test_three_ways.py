@@ -22,7 +22,17 @@ from parallelism.execution import Executable, PipelinedProgram
 from parallelism.kernels import dropout_mask
 from parallelism.layouts import annotate, localize, partition, propagate
 from parallelism.models import (
-    TransformerSpec, block_parts, convolutions, experts, feed_forward, forward, layers, perceptron, plain_gpt, spec)
+    TransformerSpec,
+    block_parts,
+    convolutions,
+    experts,
+    feed_forward,
+    forward,
+    layers,
+    perceptron,
+    plain_gpt,
+    spec,
+)
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from parallelism.transforms import Adam, train_step
