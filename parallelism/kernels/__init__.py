@@ -50,6 +50,7 @@ from parallelism.kernels.routing import (
     expert_capacity,
     places_before,
 )
+from parallelism.kernels.scores import Scores
 from parallelism.kernels.vocabulary import (
     cross_entropy_backward,
     exponentials,
@@ -74,6 +75,7 @@ __all__ = [
     "Mask",
     "Optimizer",
     "RotaryScaling",
+    "Scores",
     "attend",
     "attend_backward",
     "attend_backward_flops",

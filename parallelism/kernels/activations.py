@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.kernels.error_function import erf
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,33 @@ def _silu_backward(z: Array, grad: Array) -> Array:
     return grad * slope
 
 
+def _relu2(z: Array) -> Array:
+    positive = np.maximum(z, 0)
+    return positive * positive
+
+
+def _relu2_backward(z: Array, grad: Array) -> Array:
+    return 2 * np.maximum(z, 0) * grad
+
+
+def _gelu_exact(z: Array) -> Array:
+    return z * _normal_below(z)
+
+
+def _gelu_exact_backward(z: Array, grad: Array) -> Array:
+    density: Array = np.exp(-0.5 * z * z) * z.dtype.type(1 / math.sqrt(2 * math.pi))
+    density *= z
+    density += _normal_below(z)
+    density *= grad
+    return density
+
+
+def _normal_below(z: Array) -> Array:
+    """The share of a normal distribution below ``z``."""
+    share: Array = (erf(z * z.dtype.type(1 / math.sqrt(2))) + 1) * z.dtype.type(0.5)
+    return share
+
+
 def swiglu(gate: Array, z: Array) -> Array:
     """``silu(gate) * z``: a gated activation.  Shazeer, *GLU Variants Improve Transformer*, 2020, arXiv:2002.05202."""
     return _silu(gate) * z
@@ -89,6 +117,40 @@ def swiglu(gate: Array, z: Array) -> Array:
 def swiglu_backward(gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
     """The gradients of ``gate`` and ``z``, given that of `swiglu`."""
     return _silu_backward(gate, grad * z), grad * _silu(gate)
+
+
+def gated(name: str, gate: Array, z: Array) -> Array:
+    """The activation of this name of ``gate``, times ``z`` (Shazeer, 2020, arXiv:2002.05202)."""
+    return ACTIVATIONS[name].forward(gate) * z
+
+
+def gated_backward(name: str, gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
+    """The gradients of ``gate`` and ``z``, given that of `gated`."""
+    return ACTIVATIONS[name].backward(gate, grad * z), grad * ACTIVATIONS[name].forward(gate)
+
+
+CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+"""Those of gpt-oss (``swiglu_alpha`` and ``swiglu_limit`` of its config.json)."""
+
+
+def clamped_swiglu(gate: Array, z: Array) -> Array:
+    """``(z + 1) * gate * sigmoid(slope * gate)``, of a gate of at most the limit, and z between minus it and it.
+
+    It is the activation of the experts of gpt-oss (2025, arXiv:2508.10925, section 2.2).
+    """
+    gate = np.minimum(gate, CLAMPED_LIMIT)
+    share = _sigmoid(CLAMPED_SLOPE * gate)
+    return (np.clip(z, -CLAMPED_LIMIT, CLAMPED_LIMIT) + 1) * gate * share
+
+
+def clamped_swiglu_backward(gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
+    """The gradients of ``gate`` and ``z``, given that of `clamped_swiglu`; 0 beyond the limits."""
+    low, kept = np.minimum(gate, CLAMPED_LIMIT), np.clip(z, -CLAMPED_LIMIT, CLAMPED_LIMIT)
+    share = _sigmoid(CLAMPED_SLOPE * low)
+    slope = share * (1 + CLAMPED_SLOPE * low * (1 - share))
+    of_gate: Array = grad * (kept + 1) * slope * (gate < CLAMPED_LIMIT)
+    of_z: Array = grad * low * share * (np.abs(z) < CLAMPED_LIMIT)
+    return of_gate, of_z
 
 
 def _identity(z: Array) -> Array:
@@ -106,7 +168,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": Activation("tanh", np.tanh, _tanh_backward),
     "gelu": Activation("gelu", _gelu, _gelu_backward),
     "silu": Activation("silu", _silu, _silu_backward),
+    "relu2": Activation("relu2", _relu2, _relu2_backward),
+    "gelu_exact": Activation("gelu_exact", _gelu_exact, _gelu_exact_backward),
     "identity": IDENTITY,
 }
 """All activations by name.  The slope of relu at 0 is 0.  Gelu is the tanh form of Hendrycks and Gimpel, *Gaussian
-Error Linear Units*, 2016, arXiv:1606.08415, section 2; the exact form needs an error function, which NumPy lacks."""
+Error Linear Units*, 2016, arXiv:1606.08415, section 2; ``gelu_exact`` has the error function.  Relu2 is the square of
+relu (So et al., *Primer*, 2021, arXiv:2109.08668, section 2)."""

@@ -4,7 +4,8 @@ Queries are ``(batch, rows, heads, head_dim)``; keys and values are ``(batch, co
 the shape of the queries, with the width of the values where that is another one.  Quantities per row of the scores are
 ``(batch, heads, rows)``.  ``mask`` is ``(rows, columns)``, true where a row may attend to a column (`Mask.allowed`);
 None allows every column.  ``factors``, of the shape of the scores, multiply the weights after the softmax, as dropout
-does.  ``scale`` is 1 / sqrt(d) if it is None.
+does.  ``scale`` is 1 / sqrt(d) if it is None.  ``cap`` and ``bias`` change scores before the mask: they become ``cap *
+tanh(score / cap)``, and ``bias``, ``(heads, rows, columns)``, is added.
 
 `merge` joins the results over two sets of columns; it needs only the logarithm of each softmax's denominator (the
 log-sum-exp ``lse``).  So keys may arrive block by block, and no row of scores is ever held whole (Milakov and
@@ -39,9 +40,11 @@ def attend(
     *,
     factors: Array | None = None,
     scale: float | None = None,
+    cap: float | None = None,
+    bias: Array | None = None,
 ) -> Attended:
     """Attention of all rows to all columns that ``mask`` allows."""
-    weights = _scores(q * _scale(q, scale), k, mask)
+    weights, _ = _scores(q * _scale(q, scale), k, mask, cap, bias)
     highest = _finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     weights -= highest
     np.exp(weights, out=weights)
@@ -75,6 +78,8 @@ def attend_backward(
     out: tuple[Array, Array, Array] | None = None,
     factors: Array | None = None,
     scale: float | None = None,
+    cap: float | None = None,
+    bias: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v through these columns, given ``grad``, that of the result.  ``out`` receives them.
 
@@ -83,7 +88,7 @@ def attend_backward(
     """
     q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
     scaled = q * _scale(q, scale)
-    weights = _scores(scaled, k, mask)
+    weights, slopes = _scores(scaled, k, mask, cap, bias)
     weights -= _finite(lse)[..., None]
     np.exp(weights, out=weights)
     used = weights if factors is None else weights * factors
@@ -93,6 +98,8 @@ def attend_backward(
         scores_grad *= factors
     scores_grad -= delta[..., None]
     scores_grad *= weights
+    if slopes is not None:
+        scores_grad *= slopes
     np.matmul(scores_grad, _by_head(k), out=_by_head(q_grad))
     q_grad *= _scale(q, scale)
     np.matmul(scores_grad.swapaxes(2, 3), _by_head(scaled), out=_by_head(k_grad))
@@ -133,12 +140,20 @@ def attend_backward_flops(batch: int, heads: int, rows: int, columns: int, head_
     return 10 * batch * heads * rows * columns * head_dim
 
 
-def _scores(scaled: Array, k: Array, mask: Array | None) -> Array:
-    """The masked scores of scaled queries, ``(batch, heads, rows, columns)``."""
+def _scores(
+    scaled: Array, k: Array, mask: Array | None, cap: float | None, bias: Array | None
+) -> tuple[Array, Array | None]:
+    """The masked scores of scaled queries, ``(batch, heads, rows, columns)``, and the slope of ``cap`` at each."""
     scores: Array = _by_head(scaled) @ _by_head(k).swapaxes(2, 3)
+    slopes = None
+    if cap is not None:
+        share = np.tanh(scores / scores.dtype.type(cap))
+        scores, slopes = share * scores.dtype.type(cap), 1 - share * share
+    if bias is not None:
+        scores += bias
     if mask is not None:
         np.copyto(scores, -np.inf, where=~mask)
-    return scores
+    return scores, slopes
 
 
 def _scale(q: Array, scale: float | None) -> Any:

@@ -8,23 +8,30 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array
+from parallelism.kernels.rotary_scaling import RotaryScaling
 
 
-def rotate(x: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
-    """Rotate ``x``, of shape ``(..., sequence, heads, head_dim)``.
+def rotate(
+    x: Array, positions: npt.ArrayLike, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> Array:
+    """Rotate ``x``, of shape ``(..., sequence, heads, head_dim)``; ``scaling`` stretches the frequencies.
 
     ``positions``, of shape ``(sequence,)``, are positions in the whole sequence.  ``ValueError`` for an odd head_dim,
     and for ``positions`` of another shape.
     """
-    return _rotated(x, positions, base, 1)
+    return _rotated(x, positions, base, 1, scaling)
 
 
-def rotate_backward(grad: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
+def rotate_backward(
+    grad: Array, positions: npt.ArrayLike, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> Array:
     """The gradient of x, given the gradient of ``rotate(x, positions, base)``: the inverse rotation."""
-    return _rotated(grad, positions, base, -1)
+    return _rotated(grad, positions, base, -1, scaling)
 
 
-def _rotated(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array:
+def _rotated(
+    x: Array, positions: npt.ArrayLike, base: float, sign: int, scaling: RotaryScaling | None
+) -> Array:
     places = np.asarray(positions)
     if x.ndim < 3 or x.shape[-1] % 2:
         raise ValueError(
@@ -35,7 +42,9 @@ def _rotated(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Arra
             f"positions must have the shape of the sequence, {x.shape[-3:-2]}, got {places.shape}"
         )
     features = x.shape[-1]
-    angles = places[:, None, None] * (sign * base ** (-np.arange(0, features, 2) / features))
+    plain = base ** (-np.arange(0, features, 2) / features)
+    frequencies = plain if scaling is None else scaling.frequencies(base, features)
+    angles = places[:, None, None] * (sign * frequencies)
     real = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
     kind = np.result_type(real.dtype, np.complex64)
     result: Array = real.view(kind) * np.exp(1j * angles).astype(

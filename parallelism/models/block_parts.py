@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.figures import has_bias
-from parallelism.models.layers import dropout
+from parallelism.models.layers import dropout, rotary
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -40,10 +42,36 @@ class Parts:
 
     def norm(self, x: Any, name: str) -> Any:
         """The norm whose weight has this name."""
-        if self.spec.norm == "rms":
-            return apply("rms_norm", x, self.p[name], epsilon=self.spec.epsilon)
-        return apply("layer_norm", x, self.p[name], self.p[f"{name}_bias"], epsilon=self.spec.epsilon)
+        spec = self.spec
+        if spec.norm == "layer" and spec.norm_parameters == "all":
+            return apply("layer_norm", x, self.p[name], self.p[f"{name}_bias"], epsilon=spec.epsilon)
+        if spec.norm == "layer":
+            x = x - np.mean(x, axis=-1, keepdims=True)
+        if spec.norm_parameters == "none":
+            return unit(x, spec.epsilon)
+        return apply("rms_norm", x, self.p[name], epsilon=spec.epsilon)
+
+    def rotated(self, x: Any, base: float | None = None) -> Any:
+        """``x``, of shape ``(batch, sequence, heads, width)``, with rotary positions."""
+        spec = self.spec
+        width = None if spec.attention is not None else spec.rotated
+        turned = rotary(x, base or spec.rotary_base, scaling=spec.rotary_scaling, width=width)
+        return turned if spec.rotary_factor == 1 else _scaled(turned, spec.rotary_factor, width)
 
     def dropped(self, x: Any) -> Any:
         """``x`` behind the dropout of hidden values."""
         return dropout(x, self.step, self.spec.rates[1], next(self.seeds))
+
+
+def unit(x: Any, epsilon: float) -> Any:
+    """An RMS norm without weights, of the last dim."""
+    wide = x.astype(np.result_type(x.dtype, np.float32))
+    return (wide * (np.mean(wide * wide, axis=-1, keepdims=True) + epsilon) ** -0.5).astype(x.dtype)
+
+
+def _scaled(x: Any, factor: float, width: int | None) -> Any:
+    """``x`` with its first features, so many, times a factor."""
+    if width is None or width == x.shape[-1]:
+        return x * factor
+    turned, kept = np.split(x, [width], axis=3)
+    return np.concatenate([turned * factor, kept], axis=3)

@@ -11,13 +11,11 @@ from parallelism.models.figures import GATED
 
 
 def feed_forward(parts: Parts, x: Any, layer: int, block: str) -> Any:
-    """The feed-forward of block ``layer`` of ``x``, of shape ``(batch, sequence, width)``, without the residual sum.
+    """The feed-forward of block ``layer`` of ``x``, of shape ``(batch, sequence, width)``, behind its norm.
 
     The names of its parameters begin with ``block``.
     """
     spec = parts.spec
-    with region("norm"):
-        x = parts.norm(x, f"{block}norm2")
     if spec.experts is not None and spec.experts.at(layer):
         return expert_feed_forward(parts, x, block)
     with region("up"):

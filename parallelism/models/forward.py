@@ -8,52 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelism.display.quantities import shortened
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
-from parallelism.models.layers import cross_entropy
+from parallelism.models.layers import capped, cross_entropy
 from parallelism.models.next_tokens import next_token_loss
 from parallelism.models.self_attention import self_attention
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
 
-_ONLY = {
-    "activation": ("gelu", "relu", "swiglu"),
-    "norm_parameters": ("all",),
-    "norm_places": ("before",),
-    "positions": ("learned", "rotary"),
-    "biases": (True, False),
-    "rotary_width": (None,),
-    "window_rotary_base": (None,),
-    "rotary_scaling": (None,),
-    "rotary_factor": (1.0,),
-    "unrotated_every": (None,),
-    "query_key_norm": (False,),
-    "window": (None,),
-    "attention_scale": (None,),
-    "attention_softcap": (None,),
-    "attention_sinks": (False,),
-    "parallel": (False,),
-    "embedding_scale": (1.0,),
-    "embedding_norm": (False,),
-    "residual_scale": (1.0,),
-    "logit_scale": (1.0,),
-    "logit_softcap": (None,),
-}
-"""The values of fields that programs have so far."""
-
 
 def checked_program(spec: TransformerSpec) -> None:
-    """``ValueError`` for the first field whose program does not exist yet."""
-    for name, values in _ONLY.items():
-        value = getattr(spec, name)
-        if value not in values:
-            raise ValueError(
-                f"{name}={shortened(value, 60)} has parameters and floating-point operations, but no program yet"
-            )
+    """``ValueError`` for figures that have no program."""
+    if spec.fused_attention:
+        return
+    for name, is_used in (("positions='alibi'", spec.positions == "alibi"), ("sinks", spec.attention_sinks)):
+        if is_used:
+            raise ValueError(f"attention with {name} has a program with fused_attention=True only")
 
 
 class Forward:
@@ -68,8 +41,12 @@ class Forward:
         spec, p, parts = self.spec, self.p, self.parts
         with region("embedding"):
             x = apply("take", p["tokens"], tokens, axis=0)
+            if spec.embedding_scale != 1:
+                x = x * spec.embedding_scale
             if spec.positions == "learned":
                 x = x + p["positions"]
+            if spec.embedding_norm:
+                x = parts.norm(x, "embedding_norm")
             x = parts.dropped(x)
         for layer in range(spec.layers):
             with region(f"block.{layer}"):
@@ -86,11 +63,37 @@ class Forward:
 
     def _logits(self, x: Any) -> Any:
         """The logits of ``x``, of shape ``(batch, sequence, width)``, behind the last norm."""
-        return np.einsum("bsd,vd->bsv", x, self.p["tokens" if self.spec.tied else "head"])
+        spec = self.spec
+        if spec.logit_scale != 1:
+            x = x * spec.logit_scale
+        logits = np.einsum("bsd,vd->bsv", x, self.p["tokens" if spec.tied else "head"])
+        if "head" in spec.biased:
+            bias = self.p["head_bias"]
+            logits = logits + (bias if spec.logit_scale == 1 else bias * spec.logit_scale)
+        return logits if spec.logit_softcap is None else capped(logits, spec.logit_softcap)
 
     def _block(self, x: Any, layer: int, block: str) -> Any:
         """Block ``layer``; the names of its parameters begin with ``block``."""
+        spec, parts = self.spec, self.parts
         with region("attention"):
-            x = x + self.parts.dropped(self_attention(self.parts, x, layer, block))
+            normed = self._norm(x, f"{block}norm1", "before")
+            attended = self._added(self_attention(parts, normed, layer, block), f"{block}norm1_after")
+            if not spec.parallel:
+                x = x + attended
         with region("feed_forward"):
-            return x + self.parts.dropped(feed_forward(self.parts, x, layer, block))
+            if spec.parallel != "one_norm":
+                normed = self._norm(x, f"{block}norm2", "before")
+            made = self._added(feed_forward(parts, normed, layer, block), f"{block}norm2_after")
+            return x + (attended + made) if spec.parallel else x + made
+
+    def _norm(self, x: Any, name: str, place: str) -> Any:
+        """``x`` behind the norm that stands at this place, if one does."""
+        if self.spec.norm_places not in (place, "both"):
+            return x
+        with region("norm" if place == "before" else "norm_after"):
+            return self.parts.norm(x, name)
+
+    def _added(self, x: Any, norm: str) -> Any:
+        """What is added to the residual: ``x`` behind its norm, its dropout, and times its scale."""
+        x = self.parts.dropped(self._norm(x, norm, "after"))
+        return x if self.spec.residual_scale == 1 else x * self.spec.residual_scale

@@ -10,7 +10,7 @@ import numpy as np
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parts
-from parallelism.models.layers import attention, rotary
+from parallelism.models.layers import attention
 
 
 def latent_attention(parts: Parts, x: Any, block: str) -> Any:
@@ -34,9 +34,9 @@ def latent_attention(parts: Parts, x: Any, block: str) -> Any:
             made.reshape((*heads, latent.head_width + latent.value_width)), [latent.head_width], axis=3
         )
         q, turned = np.split(q, [latent.head_width], axis=3)
-        key = rotary(key.reshape((batch, tokens, 1, latent.rotary_width)), spec.rotary_base)
+        key = parts.rotated(key.reshape((batch, tokens, 1, latent.rotary_width)))
         key = np.broadcast_to(key, (*heads, latent.rotary_width))
-        q = np.concatenate([q, rotary(turned, spec.rotary_base)], axis=3)
+        q = np.concatenate([q, parts.rotated(turned)], axis=3)
         k = np.concatenate([k, key], axis=3)
     with region("core"):
         x = attention(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.tracing.tracing import apply
-from parallelism.kernels import Mask
+from parallelism.kernels import Mask, Scores
 
 CAUSAL = Mask(causal=True)
 
@@ -20,6 +20,9 @@ def attention(
     *,
     mask: Mask = CAUSAL,
     scale: float | None = None,
+    cap: float | None = None,
+    alibi: float | None = None,
+    sinks: Any = None,
     step: Any = None,
     rate: float = 0.0,
     seed: int = 0,
@@ -33,23 +36,44 @@ def attention(
     up to its own position, if none is given.  ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select
     what is dropped, as for `dropout`.
 
+    Scores x become ``cap * tanh(x / cap)``; ``alibi`` multiplies the slopes of biases by distance
+    (`parallelism.kernels.Scores`).  ``sinks``, of shape ``(heads,)``, are one more score for each row, to which no value
+    belongs.
+
     ``fused``: one operator, whose scores are never written.  Without it scores, weights, mask and dropped weights are
-    arrays; the numbers are the same.
+    arrays; the numbers are the same.  ``alibi`` and ``sinks`` need it.
     """
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
     scale = 1 / sqrt(width) if scale is None else scale
     if fused:
+        scores = Scores(mask, cap) if alibi is None else Scores(mask, cap, heads, alibi)
         random = {"rate": rate, "seed": seed if rate else 0, "whole": q.shape, "starts": (0, 0, 0, 0)}
-        mixed, _ = apply(
-            "attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(mask), **random
+        mixed, lse = apply(
+            "attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(scores), **random
         )
-        return mixed
+        return mixed if sinks is None else mixed * _share(lse, sinks).astype(mixed.dtype)
+    if alibi is not None or sinks is not None:
+        raise ValueError("alibi and sinks need fused attention")
     grouped = q.reshape((batch, rows, groups, heads // groups, width))
     scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k)
+    if cap is not None:
+        scores, scale = capped(scores * scale, cap), 1.0
     weights = apply("attention_weights", scores, scale=scale, mask=str(mask), starts=(0,) * 5)
     weights = dropout(weights, step, rate, seed)
     return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape((batch, rows, heads, v.shape[3]))
+
+
+def _share(lse: Any, sinks: Any) -> Any:
+    """The share of a row's sum that sinks leave to its columns, ``(batch, rows, heads, 1)``."""
+    batch, heads, rows = lse.shape
+    left = apply("sigmoid", lse - sinks.astype(lse.dtype)[:, None])
+    return left.transpose(0, 2, 1).reshape((batch, rows, heads, 1))
+
+
+def capped(x: Any, cap: float) -> Any:
+    """``cap * tanh(x / cap)``."""
+    return np.tanh(x * (1 / cap)) * cap
 
 
 def dropout(x: Any, step: Any, rate: float, seed: int = 0) -> Any:
@@ -64,9 +88,17 @@ def dropout(x: Any, step: Any, rate: float, seed: int = 0) -> Any:
     return dropped
 
 
-def rotary(x: Any, base: float = 10000.0) -> Any:
-    """Rotary positions (`parallelism.kernels.rotate`) of ``x``, of shape ``(batch, sequence, heads, width)``."""
-    return apply("rotary", x, base=base, inverse=False, starts=(0,) * x.ndim)
+def rotary(x: Any, base: float = 10000.0, *, scaling: str | None = None, width: int | None = None) -> Any:
+    """Rotary positions (`parallelism.kernels.rotate`) of ``x``, of shape ``(batch, sequence, heads, width)``.
+
+    ``scaling`` is the text of a `parallelism.kernels.RotaryScaling`.  ``width``: so many features, the first, are
+    rotated; None: all.
+    """
+    if width is not None and width != x.shape[3]:
+        turned, kept = np.split(x, [width], axis=3)
+        return np.concatenate([rotary(turned, base, scaling=scaling), kept], axis=3)
+    how = {"base": base, "inverse": False, "starts": (0,) * x.ndim}
+    return apply("rotary", x, **how) if scaling is None else apply("scaled_rotary", x, **how, scaling=scaling)
 
 
 def cross_entropy(logits: Any, classes: Any) -> Any:

@@ -7,29 +7,47 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.tracing.current import region
-from parallelism.models.block_parts import Parts
+from parallelism.kernels import Mask
+from parallelism.models.block_parts import Parts, unit
 from parallelism.models.latent_layers import latent_attention
-from parallelism.models.layers import attention, rotary
+from parallelism.models.layers import attention
 
 
 def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
-    """Attention of block ``layer`` to ``x``, of shape ``(batch, sequence, width)``, without the residual sum.
+    """Attention of block ``layer`` to ``x``, of shape ``(batch, sequence, width)``, behind its norm.
 
     The names of its parameters begin with ``block``.
     """
     spec = parts.spec
-    batch, rows, _ = x.shape
-    with region("norm"):
-        x = parts.norm(x, f"{block}norm1")
     if spec.attention is not None:
         return latent_attention(parts, x, block)
+    batch, rows, _ = x.shape
+    window = spec.window_of(layer)
     with region("qkv"):
         q, k, v = _heads(parts, x, block)
+        if spec.query_key_norm in ("head", "all_heads"):
+            normed = _normed if spec.query_key_norm == "head" else _normed_together
+            q, k = normed(parts, q, f"{block}query_norm"), normed(parts, k, f"{block}key_norm")
         if spec.is_rotated(layer):
-            q, k = (rotary(part, spec.rotary_base) for part in (q, k))
+            base = None if window is None else spec.window_rotary_base
+            q, k = (parts.rotated(each, base) for each in (q, k))
+            if spec.query_key_norm == "without_weights":
+                q, k = (unit(each, spec.epsilon) for each in (q, k))
     with region("core"):
-        rate, seed = spec.rates[0], next(parts.seeds)
-        x = attention(q, k, v, step=parts.step, rate=rate, seed=seed, fused=spec.fused_attention)
+        x = attention(
+            q,
+            k,
+            v,
+            mask=Mask(causal=True, window=window),
+            scale=spec.attention_scale,
+            cap=spec.attention_softcap,
+            alibi=spec.alibi_scale if spec.positions == "alibi" else None,
+            sinks=parts.p[f"{block}sinks"] if spec.attention_sinks else None,
+            step=parts.step,
+            rate=spec.rates[0],
+            seed=next(parts.seeds),
+            fused=spec.fused_attention,
+        )
     with region("out"):
         return parts.product(x.reshape((batch, rows, spec.heads * spec.head_width)), block, "out")
 
@@ -44,3 +62,23 @@ def _heads(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
     q = q.reshape((batch, rows, spec.heads, width))
     k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
     return q, k, v
+
+
+def _normed(parts: Parts, x: Any, name: str) -> Any:
+    """A norm of each head of ``x``, of shape ``(batch, rows, heads, head_width)``."""
+    return parts.norm(x, name)
+
+
+def _normed_together(parts: Parts, x: Any, name: str) -> Any:
+    """A norm of all heads together: heads may be split, then one sum for each row is reduced."""
+    heads, width = x.shape[2:]
+    wide = x.astype(np.result_type(x.dtype, np.float32))
+    if parts.spec.norm == "layer":
+        wide = wide - np.mean(wide, axis=(2, 3), keepdims=True)
+    scale = (np.mean(wide * wide, axis=(2, 3), keepdims=True) + parts.spec.epsilon) ** -0.5
+    normed = (wide * scale).astype(x.dtype)
+    if parts.spec.norm_parameters == "none":
+        return normed
+    normed = normed * parts.p[name].reshape((heads, width))
+    has_bias = parts.spec.norm == "layer" and parts.spec.norm_parameters == "all"
+    return normed + parts.p[f"{name}_bias"].reshape((heads, width)) if has_bias else normed

@@ -88,6 +88,34 @@ def routed(**figures):
     return transformer(**defaults | figures)
 
 
+GATED = {"feed_forward": 20, "activation": "swiglu", "norm": "rms", "positions": "rotary", "biases": False, "tied": False}
+DENSE = {
+    "gemma": GATED | {
+        "layers": 2, "key_value_heads": 2, "head_width": 6, "activation": "geglu", "tied": True, "norm_places": "both",
+        "embedding_scale": 4.0, "attention_scale": 0.3, "attention_softcap": 2.0, "logit_softcap": 3.0, "window": 3,
+        "full_attention_every": 2, "query_key_norm": True, "window_rotary_base": 100.0, "rotary_scaling": "linear:8"},
+    "qwen": GATED | {"key_value_heads": 2, "head_width": 6, "query_key_norm": True, "biases": "qkv", "window": 2},
+    "sinks": GATED | {
+        "layers": 2, "key_value_heads": 2, "activation": "clamped_swiglu", "attention_sinks": True, "window": 3,
+        "full_attention_every": 2, "biases": ("qkv", "out"), "rotary_scaling": "yarn:4,32,1,4,0", "rotary_factor": 1.5},
+    "olmo": GATED | {"norm_places": "after", "query_key_norm": "all_heads", "key_value_heads": 2},
+    "bloom": {"positions": "alibi", "embedding_norm": True, "attention_dropout": 0.2, "alibi_scale": 0.5},
+    "mpt": {"positions": "alibi", "norm_parameters": "weights", "biases": False, "activation": "gelu_exact"},
+    "phi": {"positions": "rotary", "rotary_width": 2, "parallel": "one_norm", "tied": False,
+            "biases": ("qkv", "out", "up", "down", "head")},
+    "neox": {"positions": "rotary", "parallel": True, "biases": False, "hidden_dropout": 0.1, "tied": False},
+    "granite": GATED | {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 0.25, "attention_scale": 0.3},
+    "nemotron": {"positions": "rotary", "activation": "relu2", "biases": False, "query_key_norm": "without_weights",
+                 "layers": 2, "unrotated_every": 2, "norm_parameters": "none"},
+}
+"""Figures of Transformers with the fields of dense models of today."""
+
+
+def dense(name):
+    """The model of these figures, a function of the rows of the batch."""
+    return lambda batch: transformer(**DENSE[name]).function(batch)
+
+
 LATENT = models.LatentAttention(query_rank=10, key_value_rank=6, head_width=5, rotary_width=4, value_width=3)
 MODELS = {
     "mlp": lambda batch: models.mlp((6, 8, 5, 3), batch),
@@ -113,8 +141,9 @@ MODELS = {
 
 @cache
 def model_step(model, rows, rule, **more):
-    """The training step of a model by its name, made once for all tests."""
-    return train_step(MODELS[model](rows), rule, **more)
+    """The training step of a model by its name in MODELS or DENSE, made once for all tests."""
+    made = dense(model) if model in DENSE else MODELS[model]
+    return train_step(made(rows), rule, **more)
 
 
 def arrays(values, rng):

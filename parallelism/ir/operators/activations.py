@@ -1,12 +1,14 @@
 """Activations, each with its gradient as one operator.
 
-The gradient of ``gelu`` is ``gelu_gradient(grad, x)``.  ``swiglu(gate, x)`` is ``silu(gate) * x``; its gradient has two
-outputs.
+The gradient of ``gelu`` is ``gelu_gradient(grad, x)``.  ``swiglu(gate, x)`` is ``silu(gate) * x``, ``geglu`` and ``reglu``
+are the like; their gradients have two outputs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from parallelism.ir.core.rules import Rule, elementwise, letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import ACTIVATIONS, swiglu, swiglu_backward
+from parallelism.kernels.activations import clamped_swiglu, clamped_swiglu_backward, gated, gated_backward
 from parallelism.kernels.error_function import erf
 
 
@@ -65,6 +68,8 @@ def _activation(name: str, flops: int, gradient_flops: int) -> None:
 
 _activation("gelu", 8, 14)
 _activation("silu", 5, 9)
+_activation("relu2", 2, 3)
+_activation("gelu_exact", 16, 24)
 register(
     Operator(
         "relu",
@@ -95,23 +100,44 @@ register(
         4,
     )
 )
-register(
-    Operator(
-        "swiglu",
-        lambda gate, x: alike(gate, x),
-        floating,
-        swiglu,
-        lambda g, y, gate, x: apply("swiglu_gradient", g, gate, x),
-        6,
+
+
+def _gated(
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    flops: int,
+    gradient_flops: int,
+) -> None:
+    """Register an activation with a gate, and its gradient, which has two outputs."""
+    gradient = f"{name}_gradient"
+    register(
+        Operator(
+            name,
+            lambda gate, x: alike(gate, x),
+            floating,
+            forward,
+            lambda g, y, gate, x: apply(gradient, g, gate, x),
+            flops,
+        )
     )
-)
-register(
-    Operator(
-        "swiglu_gradient",
-        lambda grad, gate, x: alike(grad, gate, x, outputs=2),
-        floating,
-        lambda grad, gate, x: swiglu_backward(gate, x, grad),
-        flops=13,
-        linear=(0,),
+    register(
+        Operator(
+            gradient,
+            lambda grad, gate, x: alike(grad, gate, x, outputs=2),
+            floating,
+            lambda grad, gate, x: backward(gate, x, grad),
+            flops=gradient_flops,
+            linear=(0,),
+        )
     )
-)
+
+
+_gated("swiglu", swiglu, swiglu_backward, 6, 13)
+_gated("clamped_swiglu", clamped_swiglu, clamped_swiglu_backward, 10, 18)
+for _name, _of_gate, _flops, _gradient_flops in (
+    ("geglu", "gelu", 9, 24),
+    ("geglu_exact", "gelu_exact", 17, 42),
+    ("reglu", "relu", 2, 4),
+):
+    _gated(_name, partial(gated, _of_gate), partial(gated_backward, _of_gate), _flops, _gradient_flops)

@@ -8,9 +8,9 @@ the weights after dropout are kept for the gradient.
 Queries are ``(batch, rows, heads, width)``, keys and values ``(batch, columns, groups, width)``; values may have another
 width than keys, as in latent attention, which is then that of the result.  Each group of keys and values serves
 ``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  ``mask`` is the text of a
-`parallelism.kernels.Mask`: under ``causal`` a row attends to the columns up to its own position, under ``causal:128``
-to the last 128 of them.  Batch, heads and rows may be split: ``starts`` is the position of the part in an output of
-shape ``whole``.
+`parallelism.kernels.Scores`: under ``causal`` a row attends to the columns up to its own position, under ``causal:128``
+to the last 128 of them; behind ``;`` may stand a cap of scores and biases by distance.  Batch, heads and rows may be
+split: ``starts`` is the position of the part in an output of shape ``whole``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from parallelism.ir.operators.activations import floating
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import (
     Mask,
+    RotaryScaling,
+    Scores,
     attend,
     attend_backward,
     dropout_mask,
@@ -58,9 +60,10 @@ def _gradient_rule(
     q: TensorType,
     k: TensorType,
     v: TensorType,
-    *step: TensorType,
+    *more: TensorType,
     **attributes: Any,
 ) -> Rule:
+    step, of_lse = _apart(more)
     _check(q, k, step, **attributes)
     if not grad.shape == out.shape == (*q.shape[:3], *v.shape[3:]) or lse.shape != (
         q.shape[0],
@@ -71,13 +74,18 @@ def _gradient_rule(
             f"the result, its gradient and the log-sum-exp must belong to queries {q}, got {out}, {grad} "
             f"and {lse}"
         )
-    types = (grad, out, lse, q, k, v, *step)
+    types = (grad, out, lse, q, k, v, *more)
     values, result = _of_values(k, v)
     return rule(
-        f"{result},{result},{_LSE},{_Q},{_K},{values}{',' * len(step)}->{_Q},{_K},{values}",
+        f"{result},{result},{_LSE},{_Q},{_K},{values}{',' * len(step)}{f',{_LSE}' * len(of_lse)}->{_Q},{_K},{values}",
         [x.shape for x in types],
         _served(q, k),
     )
+
+
+def _apart(more: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The step, and the gradient of the log-sum-exp, if they are among the inputs of a gradient."""
+    return [x for x in more if not x.ndim], [x for x in more if x.ndim]
 
 
 _Q, _K, _LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
@@ -123,7 +131,7 @@ def _check(
 ) -> None:
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"queries, keys and values must have 4 dims, got {q} and {k}")
-    Mask.parse(mask)
+    Scores.parse(mask)
     if not 0 <= seed < 2**64 or not 0 <= rate < 1:
         raise ValueError(
             f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}"
@@ -158,7 +166,7 @@ def _gradient_dtypes(
     q: TensorType,
     k: TensorType,
     v: TensorType,
-    *step: TensorType,
+    *more: TensorType,
     **_: Any,
 ) -> tuple[np.dtype[Any], ...]:
     floating(q, k, v, grad, out)
@@ -187,7 +195,13 @@ class _Part:
         self.q = q.astype(self.dtype, copy=False)
         self.k, self.v = (spread_heads(x.astype(self.dtype, copy=False), self.served) for x in (k, v))
         rows, columns = np.arange(starts[1], starts[1] + q.shape[1]), np.arange(k.shape[1])
-        self.mask = Mask.parse(mask).allowed(rows, columns)
+        scores = Scores.parse(mask)
+        bias = scores.bias(range(starts[2], starts[2] + q.shape[2]), rows, columns)
+        self.changes: dict[str, Any] = {
+            "cap": scores.cap,
+            "bias": None if bias is None else bias.astype(self.dtype),
+        }
+        self.mask = scores.mask.allowed(rows, columns)
         self.factors = None
         if rate:
             block = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
@@ -214,7 +228,7 @@ def _attention(
     starts: Sequence[int],
 ) -> Any:
     part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
-    out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale)
+    out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale, **part.changes)
     return out.astype(q.dtype, copy=False), lse
 
 
@@ -225,7 +239,7 @@ def _attention_gradient(
     q: Any,
     k: Any,
     v: Any,
-    *step: Any,
+    *more: Any,
     scale: float,
     mask: str,
     rate: float,
@@ -233,18 +247,23 @@ def _attention_gradient(
     whole: Sequence[int],
     starts: Sequence[int],
 ) -> Any:
+    step, of_lse = _apart(more)
     part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
+    delta = row_products(out, grad)
+    if of_lse:
+        delta = delta - of_lse[0].astype(part.dtype, copy=False)
     q_grad, *others = attend_backward(
         part.q,
         part.k,
         part.v,
         lse,
-        row_products(out, grad),
+        delta,
         grad,
         part.mask,
         factors=part.factors,
         scale=scale,
+        **part.changes,
     )
     grads = (q_grad, *(gather_heads(x, part.served, k.shape[2]) for x in others))
     return tuple(x.astype(q.dtype, copy=False) for x in grads)
@@ -253,27 +272,23 @@ def _attention_gradient(
 def _derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes: Any) -> list[Any]:
     grad, of_lse = g
     out, lse = y
-    grads = (
-        [None] * 3
-        if grad is None
-        else list(apply("attention_gradient", grad, out, lse, q, k, v, *step, **attributes))
-    )
-    if of_lse is not None:
-        # The slope of the log-sum-exp by the scores is the softmax: that of attention to keys without dropout.
-        attributes |= {"rate": 0, "seed": 0}
-        weight = of_lse.transpose(0, 2, 1).reshape((*q.shape[:3], 1)).astype(q.dtype)
+    if grad is not None:
+        more = step if of_lse is None else (*step, of_lse)
+        grads = apply("attention_gradient", grad, out, lse, q, k, v, *more, **attributes)
+        return [*grads, *(None for _ in step)]
+    if of_lse is None:
+        return [None] * (3 + len(step))
+    # The slope of the log-sum-exp by the scores is the softmax: that of attention to keys without dropout.
+    attributes |= {"rate": 0, "seed": 0}
+    weight = of_lse.transpose(0, 2, 1).reshape((*q.shape[:3], 1)).astype(q.dtype)
+    if "cap" not in attributes["mask"]:
         mixed, _ = apply("attention", q, k, k, **attributes)
         of_q = weight * mixed * attributes["scale"]
-        of_k = (
-            apply("attention_gradient", weight * q, mixed, lse, q, k, k, **attributes)[2]
-            * attributes["scale"]
-        )
-        grads = [
-            of_q if grad is None else grads[0] + of_q,
-            of_k if grad is None else grads[1] + of_k,
-            grads[2],
-        ]
-    return [*grads, *(None for _ in step)]
+        of_k = apply("attention_gradient", weight * q, mixed, lse, q, k, k, **attributes)[2]
+        return [of_q, of_k * attributes["scale"], None, *(None for _ in step)]
+    nothing = out * 0
+    of_q, of_k, _ = apply("attention_gradient", nothing, nothing, lse, q, k, v, of_lse, **attributes)
+    return [of_q, of_k, None, *(None for _ in step)]
 
 
 _ATTENTION = {
@@ -344,33 +359,41 @@ register(
 # -- rotary positions --------------------------------------------------------------------------------------------------
 
 
-def _rotary_rule(x: TensorType, base: float, inverse: bool, starts: Shape) -> Rule:
+def _rotary_rule(x: TensorType, starts: Shape, scaling: str = "", **_: Any) -> Rule:
     width = x.shape[-1] if x.ndim >= 3 else None
     if width is None or (isinstance(width, int) and width % 2) or len(starts) != x.ndim:
         raise ValueError(
             f"the input must have dims (..., sequence, heads, an even width), with an entry of starts for "
             f"each, got {x} and {len(starts)} entries"
         )
+    if scaling:
+        RotaryScaling.parse(scaling)
     names = letters(x.ndim - 1, "z")
     return rule(f"{names}z!->{names}z!", [x.shape])
 
 
-def _rotary(x: Any, base: float, inverse: bool, starts: Sequence[int]) -> Any:
+def _rotary(x: Any, base: float, inverse: bool, starts: Sequence[int], scaling: str = "") -> Any:
     positions = np.arange(starts[-3], starts[-3] + x.shape[-3])
-    return (rotate_backward if inverse else rotate)(x, positions, base)
-
-
-register(
-    Operator(
-        "rotary",
-        _rotary_rule,
-        floating,
-        _rotary,
-        lambda g, y, x, base, inverse, starts: [
-            apply("rotary", g, base=base, inverse=not inverse, starts=starts)
-        ],
-        6,
-        {"base": "a number", "inverse": "a bool", "starts": "a shape"},
-        linear="together",
+    return (rotate_backward if inverse else rotate)(
+        x, positions, base, RotaryScaling.parse(scaling) if scaling else None
     )
-)
+
+
+def _register_rotary(kind: str, more: dict[str, str]) -> None:
+    """Register rotary positions; ``scaled_rotary`` says by a text how frequencies are stretched."""
+    register(
+        Operator(
+            kind,
+            _rotary_rule,
+            floating,
+            _rotary,
+            lambda g, y, x, inverse, **how: [apply(kind, g, inverse=not inverse, **how)],
+            6,
+            {"base": "a number", "inverse": "a bool", "starts": "a shape", **more},
+            linear="together",
+        )
+    )
+
+
+_register_rotary("rotary", {})
+_register_rotary("scaled_rotary", {"scaling": "a string"})

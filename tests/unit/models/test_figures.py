@@ -137,8 +137,3 @@ def test_figures_that_do_not_fit_are_refused(figures, message):
 def test_experts_that_do_not_fit_are_refused(figures, message):
     with pytest.raises(ValueError, match=message):
         Experts(**{"count": 4, "chosen": 2} | figures)
-
-
-def test_a_field_without_a_program_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="attention_sinks=True has parameters and floating-point operations, but no program"):
-        models.TransformerSpec(**SMALL, attention_sinks=True).function(2)
