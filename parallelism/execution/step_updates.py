@@ -236,7 +236,8 @@ def _run(
     for value, own in zip(function.inputs, program.function.inputs, strict=True):
         array = given.pop(value.name)
         inputs.append(array if isinstance(array, Later) else np.reshape(array, own.type.shape))
-    made = program.run(device, program.own(inputs))
+    inputs[:] = program.own(inputs)
+    made = program.run(device, inputs)
     return {value.name: array for value, array in zip(function.outputs, made, strict=True)}
 
 

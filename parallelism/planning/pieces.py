@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,6 +76,9 @@ ANY: Part = 0, 0
 class SymbolicStage(StagePrograms):
     """The programs of a stage for any number of rows, on any number of devices."""
 
+    laid: SymbolicStage | None = None
+    """The stage of several microbatches, whose layouts are those of this one; None: this is it."""
+
     @cached_property
     def devices(self) -> Devices | None:
         """Those inside the stage; None if it is on one."""
@@ -94,7 +98,9 @@ class SymbolicStage(StagePrograms):
         """As `StagePrograms.program`, with symbols."""
         function, categories = self.local_function(kind, part)
         function, calls, chains = arranged(function, self.order(kind, part), fused=self.fused)
-        return SymbolicProgram(function, categories, calls=calls, chains=chains)
+        given_up = self.freed_inputs(kind, part, function)
+        categories = {**categories, **dict.fromkeys(given_up, ACTIVATIONS)}
+        return SymbolicProgram(function, categories, calls=calls, chains=chains, given_up=given_up)
 
     def order(self, kind: str, part: Part) -> Order | None:
         """As `StagePrograms.order`."""
@@ -108,7 +114,19 @@ class SymbolicStage(StagePrograms):
     @cached
     def localized(self, kind: str, part: Part) -> Localized | None:
         """The function of an action, laid out."""
+        if self.laid is not None:
+            return self.laid.localized(kind, part)
         return localize(self.function(kind, part), self.inside) if self.inside else None
+
+    @cached_property
+    def of_one_microbatch(self) -> SymbolicStage:
+        """The same stage in a step of one microbatch, which does not add gradients up.  ``ValueError`` if it does."""
+        stage = copy(self)
+        stage.laid, stage.several, stage._cache = self, False, {}
+        stage.__dict__.pop("adds_up", None)
+        if stage.adds_up:
+            raise ValueError("gradients that share memory are added up, also those of one microbatch")
+        return stage
 
     # -- what a stage does ---------------------------------------------------------------------------------------------
 
@@ -214,10 +232,11 @@ class StepPieces:
         """The dtypes in which gradients are added up, by the names of weights."""
         return self.step.sum_dtypes
 
-    def actions(self, labels: Sequence[Any], kinds: Sequence[str]) -> Iterator[Section]:
-        """The sections of all stages: see `SymbolicStage.sections`."""
+    def actions(self, labels: Sequence[Any], kinds: Sequence[str], *, several: bool) -> Iterator[Section]:
+        """The sections of all stages in a step of ``several`` microbatches, or of one: see `SymbolicStage.sections`."""
         for label, stage in zip(labels, self.stages, strict=True):
-            yield from stage.sections(label, kinds, last=stage is self.stages[-1])
+            own = stage if several else stage.of_one_microbatch
+            yield from own.sections(label, kinds, last=stage is self.stages[-1])
 
     def splits(self, kinds: Sequence[str]) -> set[Split]:
         """What must be even in the actions."""
