@@ -345,15 +345,12 @@ class DeviceProgram:
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
         """The outputs, from this device's inputs; ``marks`` (stage, microbatch, phase) go to every event.
 
-        A list of ``arrays`` is emptied, so that an input that is given up is freed as soon as nothing reads it.
-
         **Communication**: that of its collectives and messages.
         """
         values: dict[str, Any] = {
             value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)
         }
-        if isinstance(arrays, list):
-            arrays.clear()
+        del arrays  # what is given up is freed as soon as nothing reads it, if the caller has no list of it
         run = Running(device, values, marks)
         for step in self.steps:
             if run.awaited:

@@ -296,7 +296,7 @@ class PipelinedProgram(PipelinedOperation):
                 self.fused,
                 self.overlap,
                 self.overlapping,
-                several=self.pipeline.microbatches > 1 or not self.writes_inputs,
+                several=not self.writes_inputs or self.pipeline.adds_up,
             )
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)

@@ -67,7 +67,8 @@ class StagePrograms:
     programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
     dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
     of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says; else if
-    ``overlapping`` those that may run beside a product.  ``several``: gradients of several microbatches are added up.
+    ``overlapping`` those that may run beside a product.  ``several``: gradients of several microbatches are added up, or
+    one half of a backward may leave gradients to the other half.
     """
 
     def __init__(
@@ -191,12 +192,7 @@ class StagePrograms:
 
         Those of a single microbatch are sums already.  They are kept as they are, if each has memory of its own.
         """
-        stage = self.functions
-        return (
-            self.several
-            or not owns_results(stage.backward, self.first_gradient("B"))
-            or not owns_results(stage.backward_weights, self.first_gradient("W"))
-        )
+        return self.several or not owns_results(self.functions.backward, self.first_gradient("B"))
 
     def first_gradient(self, kind: str) -> int:
         """The number of the first output of a B or W that is the gradient of a weight."""

@@ -139,15 +139,13 @@ class ProgramStage(Stage):
         part = self.parts[microbatch]
         function, closing = self.programs.function(kind, part), self.closes(kind, microbatch)
         program = closing.program(kind, part) if closing else self.programs.program(kind, part)
-        inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
-        if kind in ("B", "W"):
-            inputs += self.gradients.arrays
-        if closing and self.programs.adds_up:
-            self._give_up_summed(closing)
-        for name in self.programs.given_up(kind, part):
-            del arrays[name]  # nothing else has it, so the program frees it after its last read
-        inputs[:] = map(contiguous, inputs)
-        results = program.run(self.device, inputs, stage=self.number, microbatch=microbatch, phase=kind)
+        results = program.run(
+            self.device,
+            self._inputs(kind, part, arrays, closing),
+            stage=self.number,
+            microbatch=microbatch,
+            phase=kind,
+        )
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
         gradients = results[self.programs.first_gradient(kind) :] if kind in ("B", "W") else ()
         if gradients and not self.programs.adds_up:
@@ -164,6 +162,20 @@ class ProgramStage(Stage):
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
             self._hold(category, -nbytes, microbatch)  # `run_actions` holds the bytes that are kept
         return results
+
+    def _inputs(
+        self, kind: str, part: Part, arrays: dict[str, Array], closing: LastBackward | None
+    ) -> list[Array]:
+        """The inputs of the program of an action.  Those that the program frees are taken out of the ``arrays``."""
+        wanted = self.programs.function(kind, part).inputs
+        inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in wanted]
+        if kind in ("B", "W"):
+            inputs += self.gradients.arrays
+        if closing and self.programs.adds_up:
+            self._give_up_summed(closing)
+        for name in self.programs.given_up(kind, part):
+            del arrays[name]
+        return list(map(contiguous, inputs))
 
     def _give_up_summed(self, closing: LastBackward) -> None:
         """Keeps no longer the gradients that the last backward sums over replicas."""

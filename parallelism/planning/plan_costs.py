@@ -163,7 +163,7 @@ class PlanCosts:
             s["cp"],
             s["recompute"],
             self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
-            shape.microbatches > 1,
+            self._adds_up(shape),
             self._registered(s),
         )
         key = "actions", pattern, s["microbatch"], s["tp"]
@@ -241,7 +241,7 @@ class PlanCosts:
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
                 return f"{setting.name}={s[setting.name]} is not put together from pieces"
-        if shape.microbatches == 1 and shape.chunks > 1:
+        if shape.chunks > 1 and not self._adds_up(shape):
             return "the gradients of one microbatch are kept from one stage of a device to the next"
         if shape.is_v_shaped and s["cp"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
             # As one stage the two would sum these gradients over the devices inside of it once, at the end.
@@ -280,7 +280,7 @@ class PlanCosts:
         key = (
             works,
             shape.stages,
-            shape.microbatches > 1,
+            self._adds_up(shape),
             *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
             self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
             *self._registered(s),
@@ -329,7 +329,7 @@ class PlanCosts:
         by_device = np.array([self._held_by_devices(row, ends=True) for row in rows], np.int64)
         held, gradients, ends = np.moveaxis(by_device[:, self._number_of(shape)], 0, 1).transpose(2, 0, 1)
         of_actions = self._order(shape).peaks(changes, peaks)
-        if shape.microbatches > 1:
+        if self._adds_up(shape):
             of_actions += gradients
         every: Ints = (held + np.maximum(of_actions, gradients + ends)).max(axis=0)
         return every
@@ -394,7 +394,7 @@ class PlanCosts:
         key = (
             self._flow(shape),
             shape.stages,
-            shape.microbatches > 1,
+            self._adds_up(shape),
             id(layout),
             s["sp"],
             s["recompute"],
@@ -448,6 +448,11 @@ class PlanCosts:
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
             self._ends[key] = _Ends(before, there, back, after)
         return self._ends[key]
+
+    @memoized
+    def _adds_up(self, shape: Shape) -> bool:
+        """As `Pipeline.adds_up`."""
+        return shape.microbatches > 1 or any(kind == "W" for _, kind in self._order(shape).works)
 
     def _order(self, shape: Shape) -> Order:
         return self._orders(shape)[0]

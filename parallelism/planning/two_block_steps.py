@@ -17,7 +17,7 @@ from parallelism.ir import Function
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.pieces import EndPieces, Inside, Split, StepPieces, Updates, inside_of
+from parallelism.planning.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
 from parallelism.planning.symbolic_events import (
     SIZE,
@@ -28,6 +28,7 @@ from parallelism.planning.symbolic_events import (
     repeated,
     with_second_block,
 )
+from parallelism.planning.symbolic_stages import Inside, Split
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.transforms import Pipeline, Recompute, Step, Strategy
 
