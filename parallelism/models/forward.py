@@ -14,6 +14,7 @@ from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
 from parallelism.models.layers import cross_entropy
+from parallelism.models.next_tokens import next_token_loss
 from parallelism.models.self_attention import self_attention
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ _ONLY = {
     "residual_scale": (1.0,),
     "logit_scale": (1.0,),
     "logit_softcap": (None,),
-    "experts": (None,),
-    "attention": (None,),
-    "next_tokens": (0,),
 }
 """The values of fields that programs have so far."""
 
@@ -77,10 +75,18 @@ class Forward:
             with region(f"block.{layer}"):
                 x = self._block(x, layer, f"{layer}.")
         with region("head"):
-            x = parts.norm(x, "norm")
-            logits = np.einsum("bsd,vd->bsv", x, p["tokens" if spec.tied else "head"])
+            logits = self._logits(parts.norm(x, "norm"))
         with region("loss"):
-            return cross_entropy(logits, targets)
+            loss = cross_entropy(logits, targets)
+        if spec.next_tokens:
+            loss = loss + next_token_loss(parts, x, targets, self._block, self._logits)
+        for more in parts.losses:
+            loss = loss + more
+        return loss
+
+    def _logits(self, x: Any) -> Any:
+        """The logits of ``x``, of shape ``(batch, sequence, width)``, behind the last norm."""
+        return np.einsum("bsd,vd->bsv", x, self.p["tokens" if self.spec.tied else "head"])
 
     def _block(self, x: Any, layer: int, block: str) -> Any:
         """Block ``layer``; the names of its parameters begin with ``block``."""
