@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from parallelism import models
 from parallelism.models import Experts, LatentAttention, TransformerSpec
 
 LLAMA = {"activation": "swiglu", "norm": "rms", "positions": "rotary", "biases": False, "tied": False}
