@@ -121,12 +121,16 @@ def swiglu_backward(gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
 
 def gated(name: str, gate: Array, z: Array) -> Array:
     """The activation of this name of ``gate``, times ``z`` (Shazeer, 2020, arXiv:2002.05202)."""
-    return ACTIVATIONS[name].forward(gate) * z
+    return _activation(name).forward(gate) * z
 
 
 def gated_backward(name: str, gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
     """The gradients of ``gate`` and ``z``, given that of `gated`."""
-    return ACTIVATIONS[name].backward(gate, grad * z), grad * ACTIVATIONS[name].forward(gate)
+    return _activation(name).backward(gate, grad * z), grad * _activation(name).forward(gate)
+
+
+def _activation(name: str) -> Activation:
+    return ACTIVATIONS.get(name) or FURTHER_ACTIVATIONS[name]
 
 
 CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
@@ -168,10 +172,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": Activation("tanh", np.tanh, _tanh_backward),
     "gelu": Activation("gelu", _gelu, _gelu_backward),
     "silu": Activation("silu", _silu, _silu_backward),
-    "relu2": Activation("relu2", _relu2, _relu2_backward),
-    "gelu_exact": Activation("gelu_exact", _gelu_exact, _gelu_exact_backward),
     "identity": IDENTITY,
 }
 """All activations by name.  The slope of relu at 0 is 0.  Gelu is the tanh form of Hendrycks and Gimpel, *Gaussian
-Error Linear Units*, 2016, arXiv:1606.08415, section 2; ``gelu_exact`` has the error function.  Relu2 is the square of
-relu (So et al., *Primer*, 2021, arXiv:2109.08668, section 2)."""
+Error Linear Units*, 2016, arXiv:1606.08415, section 2."""
+
+FURTHER_ACTIVATIONS: dict[str, Activation] = {
+    "relu2": Activation("relu2", _relu2, _relu2_backward),
+    "gelu_exact": Activation("gelu_exact", _gelu_exact, _gelu_exact_backward),
+}
+"""Those of Transformers only.  Relu2 is the square of relu (So et al., *Primer*, 2021, arXiv:2109.08668, section 2);
+``gelu_exact`` has the error function."""

@@ -203,11 +203,15 @@ example("dispatch_gates", (1, 7, 2), Ints((1, 7, 2), 4), shape=(4, 1, 3), **whol
 example("collect_gates", (4, 1, 3), Ints((1, 7, 2), 4), **whole)
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
-for _kind in ("gelu_gradient", "silu_gradient", "swiglu", "accumulate"):
+GATED = ("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu")
+for _kind in ("gelu_gradient", "silu_gradient", "relu2_gradient", "gelu_exact_gradient", *GATED, "accumulate"):
     for _shape in ONES:
         example(_kind, _shape, _shape)
 for _shape in ONES:
-    example("swiglu_gradient", _shape, _shape, _shape)
+    for _kind in GATED:
+        example(f"{_kind}_gradient", _shape, _shape, _shape)
+    for _kind in ("relu2", "gelu_exact"):
+        example(_kind, _shape)
 for _kind in ("softmax", "log_softmax"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (2, 1, 3), axis=0)
@@ -237,11 +241,14 @@ for _kind in ("attention", "attention_gradient"):
     EXAMPLES.append(attention(_kind, 2, 2, 4, 6, 2, 1, mask="whole"))
     EXAMPLES.append(attention(_kind, 1, 2, 5, 3, 1, 2, rate=0.25, starts=(1, 3, 3, 0)))
     EXAMPLES.append(attention(_kind, 2, 3, 3, 4, 2, 5, values=3))
+    EXAMPLES.append(attention(_kind, 1, 3, 3, 4, 2, 3, mask="causal:2;cap=0.5;alibi=4x0.5"))
 example("attention_weights", (2, 3, 3), scale=0.5, mask="causal", starts=(0, 0, 0))
 example("attention_weights", (1, 2, 7), scale=2.0, mask="causal:3", starts=(0, 5, 0))
 example("attention_weights", (3, 4), scale=1, mask="whole", starts=(0, 0))
 example("rotary", (3, 2, 4), base=100.0, inverse=False, starts=(0, 0, 0))
 example("rotary", (2, 5, 1, 2), base=7.0, inverse=True, starts=(0, 4, 0, 0))
+example("scaled_rotary", (3, 2, 4), base=100.0, inverse=False, starts=(0, 0, 0), scaling="linear:4.0")
+example("scaled_rotary", (2, 5, 1, 2), base=7.0, inverse=True, starts=(0, 4, 0, 0), scaling="yarn:4,32,1,4,0")
 for _kind in ("dropout", "dropout_gradient"):
     for _x in ((3, 5), (1,), ()):
         if _kind == "dropout":

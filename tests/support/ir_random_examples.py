@@ -60,7 +60,7 @@ BOUNDED = ("arcsin", "arccos", "tan", "arctanh")
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
        "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not",
        "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt",
-       "arcsinh", "arctanh", "erf", "stop_gradient", "local_loss")
+       "arcsinh", "arctanh", "erf", "relu2", "gelu_exact", "stop_gradient", "local_loss")
 def _one(kind, rng):
     return made(kind, () if kind == "local_loss" else extents(rng))
 
@@ -107,9 +107,15 @@ def _random_bits(kind, rng):
     return Example(kind, (Ints((words,), 99),), {"algorithm": algorithm, "shape": extents(rng), "dtype": I64})
 
 
-@maker("gelu_gradient", "silu_gradient", "swiglu", "swiglu_gradient", "accumulate")
+@maker("gelu_gradient", "silu_gradient", "relu2_gradient", "gelu_exact_gradient", "swiglu", "geglu", "geglu_exact", "reglu",
+       "clamped_swiglu", "accumulate")
 def _alike(kind, rng):
-    return Example(kind, (extents(rng),) * (3 if kind == "swiglu_gradient" else 2))
+    return Example(kind, (extents(rng),) * 2)
+
+
+@maker("swiglu_gradient", "geglu_gradient", "geglu_exact_gradient", "reglu_gradient", "clamped_swiglu_gradient")
+def _gate(kind, rng):
+    return Example(kind, (extents(rng),) * 3)
 
 
 @maker("where")
@@ -318,10 +324,11 @@ def _attention_weights(kind, rng):
                                     "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
 
 
-@maker("rotary")
+@maker("rotary", "scaled_rotary")
 def _rotary(kind, rng):
     shape = (*extents(rng, 2), 2 * int(rng.integers(1, 4)))
-    return Example(kind, (shape,), {"base": 100.0, "inverse": bool(rng.integers(2)),
+    more = {} if kind == "rotary" else {"scaling": str(rng.choice(["linear:4.0", "llama3:4,1,4,64", "yarn:4,32,1,4,0"]))}
+    return Example(kind, (shape,), {**more, "base": 100.0, "inverse": bool(rng.integers(2)),
                                     "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
 
 

@@ -19,7 +19,13 @@ from parallelism.ir.core.rules import Rule, elementwise, letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import ACTIVATIONS, swiglu, swiglu_backward
-from parallelism.kernels.activations import clamped_swiglu, clamped_swiglu_backward, gated, gated_backward
+from parallelism.kernels.activations import (
+    FURTHER_ACTIVATIONS,
+    clamped_swiglu,
+    clamped_swiglu_backward,
+    gated,
+    gated_backward,
+)
 from parallelism.kernels.error_function import erf
 
 
@@ -43,7 +49,7 @@ def alike(*types: TensorType, outputs: int = 1) -> Rule:
 
 def _activation(name: str, flops: int, gradient_flops: int) -> None:
     """Register an activation and its gradient."""
-    kernels, gradient = ACTIVATIONS[name], f"{name}_gradient"
+    kernels, gradient = (ACTIVATIONS | FURTHER_ACTIVATIONS)[name], f"{name}_gradient"
     register(
         Operator(
             name,

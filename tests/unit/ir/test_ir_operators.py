@@ -129,7 +129,8 @@ UNDIFFERENTIATED = {
     "is put in after gradients are taken": {"all_slice", "relayout"},
     "is itself a gradient": {
         "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",
-        "rms_norm_gradient", "attention_gradient", "cross_entropy_gradient",
+        "rms_norm_gradient", "attention_gradient", "cross_entropy_gradient", "relu2_gradient", "gelu_exact_gradient",
+        "geglu_gradient", "geglu_exact_gradient", "reglu_gradient", "clamped_swiglu_gradient",
     },
 }
 """Why operators have no derivative."""
