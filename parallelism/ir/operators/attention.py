@@ -36,6 +36,7 @@ from parallelism.kernels import (
     row_products,
     spread_heads,
 )
+from parallelism.kernels.attention import finite
 
 # -- one operator ------------------------------------------------------------------------------------------------------
 
@@ -288,15 +289,17 @@ def _weights_rule(scores: TensorType, scale: float, mask: str, starts: Shape) ->
 
 
 def _weights(scores: Any, scale: float, mask: str, starts: Sequence[int]) -> Any:
+    """The softmax of each row over the columns that it attends to; 0 where it attends to none."""
     weights = scores.astype(sums_dtype(scores.dtype))
     weights *= scale
     rows = np.arange(starts[-2], starts[-2] + scores.shape[-2])
     allowed = Mask.parse(mask).allowed(rows, np.arange(scores.shape[-1]))
     if allowed is not None:
         np.copyto(weights, -np.inf, where=~allowed)
-    weights -= weights.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights -= finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     np.exp(weights, out=weights)
-    weights /= weights.sum(axis=-1, keepdims=True)
+    totals = weights.sum(axis=-1, keepdims=True)
+    weights /= np.where(totals == 0, 1, totals)
     return weights.astype(scores.dtype, copy=False)
 
 
