@@ -150,6 +150,13 @@ def test_training_lowers_the_loss(clock):
     assert row["seconds"] > 0 and row["last_loss"] < row["first_loss"]
 
 
+def test_the_ops_of_a_step_are_recorded_with_their_shapes(clock):
+    rows = {(row["name"], row["shapes"]): row for row in measured_step(clock, QUICK_MODELS[1], 2)["kernels"]}
+    # Two microbatches through two layers: a product of 32 tokens for each.
+    assert rows["aten::mm", "[[32, 64], [64, 384]]"]["count"] == 4
+    assert all(row["what"] == "op" and row["seconds"] > 0 for row in rows.values())
+
+
 def test_norms_by_one_kernel_and_by_hand_agree():
     x, weights = torch.randn(6, 24), {"norm1": torch.randn(24), "norm1.bias": torch.randn(24)}
     by_hand = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weights["norm1"]

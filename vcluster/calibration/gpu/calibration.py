@@ -16,7 +16,7 @@ from parallelism.hardware import Hardware, HardwareFileError
 from vcluster.calibration.gpu import parts
 from vcluster.calibration.gpu.bases import one_node
 from vcluster.calibration.gpu.fits import Fit, fit
-from vcluster.calibration.gpu.items import COMPILED, DECODE, LAYERS, Item, items
+from vcluster.calibration.gpu.items import COMPILED, COMPILED_OPS, DECODE, KERNELS, LAYERS, Item, items
 from vcluster.calibration.gpu.measuring import (
     Budget,
     Row,
@@ -30,7 +30,7 @@ from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS, Model, Sizes
 from vcluster.calibration.gpu.stack_file import write_stack
 from vcluster.calibration.gpu.training import HeldOut, predicted, table
 
-BESIDES = (LAYERS, DECODE, COMPILED)
+BESIDES = (LAYERS, DECODE, COMPILED_OPS, COMPILED)
 """Tables that no constant is from: they come last."""
 TRAINING_PART = 0.3
 """The part of the time that is kept for the models and for what comes after them."""
@@ -48,8 +48,8 @@ class Bench(Protocol):
     def measure(self, item: Item) -> Mapping[str, Any]:
         """The figures of an item."""
 
-    def step(self, model: Model, steps: int) -> Mapping[str, float]:
-        """The seconds of a step of training."""
+    def step(self, model: Model, steps: int) -> Mapping[str, Any]:
+        """The seconds of a step of training; its kernels under ``kernels``, if they were recorded."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def calibrate(
                 of_tables(every, name),
                 bench.measure,
                 budget,
-                reserve=COMPILING if name == COMPILED else 0.0,
+                reserve=COMPILING if name in (COMPILED, COMPILED_OPS) else 0.0,
                 say=say,
                 keep=keep,
             )
@@ -180,7 +180,10 @@ def _train(
             continue
         say(f"{budget.spent:4.0f} s  training {model.name}")
         try:
-            note |= bench.step(model, steps)
+            measured = dict(bench.step(model, steps))
+            for row in measured.pop(KERNELS, ()):
+                found.tables.rows.setdefault(KERNELS, []).append({"model": model.name, **row})
+            note |= measured
             held = predicted(model, hardware, note["seconds"])
         except HardwareFileError:
             raise

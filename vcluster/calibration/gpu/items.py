@@ -23,6 +23,7 @@ Given = Mapping[str, Any]
     DECODE,
     LAYERS,
     COMPILED,
+    COMPILED_OPS,
     COLLECTIVES,
 ) = (
     "products",
@@ -35,8 +36,11 @@ Given = Mapping[str, Any]
     "decode",
     "layers",
     "compiled",
+    "compiled_ops",
     "collectives",
 )
+KERNELS = "kernels"
+"""The table of the kernels of steps of training, which are no items: they are recorded with their step."""
 NARROW = ("bfloat16", "float16", "float8")
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -72,6 +76,7 @@ def items(*, quick: bool = False, devices: int = 1) -> tuple[Item, ...]:
             _skinny_products,
             _decode,
             _layers,
+            _compiled_ops,
             _compiled,
         )
     )
@@ -111,7 +116,13 @@ def layer_products(
 
 def _products_of_layers() -> Iterator[Item]:
     """The products of layers of GPT and Llama: forward, for the gradient of the input and for that of the weight."""
-    sizes = (2048, 8192, 2048, False), (4096, 14336, 1024, True), (5120, 13824, 5120, True)
+    sizes = (
+        (2048, 8192, 2048, False),
+        (4096, 14336, 1024, True),
+        (5120, 13824, 5120, True),
+        (1024, 4096, 1024, False),
+        (6144, 24576, 1024, True),
+    )
     for width, hidden, narrow, gated in sizes:
         for name, (n, k) in layer_products(width, hidden, narrow, gated).items():
             for tokens in (2048, 8192):
@@ -119,8 +130,10 @@ def _products_of_layers() -> Iterator[Item]:
                 yield _product(tokens, n, k, "float8", of=name)
             yield _product(8192, k, n, "bfloat16", "nn", of=f"{name}, gradient of the input")
             yield _product(n, k, 8192, "bfloat16", "nt", of=f"{name}, gradient of the weight")
-    for vocabulary, width in ((50304, 2048), (32000, 4096), (128256, 4096)):
+    for vocabulary, width in ((50304, 2048), (32000, 4096), (128256, 4096), (50304, 1024)):
         yield _product(4096, vocabulary, width, "bfloat16", of="head")
+        yield _product(4096, width, vocabulary, "bfloat16", "nn", of="head, gradient of the input")
+        yield _product(vocabulary, width, 4096, "bfloat16", "nt", of="head, gradient of the weight")
 
 
 def _skinny_products() -> Iterator[Item]:
@@ -133,7 +146,7 @@ def _skinny_products() -> Iterator[Item]:
 
 def _attention() -> Iterator[Item]:
     """16k tokens in all, or one sequence; 2048 features."""
-    for tokens in (4096, 1024, 2048, 8192, 16384, 32768):
+    for tokens in (4096, 1024, 2048, 8192, 16384, 32768, 512):
         for head_width in (128, 64):
             for causal in (True, False):
                 for backend in ("flash", "cudnn"):
@@ -158,18 +171,19 @@ def _attention() -> Iterator[Item]:
             heads=16,
             dtype="bfloat16",
         )
-    for backend in ("flash", "cudnn"):
-        yield _of(
-            ATTENTION,
-            backend=backend,
-            causal=True,
-            head_width=128,
-            tokens=4096,
-            batch=2,
-            heads=32,
-            key_value_heads=8,
-            dtype="bfloat16",
-        )
+    for tokens in (4096, 2048, 16384):
+        for backend in ("flash", "cudnn"):
+            yield _of(
+                ATTENTION,
+                backend=backend,
+                causal=True,
+                head_width=128,
+                tokens=tokens,
+                batch=max(1, 8192 // tokens),
+                heads=32,
+                key_value_heads=8,
+                dtype="bfloat16",
+            )
 
 
 ROWS_OPS = (
@@ -184,6 +198,8 @@ ROWS_OPS = (
     "dropout",
     "rotary",
     "transpose",
+    "swiglu",
+    "split",
 )
 CLASS_OPS = ("cross_entropy", "cross_entropy_float32")
 PLAIN_OPS = ("narrow_cast", "wide_cast", "copy", "accumulate", "bias_add", "column_sum")
@@ -191,7 +207,7 @@ PLAIN_OPS = ("narrow_cast", "wide_cast", "copy", "accumulate", "bias_add", "colu
 
 def _elementwise() -> Iterator[Item]:
     for op in ROWS_OPS:
-        for rows, width in ((8192, 4096), (4096, 2048)):
+        for rows, width in ((8192, 4096), (4096, 2048), (16384, 768)):
             yield _of(ELEMENTWISE, op=op, rows=rows, width=width, dtype="bfloat16")
     for op in PLAIN_OPS:
         for rows, width in ((8192, 4096), (4096, 2048), (512, 1024)):
@@ -215,6 +231,7 @@ def _optimizers() -> Iterator[Item]:
         "adamw_foreach",
         "adamw_main_weights",
         "accumulate_foreach",
+        "copy_foreach",
         "clip",
         "zero_foreach",
     ):
@@ -249,12 +266,27 @@ def _launches() -> Iterator[Item]:
     yield _of(LAUNCHES, what="synchronize", count=100)
 
 
+LONG_ATTENTION: dict[str, Any] = {
+    "causal": True,
+    "head_width": 128,
+    "tokens": 8192,
+    "batch": 2,
+    "heads": 16,
+    "dtype": "bfloat16",
+}
+
+
 def _sustained() -> Iterator[Item]:
     """Products and layers for seconds on end, as training has them: power and heat lower the clocks."""
     for dtype in ("bfloat16", "float8"):
         yield _of(SUSTAINED, what="product", size=8192, dtype=dtype, for_seconds=4.0)
     for kind in LAYER_KINDS[:4]:
         yield _of(SUSTAINED, what="layer", **kind, tokens=4096, batch=1, backend="any", for_seconds=3.0)
+    yield _of(SUSTAINED, what="attention", **LONG_ATTENTION, backend="cudnn", for_seconds=2.0)
+    yield _of(
+        SUSTAINED, what="elementwise", op="gelu", rows=8192, width=8192, dtype="bfloat16", for_seconds=2.0
+    )
+    yield _of(SUSTAINED, what="product", size=2048, dtype="bfloat16", for_seconds=2.0)
 
 
 def _decode() -> Iterator[Item]:
@@ -301,6 +333,13 @@ def _compiled() -> Iterator[Item]:
         yield _of(COMPILED, **kind, tokens=4096, batch=1, backend="flash", recompute="none")
 
 
+def _compiled_ops() -> Iterator[Item]:
+    """Ops that a compiler makes one kernel of, forward and backward."""
+    for op in ("rms_norm_by_hand", "layer_norm", "rotary", "swiglu", "gelu"):
+        yield _of(COMPILED_OPS, op=op, rows=8192, width=4096, dtype="bfloat16")
+    yield _of(COMPILED_OPS, op="cross_entropy_float32", rows=8192, width=50304, dtype="bfloat16")
+
+
 def _collectives(devices: int, quick: bool) -> Iterable[Item]:
     sizes = (1 << 12, 1 << 16) if quick else tuple(1 << power for power in range(12, 31, 2))
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
@@ -333,6 +372,7 @@ def _quick() -> Iterator[Item]:
         "adamw_plain",
         "adamw_main_weights",
         "accumulate_foreach",
+        "copy_foreach",
         "clip",
         "zero_foreach",
     ):
@@ -366,6 +406,19 @@ def _quick() -> Iterator[Item]:
         backend="any",
         for_seconds=0.1,
     )
+    yield _of(
+        SUSTAINED,
+        what="attention",
+        causal=True,
+        head_width=16,
+        tokens=32,
+        batch=1,
+        heads=2,
+        dtype="bfloat16",
+        backend="any",
+        for_seconds=0.05,
+    )
+    yield _of(SUSTAINED, what="elementwise", op="gelu", rows=32, width=64, dtype="bfloat16", for_seconds=0.05)
     yield _of(
         DECODE, backend="any", tokens=64, batch=2, heads=4, key_value_heads=2, head_width=16, dtype="bfloat16"
     )

@@ -71,6 +71,11 @@ MODELS = (
     Model("GPT, 12 of 768", Sizes("gpt", 768, 12, 12, 3072), 12, 50304, 1024, 8),
     Model("Llama, 8 of 2048", Sizes("llama", 2048, 16, 16, 5632), 8, 32000, 2048, 2, 2),
     Model("Llama, 4 of 4096", Sizes("llama", 4096, 32, 8, 14336), 4, 32000, 4096, 1),
+    Model("GPT, 24 of 1024", Sizes("gpt", 1024, 16, 16, 4096), 24, 50304, 1024, 16),
+    Model("GPT, 48 of 512", Sizes("gpt", 512, 8, 8, 2048), 48, 50304, 512, 32),
+    Model("Llama, 2 of 8192", Sizes("llama", 8192, 64, 8, 28672), 2, 32000, 4096, 1),
+    Model("Llama, 6 of 2048, 32k tokens", Sizes("llama", 2048, 16, 4, 5632), 6, 32000, 32768, 1),
+    Model("Llama, 16 of 1024, 4 microbatches", Sizes("llama", 1024, 16, 4, 2816), 16, 32000, 2048, 8, 4),
 )
 QUICK_MODELS = (
     Model("GPT, 2 of 64", Sizes("gpt", 64, 4, 4, 256), 2, 512, 64, 2),

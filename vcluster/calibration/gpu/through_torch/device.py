@@ -22,6 +22,7 @@ _DO: Mapping[str, Callable[[Clock, Given], dict[str, Any]]] = {
     items.DECODE: kernels.decode_row,
     items.LAYERS: programs.layer_row,
     items.COMPILED: programs.compiled_row,
+    items.COMPILED_OPS: kernels.compiled_op_row,
     items.COLLECTIVES: group.collective_row,
 }
 

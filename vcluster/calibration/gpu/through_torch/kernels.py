@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from vcluster.calibration.gpu.items import Given
@@ -77,19 +78,17 @@ def both_ways(
     if forward_only:
         return row
     result = forward()
-    gradient = torch.randn_like(result)
+    results = result if isinstance(result, tuple) else (result,)
+    gradients = [torch.randn_like(each) for each in results]
 
     def backward() -> object:
-        return torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+        return torch.autograd.grad(results, inputs, gradients, retain_graph=True)
 
     return {**row, **clock.time(backward).row("backward_")}
 
 
-def attention_row(clock: Clock, given: Given) -> Row:
-    """Attention of ``batch`` sequences by one library, forward and backward.
-
-    ``flops`` are those of all scores, 4 batch heads tokens^2 width: causal kernels compute half of them.
-    """
+def attention_work(clock: Clock, given: Given) -> Made:
+    """Attention of ``batch`` sequences; queries, keys and values lie as a product leaves them."""
     torch = clock.torch
     batch, heads, tokens, width = (given[name] for name in ("batch", "heads", "tokens", "head_width"))
     shared = given.get("key_value_heads", heads)
@@ -103,9 +102,19 @@ def attention_row(clock: Clock, given: Given) -> Row:
             query, key, value, is_causal=given["causal"], enable_gqa=shared != heads
         )
 
-    with backend_chosen(torch, given["backend"]):
-        row = both_ways(clock, forward, (query, key, value))
-    return {**row, "flops": 4.0 * batch * heads * tokens**2 * width}
+    return forward, (query, key, value)
+
+
+def attention_row(clock: Clock, given: Given) -> Row:
+    """Attention of ``batch`` sequences by one library, forward and backward.
+
+    ``flops`` are those of all scores, 4 batch heads tokens^2 width: causal kernels compute half of them.
+    """
+    forward, inputs = attention_work(clock, given)
+    with backend_chosen(clock.torch, given["backend"]):
+        row = both_ways(clock, forward, inputs)
+    scores = given["batch"] * given["heads"] * given["tokens"] ** 2
+    return {**row, "flops": 4.0 * scores * given["head_width"]}
 
 
 def decode_row(clock: Clock, given: Given) -> Row:
@@ -182,6 +191,28 @@ def _transposed(clock: Clock, given: Given) -> Made:
     return lambda: x.transpose(1, 2).reshape(1, given["rows"], given["width"]), (x,)
 
 
+def _swiglu(clock: Clock, given: Given) -> Made:
+    """A gate and what it lets pass, which one product made: they lie beside each other in a row."""
+    both = drawn(clock, given["rows"], 2 * given["width"], dtype=given["dtype"]).requires_grad_()
+
+    def forward() -> Any:
+        gate, other = both.chunk(2, dim=-1)
+        return clock.torch.nn.functional.silu(gate) * other
+
+    return forward, (both,)
+
+
+def _split(clock: Clock, given: Given) -> Made:
+    """Three parts of a row, which are views; the gradient puts theirs together."""
+    whole = drawn(clock, given["rows"], given["width"], dtype=given["dtype"]).requires_grad_()
+    part = given["width"] // 4
+
+    def forward() -> Any:
+        return whole.split((given["width"] - 2 * part, part, part), dim=-1)
+
+    return forward, (whole,)
+
+
 def _embedding(clock: Clock, given: Given) -> Made:
     table = drawn(clock, given["vocabulary"], given["width"], dtype=given["dtype"]).requires_grad_()
     rows = clock.torch.randint(given["vocabulary"], (given["rows"],), device=clock.device)
@@ -231,6 +262,8 @@ _MAKERS: Mapping[str, Make] = {
     "add": _of_two(lambda torch, one, other: one + other),
     "rotary": _rotary,
     "transpose": _transposed,
+    "swiglu": _swiglu,
+    "split": _split,
     "embedding": _embedding,
     "cross_entropy": _classes(False),
     "cross_entropy_float32": _classes(True),
@@ -243,5 +276,20 @@ _MAKERS: Mapping[str, Make] = {
 
 def elementwise_row(clock: Clock, given: Given) -> Row:
     """An op whose work is proportional to its elements, forward and, where there is one, backward."""
-    forward, inputs = _MAKERS[given["op"]](clock, given)
+    forward, inputs = elementwise_work(clock, given)
     return both_ways(clock, forward, inputs, forward_only=not inputs)
+
+
+def elementwise_work(clock: Clock, given: Given) -> Made:
+    """The work of an op whose work is proportional to its elements."""
+    return _MAKERS[given["op"]](clock, given)
+
+
+def compiled_op_row(clock: Clock, given: Given) -> Row:
+    """Such an op by the compiler; ``first_seconds`` is how long it compiled the forward."""
+    plain, inputs = elementwise_work(clock, given)
+    forward = clock.torch.compile(plain)
+    began = perf_counter()
+    forward()
+    first = perf_counter() - began
+    return {**both_ways(clock, forward, inputs), "first_seconds": first}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,6 +61,15 @@ def load_now() -> str:
     """The clock, the power and the heat of the first GPU at this moment, in one line; empty if unknown."""
     told = _answer("clocks.sm", "power.draw", "temperature.gpu")
     return ", ".join(f"{name} {value}" for name, value in told.items())
+
+
+def clock_and_power(torch: Any, device: str) -> dict[str, float]:
+    """The clock in MHz and the power in W at this moment, without a wait for the GPU; empty if unknown."""
+    found: dict[str, float] = {}
+    with suppress(Exception):  # PyTorch asks a library of the driver, which need not be there
+        found["clock_mhz"] = float(torch.cuda.clock_rate(device))
+        found["power_watts"] = torch.cuda.power_draw(device) / 1e3
+    return found
 
 
 def _answer(*names: str) -> dict[str, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from time import perf_counter
 from typing import Any
 
 from vcluster.calibration.gpu.items import Given
 from vcluster.calibration.gpu.models import Sizes
-from vcluster.calibration.gpu.through_torch.kernels import Row, drawn
+from vcluster.calibration.gpu.through_torch.kernels import Row, attention_work, drawn, elementwise_work
 from vcluster.calibration.gpu.through_torch.layers import backend_chosen, layer, made_weights, rotary_tables
 from vcluster.calibration.gpu.through_torch.machine import load_now
 from vcluster.calibration.gpu.through_torch.timing import Clock
@@ -45,6 +45,9 @@ def _on_weights(torch: Any, how: str, weights: list[Any]) -> Callable[[], object
     if how == "accumulate_foreach":
         narrow = [gradient.bfloat16() for gradient in gradients]
         return lambda: torch._foreach_add_(gradients, narrow)
+    if how == "copy_foreach":
+        narrow = [gradient.bfloat16() for gradient in gradients]
+        return lambda: torch._foreach_copy_(gradients, narrow)
     if how == "zero_foreach":
         return lambda: torch._foreach_zero_(gradients)
     if how == "clip":
@@ -83,7 +86,7 @@ def copy_row(clock: Clock, given: Given) -> Row:
 def sustained_row(clock: Clock, given: Given) -> Row:
     """Work without a pause: what it takes alone, and once power and heat have settled; the clocks then."""
     with backend_chosen(clock.torch, given.get("backend", "any")):
-        work = _layer_both_ways(clock, given) if given["what"] == "layer" else _square(clock, given)
+        work = _LASTING[given["what"]](clock, given)
         alone = clock.time(work, cold=False, most=10)
         pieces, state = _without_pause(clock, work, alone.seconds, given["for_seconds"])
     return {"alone_seconds": alone.seconds, "seconds": pieces[-1], "pieces": pieces, "state": state}
@@ -116,10 +119,29 @@ def _square(clock: Clock, given: Given) -> Callable[[], object]:
     return lambda: left @ right
 
 
+def _attention_both_ways(clock: Clock, given: Given) -> Callable[[], object]:
+    return _both_ways(clock, *attention_work(clock, given))
+
+
+def _elementwise_both_ways(clock: Clock, given: Given) -> Callable[[], object]:
+    return _both_ways(clock, *elementwise_work(clock, given))
+
+
 def _layer_both_ways(clock: Clock, given: Given) -> Callable[[], object]:
-    forward, inputs = layer_work(clock, sizes_of(given), given["tokens"], given["batch"])
+    return _both_ways(clock, *layer_work(clock, sizes_of(given), given["tokens"], given["batch"]))
+
+
+def _both_ways(clock: Clock, forward: Callable[[], Any], inputs: Sequence[Any]) -> Callable[[], object]:
     gradient = clock.torch.randn_like(forward())
     return lambda: clock.torch.autograd.grad(forward(), inputs, gradient)
+
+
+_LASTING: Mapping[str, Callable[[Clock, Given], Callable[[], object]]] = {
+    "product": _square,
+    "attention": _attention_both_ways,
+    "elementwise": _elementwise_both_ways,
+    "layer": _layer_both_ways,
+}
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
