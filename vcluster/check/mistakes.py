@@ -1,115 +1,24 @@
-"""What is wrong with the results of a collective, and the mistake that explains it.
-
-A mistake is a function that says its sentence if it explains all wrong results, and an empty text otherwise.  They stand
-in lists, in the order in which they are tried: the first that explains the results is told.
-"""
+"""What is wrong with the results of a collective, and the mistake that explains it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from parallelism.operation import ranks_in_words
-from vcluster.check.cases import Array, Case, agrees, same_values
+from vcluster.check.cases import Case, agrees, same_values
 from vcluster.check.contributions import digits_of, made_of
 from vcluster.check.failures import Finding
+from vcluster.check.mistakes_in_sums import OF_SUMS
+from vcluster.check.results import Mistake, Results, first_of, is_one_block, shift
 
 _MOST_LINES = 4
 
-Found = TypeVar("Found")
 
-
-@dataclass(frozen=True)
-class Mistake(Generic[Found]):
-    """A mistake whose sentence is always the same."""
-
-    explains: Callable[[Found], Any]
-    sentence: str
-
-    def __call__(self, found: Found) -> str:
-        return self.sentence if self.explains(found) else ""
-
-
-def first_of(mistakes: Iterable[Callable[[Found], str]], found: Found) -> str:
-    """The sentence of the first mistake that explains what was found; empty if none does."""
-    return next(filter(None, (mistake(found) for mistake in mistakes)), "")
-
-
-@dataclass(frozen=True, eq=False)
-class _Results:
-    """What the ranks return, beside what they should."""
-
-    case: Case
-    outputs: Sequence[Any]
-    wrong: Sequence[int]
-    """The ranks whose results are wrong."""
-    received: Sequence[int]
-    """The number of messages, by rank."""
-    all_rounded: bool
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self.case.size
-
-    @cached_property
-    def arrays(self) -> dict[int, Array]:
-        """The results of the ranks that should have one."""
-        return {rank: np.asarray(self.outputs[rank]) for rank in self.due}
-
-    @cached_property
-    def due(self) -> list[int]:
-        """The ranks that should have a result."""
-        return [rank for rank in range(self.size) if self.case.expected[rank] is not None]
-
-    @cached_property
-    def held(self) -> dict[int, Array]:
-        """The digits of the results; empty if one is no sum of elements."""
-        digits = {rank: digits_of(array, self.size) for rank, array in self.arrays.items()}
-        found = {rank: each for rank, each in digits.items() if each is not None}
-        return found if len(found) == len(digits) else {}
-
-    @cached_property
-    def counts(self) -> dict[int, Array]:
-        """By element and source, how often it is in a sum; empty if elements of different places are in one."""
-        counts = {}
-        for rank, held in self.held.items():
-            numbers = digits_of(np.asarray(self.case.expected[rank]), self.size)
-            assert numbers is not None
-            numbers = np.maximum(numbers, 1)
-            if np.any(held % numbers):
-                return {}
-            counts[rank] = (held // numbers).reshape(-1, self.size)
-        return counts
-
-    @cached_property
-    def origin(self) -> dict[int, list[int]]:
-        """Of what is joined: the source of each element; -1 where there is none."""
-        sources = {}
-        for rank in self.wrong:
-            rows = self.held[rank].reshape(-1, self.size)
-            sources[rank] = np.where(rows.any(axis=1), rows.argmax(axis=1), -1).tolist()
-        return sources
-
-    @cached_property
-    def blocks(self) -> dict[int, list[int]]:
-        """Of what is joined: the source of each block; -2 for one that is mixed."""
-        return {
-            rank: [_one_of(part) for part in np.array_split(of, self.size)]
-            for rank, of in self.origin.items()
-        }
-
-    def joined_from(self, sources: Callable[[int], Sequence[int]]) -> bool:
-        """Whether the blocks of each rank are of these sources."""
-        return all(blocks == list(sources(rank)) for rank, blocks in self.blocks.items())
-
-
-def _one_of(part: Array) -> int:
-    return int(part[0]) if len(part) and np.all(part == part[0]) else -2
+def _returns(ranks: Sequence[int]) -> str:
+    return "returns" if len(ranks) == 1 else "return"
 
 
 def finding_of(
@@ -128,13 +37,9 @@ def finding_of(
     lines = tuple(_line(case, rank, outputs[rank], all_rounded) for rank in wrong[:_MOST_LINES])
     lines += (f"... and {len(wrong) - _MOST_LINES} more ranks",) if len(wrong) > _MOST_LINES else ()
     sentence = f"{ranks_in_words(wrong)} of {case.size} {_returns(wrong)} a wrong result"
-    results = _Results(case, outputs, wrong, received, all_rounded)
-    mistakes = _OF_ALL + (_OF_SUMS if case.kind.reduces else _OF_JOINED if case.kind.joins else _OF_COPIES)
+    results = Results(case, outputs, wrong, received, all_rounded)
+    mistakes = _OF_ALL + (OF_SUMS if case.kind.reduces else _OF_JOINED if case.kind.joins else _OF_COPIES)
     return Finding(sentence, lines, first_of(mistakes, results))
-
-
-def _returns(ranks: Sequence[int]) -> str:
-    return "returns" if len(ranks) == 1 else "return"
 
 
 def _line(case: Case, rank: int, output: Any, all_rounded: bool) -> str:
@@ -165,7 +70,7 @@ def _line(case: Case, rank: int, output: Any, all_rounded: bool) -> str:
 # -- of any collective -------------------------------------------------------------------------------------------------
 
 
-def _silent(results: _Results) -> str:
+def _silent(results: Results) -> str:
     silent = [rank for rank in results.due if results.outputs[rank] is None]
     if silent == results.due:
         return "the function returns nothing: a return is missing"
@@ -174,7 +79,7 @@ def _silent(results: _Results) -> str:
     return ""
 
 
-def _other_type(results: _Results) -> str:
+def _other_type(results: Results) -> str:
     pairs = [(results.outputs[rank], results.case.expected[rank]) for rank in results.wrong]
     if all(isinstance(output, list | tuple) for output, _ in pairs) and not isinstance(pairs[0][1], list):
         return "the result is a list of pieces that are not joined to one array"
@@ -183,7 +88,7 @@ def _other_type(results: _Results) -> str:
     return ""
 
 
-def _other_dtype(results: _Results) -> str:
+def _other_dtype(results: Results) -> str:
     expected, arrays = results.case.expected, results.arrays
     came, went = arrays[results.wrong[0]].dtype, expected[results.wrong[0]].dtype
     if came != went and all(
@@ -195,7 +100,7 @@ def _other_dtype(results: _Results) -> str:
     return ""
 
 
-def _too_few_pieces(results: _Results) -> str:
+def _too_few_pieces(results: Results) -> str:
     """Of pieces that are joined and are too few: which are there, and how many messages came."""
     size, kind, arrays = results.size, results.case.kind, results.arrays
     if not kind.joins or kind.cuts or any(arrays[rank].ndim != 1 for rank in results.wrong):
@@ -224,7 +129,7 @@ def _too_few_pieces(results: _Results) -> str:
     )
 
 
-def _other_shape(results: _Results) -> str:
+def _other_shape(results: Results) -> str:
     case, arrays = results.case, results.arrays
     first = next((rank for rank in results.wrong if arrays[rank].shape != case.expected[rank].shape), None)
     if first is None:
@@ -255,19 +160,19 @@ def _other_shape(results: _Results) -> str:
     return "the result has another shape"
 
 
-def _is_mean(results: _Results) -> bool:
+def _is_mean(results: Results) -> bool:
     pairs = ((array * results.size, results.case.expected[rank]) for rank, array in results.arrays.items())
     return results.case.kind.reduces and all(np.allclose(one, other) for one, other in pairs)
 
 
-_OF_ALL: tuple[Callable[[_Results], str], ...] = (
+_OF_ALL: tuple[Callable[[Results], str], ...] = (
     _silent,
     _other_type,
     _other_dtype,
     _too_few_pieces,
     _other_shape,
-    Mistake[_Results](_is_mean, "a mean stands for a sum: the result is divided by the number of ranks"),
-    Mistake[_Results](
+    Mistake[Results](_is_mean, "a mean stands for a sum: the result is divided by the number of ranks"),
+    Mistake[Results](
         lambda results: not results.held,
         "the result is no sum of elements of the inputs: memory that was never filled, a product, or values that were "
         "rounded",
@@ -275,214 +180,16 @@ _OF_ALL: tuple[Callable[[_Results], str], ...] = (
 )
 
 
-# -- of reductions: how often each rank's element is in each sum -------------------------------------------------------
-
-
-def _other_block(results: _Results) -> str:
-    """Of reductions that are cut into blocks: whether each rank has the block of another one."""
-    size = results.size
-    if not results.case.kind.cuts:
-        return ""
-    by = _shift(results)
-    if by:
-        off = by if by <= size // 2 else by - size
-        other = f"j {'+' if off > 0 else '-'} {abs(off)}"
-        if abs(off) == 1:
-            return f"off by one: rank j has block {other}, and should have block j"
-        return f"rank j has the block of rank {other}"
-    return "all ranks have the same block" if _is_one_block(results) else ""
-
-
-def _is_one_block(results: _Results) -> bool:
-    first, *others = results.arrays.values()
-    return results.case.kind.cuts and all(np.array_equal(array, first) for array in others)
-
-
-def _shift(results: _Results) -> int:
-    """By how many ranks all blocks are shifted; 0 if they are not."""
-    for by in range(1, results.size):
-        others = {rank: results.case.expected[(rank + by) % results.size] for rank in results.arrays}
-        if all(np.array_equal(array, others[rank]) for rank, array in results.arrays.items()):
-            return by
-    return 0
-
-
-def _not_brought_back(results: _Results) -> str:
-    right = sorted(set(results.arrays) - set(results.wrong))
-    for rank in results.wrong:
-        own = np.arange(results.size) == rank
-        if not right or np.any(results.counts[rank] != own):
-            return ""
-    return f"only {ranks_in_words(right)} has the sum: it does not come back to the others"
-
-
-def _of_counts(results: _Results) -> str:
-    """The mistake, if all elements of a rank have the same contributions."""
-    rows = {}
-    for rank in results.wrong:
-        counts = results.counts[rank]
-        if not len(counts) or np.any(counts != counts[0]):
-            return ""
-        rows[rank] = counts[0]
-    return first_of(_OF_ROWS, _Rows(rows, results.size, results.received))
-
-
-def _second_half(results: _Results) -> str:
-    """Of an algorithm in two halves, whose pieces are summed in the first one and joined in the second."""
-    size, some = results.size, results.wrong[0]
-    shares = [float(np.mean(np.all(results.counts[rank] == 1, axis=1))) for rank in results.wrong]
-    if all(shares):
-        if max(shares) < 2 / size + 1e-9:
-            return (
-                "each rank has the whole sum of one piece only: the second half, which brings the pieces to all "
-                "ranks, is missing"
-            )
-        return (
-            "some pieces are complete and some are not: the second half stops too early, or begins with the wrong "
-            "piece (off by one)"
-        )
-    if results.received[some] >= size:
-        return (
-            "the second half begins with the wrong piece (off by one): pieces that are not complete take the place "
-            "of others"
-        )
-    return "no piece is complete: the piece that is sent, or the one that is added to, is off by one"
-
-
-_OF_SUMS: tuple[Callable[[_Results], str], ...] = (
-    _other_block,
-    Mistake[_Results](
-        lambda results: not results.counts,
-        "elements of different places are added to each other: sender and receiver mean different pieces",
-    ),
-    _not_brought_back,
-    _of_counts,
-    Mistake[_Results](
-        lambda results: any(np.any(results.counts[rank] > 1) for rank in results.wrong),
-        "parts that are summed already are added once more: the second half of the algorithm adds where it should copy "
-        "(sum in place of copy)",
-    ),
-    _second_half,
-)
-
-
-# -- ... if all elements of a rank have the same contributions ---------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """By rank, how often it has the element of each source."""
-
-    rows: dict[int, Array]
-    size: int
-    received: Sequence[int]
-
-    @property
-    def some(self) -> int:
-        """A rank whose result is wrong."""
-        return next(iter(self.rows))
-
-    @property
-    def repeated(self) -> bool:
-        """Whether an element is there several times."""
-        return any(row.max() > 1 for row in self.rows.values())
-
-    @property
-    def alike(self) -> bool:
-        """Whether all ranks have the same of themselves and of their neighbours."""
-        return len({tuple(np.roll(row, -rank).tolist()) for rank, row in self.rows.items()}) == 1
-
-    def each(self, holds: Callable[[int, Array], Any]) -> bool:
-        """Whether something holds of all ranks: of how often they have their own elements, and those of others."""
-        return all(holds(int(row[rank]), np.delete(row, rank)) for rank, row in self.rows.items())
-
-
-def _summed_again(found: _Rows) -> str:
-    times = {number for row in found.rows.values() for number in row.tolist()}
-    return (
-        f"every array is counted {times.pop()} times: the sum is summed once more" if len(times) == 1 else ""
-    )
-
-
-def _own_twice(found: _Rows) -> str:
-    if not found.each(lambda own, others: own == 2 and np.all(others == 1)):
-        return ""
-    came = found.received[found.some]
-    if came >= found.size:
-        return (
-            "the own array is counted twice: one step too many, in which it comes back to its rank (a rank receives "
-            f"{came} messages)"
-        )
-    return "the own array is counted twice: it is in the start value, and is added again"
-
-
-def _missing(found: _Rows) -> str:
-    missing = {rank: np.flatnonzero(row == 0).tolist() for rank, row in found.rows.items()}
-    some = max(missing, key=lambda rank: len(missing[rank]) > 0)  # the first one that lacks an array
-    if all(len(each) == 1 for each in missing.values()):
-        source = missing[some][0]
-        if all(each == [source] for each in missing.values()):
-            return f"the array of rank {source} is in no result: off by one in a range of ranks"
-        if found.alike:
-            return (
-                f"off by one: a step too few. Rank {some} lacks the array of rank {source}, the one that has the "
-                "longest way"
-            )
-    if found.alike and np.count_nonzero(found.rows[some]) == 2:
-        return (
-            "each rank has only its own array and that of a neighbour: there is one step, and more are needed"
-        )
-    return f"arrays are missing: rank {some} lacks those of {ranks_in_words(missing[some])}, the steps end too early"
-
-
-_OF_ROWS: tuple[Callable[[_Rows], str], ...] = (
-    Mistake[_Rows](
-        lambda found: found.each(lambda own, others: own == 0 and not others.any()),
-        "the result is still zero: nothing is added to it",
-    ),
-    Mistake[_Rows](
-        lambda found: found.each(lambda own, others: own == 1 and not others.any()),
-        "each rank returns its own array: what it receives is not added, or nothing is received",
-    ),
-    Mistake[_Rows](
-        lambda found: found.each(lambda own, others: own == 0 and np.all(others == 1)),
-        "the own array is forgotten: the sum has all others only",
-    ),
-    Mistake[_Rows](
-        lambda found: found.each(lambda own, others: own + others.sum() == 1),
-        "a copy stands for a sum: what arrives replaces the value, in place of being added to it",
-    ),
-    _summed_again,
-    _own_twice,
-    Mistake[_Rows](
-        lambda found: (
-            found.repeated
-            and found.each(lambda own, others: own >= others.max() and np.all(others == others[0]))
-        ),
-        "the own array is added in every step, in place of what arrives",
-    ),
-    Mistake[_Rows](
-        lambda found: found.repeated and all(np.count_nonzero(row) <= 2 for row in found.rows.values()),
-        "the own array is sent in every step, and the same array arrives again and again",
-    ),
-    Mistake[_Rows](
-        lambda found: found.repeated,
-        "some arrays are counted several times: a rank passes on its running total, in place of what has just arrived",
-    ),
-    _missing,
-)
-
-
 # -- of what is copied or joined: each element should be of one rank ---------------------------------------------------
 
 
-def _still_zero(results: _Results) -> str:
+def _still_zero(results: Results) -> str:
     if any(results.held[rank].any() for rank in results.wrong):
         return ""
     return f"{ranks_in_words(results.wrong)} still has zeros: the data of the root does not reach it"
 
 
-def _own_array(results: _Results) -> str:
+def _own_array(results: Results) -> str:
     wrong = results.wrong
     if any(
         np.flatnonzero(results.held[rank].reshape(-1, results.size).any(axis=0)).tolist() != [rank]
@@ -494,29 +201,29 @@ def _own_array(results: _Results) -> str:
     return f"{ranks_in_words(wrong)} {_returns(wrong)} the own array: that of the root does not come so far"
 
 
-def _shifted(results: _Results) -> str:
-    by = _shift(results) if results.case.kind.cuts else 0
+def _shifted(results: Results) -> str:
+    by = shift(results) if results.case.kind.cuts else 0
     return f"off by one: rank j has the block of rank (j + {by}) modulo {results.size}" if by else ""
 
 
-_SUMMED = Mistake[_Results](
+_SUMMED = Mistake[Results](
     lambda results: any(np.any(np.count_nonzero(results.held[rank], axis=-1) > 1) for rank in results.wrong),
     "a sum stands for a copy: what arrives is added to what is there",
 )
-_OF_COPIES: tuple[Callable[[_Results], str], ...] = (
+_OF_COPIES: tuple[Callable[[Results], str], ...] = (
     _SUMMED,
     _still_zero,
     _own_array,
-    Mistake[_Results](_is_one_block, "all ranks get the same block"),
+    Mistake[Results](is_one_block, "all ranks get the same block"),
     _shifted,
-    Mistake[_Results](
+    Mistake[Results](
         lambda results: True,
         "the array of another rank than the root arrives: is the number of the root used?",
     ),
 )
 
 
-def _empty_places(results: _Results) -> str:
+def _empty_places(results: Results) -> str:
     if not any(-1 in sources for sources in results.origin.values()):
         return ""
     empty = {
@@ -532,7 +239,7 @@ def _empty_places(results: _Results) -> str:
     return f"on rank {some} the places of {places} are still empty: the steps end too early"
 
 
-def _wrong_elements(results: _Results) -> str:
+def _wrong_elements(results: Results) -> str:
     """Each block is of the right rank, and is the wrong one."""
     if not results.joined_from(lambda rank: range(results.size)):
         return ""
@@ -550,12 +257,12 @@ def _wrong_elements(results: _Results) -> str:
     return f"the wrong blocks arrive: rank {some} has blocks {', '.join(map(str, found))} of ranks 0, 1, ..."
 
 
-def _sources(results: _Results) -> str:
+def _sources(results: Results) -> str:
     some = results.wrong[0]
     return f"on rank {some} they come from {', '.join(map(str, results.blocks[some]))}"
 
 
-def _wrong_order(results: _Results) -> str:
+def _wrong_order(results: Results) -> str:
     size = results.size
     if results.joined_from(lambda rank: [(2 * rank - place) % size for place in range(size)]):
         return (
@@ -570,20 +277,20 @@ def _wrong_order(results: _Results) -> str:
     return ""
 
 
-_OF_JOINED: tuple[Callable[[_Results], str], ...] = (
+_OF_JOINED: tuple[Callable[[Results], str], ...] = (
     _SUMMED,
     _empty_places,
     _wrong_elements,
-    Mistake[_Results](
+    Mistake[Results](
         lambda results: results.joined_from(lambda rank: range(results.size)[::-1]),
         "the pieces are joined in reverse order",
     ),
     _wrong_order,
-    Mistake[_Results](
+    Mistake[Results](
         lambda results: results.joined_from(lambda rank: [rank] * results.size),
         "each rank has copies of its own piece only: nothing that arrives is used",
     ),
-    Mistake[_Results](
+    Mistake[Results](
         lambda results: all(len(set(blocks)) <= 2 for blocks in results.blocks.values()),
         "the own piece is sent in every step, in place of the one that has just arrived",
     ),
