@@ -148,9 +148,8 @@ def check_collective(
     subject = f"{kind} by {getattr(mine, '__name__', 'a function')}"
     failed, passed = _tried(exercise)
     cases = len(failed) + len(passed)
-    if failed:
-        finding: Finding | None = _explained(failed, passed, algorithm, hop)
-    else:
+    finding = _explained(failed, passed, algorithm, hop) if failed else None
+    if finding is None:
         telling = passed[_EVEN.name, 4]
         assert telling.trace is not None
         finding = _flaw(kind, telling, telling.trace, hop)

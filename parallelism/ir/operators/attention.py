@@ -176,39 +176,16 @@ class _Part:
             self.factors = kept.astype(self.dtype) / (1 - rate)
 
 
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *step: Any,
-    scale: float,
-    mask: str,
-    rate: float,
-    seed: int,
-    whole: Sequence[int],
-    starts: Sequence[int],
-) -> Any:
-    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
+def _attention(q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any) -> Any:
+    part = _Part(q, k, v, step, **options)
     out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale)
     return out.astype(q.dtype, copy=False), lse
 
 
 def _attention_gradient(
-    grad: Any,
-    out: Any,
-    lse: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *step: Any,
-    scale: float,
-    mask: str,
-    rate: float,
-    seed: int,
-    whole: Sequence[int],
-    starts: Sequence[int],
+    grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any
 ) -> Any:
-    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
+    part = _Part(q, k, v, step, **options)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
     q_grad, *others = attend_backward(
         part.q,
