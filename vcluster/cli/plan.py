@@ -256,7 +256,7 @@ def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace) -> Non
         with accessing(arguments.html, option="html"):
             write_layouts(plans, arguments.html)
     if plans:
-        tell_unchanging(arguments)
+        tell_unchanging(arguments, flags)
     print(json.dumps(layouts_document(plans), indent=1) if arguments.json else plans)
     if bought is not None:
         print(f"\n{bought}")
@@ -301,7 +301,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
     if len(plans):
-        tell_unchanging(arguments)
+        tell_unchanging(arguments, flags)
         idle = [
             name
             for name in flags.given("update")
