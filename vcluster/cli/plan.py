@@ -232,7 +232,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
             bought = dual(plans.best) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
-    _tell_layouts(plans, bought, arguments)
+    _tell_layouts(plans, bought, arguments, flags)
     return int(not plans)
 
 
@@ -250,7 +250,7 @@ def _check_without_strategies(arguments: argparse.Namespace, asked: str) -> None
         raise WrongWords("--auto and --slices are two searches; leave one out")
 
 
-def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace) -> None:
+def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags: MegatronFlags) -> None:
     """Prints the layouts that were found, with what more memory would bring, and writes the page."""
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
