@@ -81,6 +81,9 @@ def _why_simulated(task: Task) -> str:
     hardware = task.hardware
     if not isinstance(task.model.model, TransformerSpec):
         return "only a TransformerSpec is put together from pieces; a program is simulated"
+    spec = task.model.model
+    if len({spec.is_rotated(layer) for layer in range(spec.layers)}) > 1:
+        return "layers with and without positions differ in their ops"
     if hardware.stragglers or hardware.faults:
         return f"devices of {hardware.name} differ"
     if hardware.message_overhead_seconds or hardware.message_overhead_seconds_per_byte:

@@ -39,7 +39,7 @@ def floating(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
     return x.dtype
 
 
-def alike(*types: TensorType, outputs: int = 1) -> Rule:
+def one_shape(*types: TensorType, outputs: int = 1) -> Rule:
     """The rule of an elementwise operator whose inputs and outputs all have one shape."""
     names = letters(types[0].ndim)
     return rule(
@@ -63,7 +63,7 @@ def _activation(name: str, flops: int, gradient_flops: int) -> None:
     register(
         Operator(
             gradient,
-            lambda grad, x: alike(grad, x),
+            lambda grad, x: one_shape(grad, x),
             floating,
             lambda grad, x: kernels.backward(x, grad),
             flops=gradient_flops,
@@ -120,7 +120,7 @@ def _gated(
     register(
         Operator(
             name,
-            lambda gate, x: alike(gate, x),
+            lambda gate, x: one_shape(gate, x),
             floating,
             forward,
             lambda g, y, gate, x: apply(gradient, g, gate, x),
@@ -130,7 +130,7 @@ def _gated(
     register(
         Operator(
             gradient,
-            lambda grad, gate, x: alike(grad, gate, x, outputs=2),
+            lambda grad, gate, x: one_shape(grad, gate, x, outputs=2),
             floating,
             lambda grad, gate, x: backward(gate, x, grad),
             flops=gradient_flops,
