@@ -89,10 +89,18 @@ def repeated(events: Sequence[Event], *, at_end: bool = False) -> list[bool]:
     same neighbours.  At the end of a step it is that of the first block, because memory that all parameters share is
     freed after the last block.
     """
-    once = next(
-        (event.block for event in (reversed(events) if at_end else events) if event.block is not None), None
-    )
+    of_blocks = [event for event in events if event.block is not None]
+    if at_end:
+        of_blocks.reverse()
+    else:
+        of_blocks.sort(key=_is_made_early)
+    once = of_blocks[0].block if of_blocks else None
     return [event.block not in (None, once) for event in events]
+
+
+def _is_made_early(event: Event) -> bool:
+    """Whether an event may be of a block that begins later: constants of all blocks stand before a backward."""
+    return event.kind.what == MEMORY or event.kind.name == "constant"
 
 
 def with_second_block(own: Sequence[Event], second: Iterable[Event]) -> list[Event]:
