@@ -15,7 +15,7 @@ from fake_gpu import H100, FakeGpu
 
 from parallelism import Hardware
 from parallelism.cost import Costs
-from parallelism.hardware import HostLink, Products, Reached, sized_hardware
+from parallelism.hardware import AttentionRate, HostLink, Kernel, Products, Reached, sized_hardware
 from vcluster.__main__ import main
 from vcluster.calibration.gpu import calibration
 from vcluster.calibration.gpu.bases import base_of, one_node, preset_of
@@ -39,7 +39,13 @@ from vcluster.cli.command_line import WrongWords
 MADE = replace(
     Hardware.preset("dgx-h100:1"), flops_efficiency=0.73, flops_efficiencies={"bfloat16": 0.73, "float8": 0.58},
     products=Products(132, half_depth=190.0, half_intensity=6.5), memory_efficiency=0.81, memory_ramp_seconds=3e-6,
-    kernel_launch_seconds=1.7e-6, flops_ramp_seconds=0.0, host=HostLink(9e-6, 5.4e10))
+    kernel_launch_seconds=1.7e-6, flops_ramp_seconds=0.0, host=HostLink(9e-6, 5.4e10), kernels={
+        "layer_norm": Kernel(2.0, 1.4), "rms_norm_gradient": Kernel(3.0, 2.3), "swiglu_gradient": Kernel(times=1.7),
+        "rotary": Kernel(6.0, 8.5), "convert": Kernel(times=1.25), "max": Kernel(times=1.6),
+        "exponential_sums": Kernel(times=1.6),
+        "attention": Kernel(rates=(AttentionRate(64, True, 0.4, 300.0), AttentionRate(128, True, 0.6, 500.0))),
+        "attention_gradient": Kernel(rates=(AttentionRate(64, True, 0.3, 900.0), AttentionRate(128, True, 0.5, 700.0))),
+    })
 """What the fake GPU computes with, and the fit must find."""
 FEW = MODELS[:3]
 
@@ -79,11 +85,30 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(measured):
     assert found.tables.notes["issue_seconds_of_an_op"] > 0         # the host of a GPU issues ahead
 
 
+def test_the_fit_finds_the_constants_of_each_kernel(measured):
+    found, path = measured
+    for kernels in (found.found.hardware.kernels, Hardware.of(f"dgx-h100:1+{path}").kernels):
+        for name, made in MADE.kernels.items():
+            told = kernels[name]
+            if made.rates:
+                causal = [rate for rate in told.rates if rate.causal]
+                assert [rate.width for rate in causal] == [64, 128]
+                for rate, other in zip(causal, made.rates, strict=True):
+                    assert rate.efficiency == pytest.approx(other.efficiency, rel=0.01)
+                    assert rate.half_length == pytest.approx(other.half_length, rel=0.03)
+            else:
+                assert (told.launches, told.times) == pytest.approx((made.launches, made.times), rel=0.03), name
+        assert kernels["gelu"].times == pytest.approx(1, rel=0.01)          # it takes as long as its bytes
+        assert kernels["split"] == kernels["scalars"] == Kernel(0, 0)
+        assert kernels["multiply+add+divide+sqrt+..."].launches == 0
+
+
 def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_what_and_when(measured):
     found, path = measured
     told = tomllib.loads(path.read_text())
     fields = {field for field in told if field not in (
-        "name", "title", "fitted_on", "hardware", "measured", "sources")}
+        "name", "title", "fitted_on", "hardware", "measured", "sources", "kernels")}
+    fields |= {f"kernels.{name}" for name in told["kernels"]}
     assert fields == {*told["sources"]} and told["name"] == "ours" and told["fitted_on"] == []
     assert {"flops_efficiency", "flops_efficiencies", "products", "host", "memory_efficiency"} < fields
     for source in told["sources"].values():
@@ -167,6 +192,11 @@ def test_products_are_told_as_they_are_for_seconds_on_end(measured, tmp_path):
     assert hot.hardware.flops_efficiency == pytest.approx(0.73 / 1.25, rel=1e-3)
     assert hot.hardware.efficiency("float8") == pytest.approx(0.58 / 1.25, rel=1e-3)
     assert hot.hardware.products == found.found.hardware.products
+    (rate, *_), (other, *_) = (each.kernels["attention"].rates for each in (hot.hardware, found.found.hardware))
+    assert rate.efficiency == pytest.approx(other.efficiency / 1.25, rel=1e-3)      # attention computes, norms do not
+    assert hot.hardware.kernels["layer_norm"] == found.found.hardware.kernels["layer_norm"]
+    assert hot.notes["kernels.attention"].endswith("times 0.800: a layer alone over the same for seconds on end "
+                                                   "(4 measured)")
     assert hot.notes["flops_efficiency"].endswith(
         "times 0.800: a layer alone over the same for seconds on end (4 measured)")
 
@@ -176,13 +206,14 @@ def test_parts_without_a_constant_are_told_beside_the_one_rate_that_there_is(mea
     notes = Tables.load(path.with_suffix(".json")).notes
     factors = {row["op"]: row for row in notes["elementwise_factors"]}
     assert factors["gelu"]["forward"] == pytest.approx(1, rel=1e-3)         # the fake GPU takes as long as its bytes
-    assert factors["gelu"]["backward"] == pytest.approx(2 * 4 / 6, rel=0.1)
+    assert factors["layer_norm"]["forward"] == pytest.approx(1.4, rel=0.05)
     assert factors["rms_norm"]["elements"] == 8192 * 4096 and "backward" not in factors["copy"]
     parts = notes["attention_parts_of_peak"]
     causal, whole = (next(row for row in parts if row["causal"] == kind) for kind in (True, False))
-    assert whole["forward"] == pytest.approx(4e11 / 1e-3 / 989.5e12, rel=1e-5)
-    assert causal["forward"] == pytest.approx(whole["forward"] / 2, rel=1e-5)
-    assert whole["backward"] == pytest.approx(1.25 * whole["forward"], rel=1e-5)
+    assert causal["tokens"] == whole["tokens"] == 4096 and causal["head_width"] == 128
+    assert causal["forward"] == pytest.approx(0.6 * 4096 / 4596, rel=0.02)
+    assert causal["backward"] == pytest.approx(0.5 * 4096 / 4796, rel=0.02)
+    assert whole["forward"] == pytest.approx(causal["forward"], rel=0.02)
     told = str(found)
     assert "flash, heads of 128, causal, 512 to 32768 tokens" in told and "takes for a parameter" in told
 

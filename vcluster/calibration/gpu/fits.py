@@ -5,6 +5,7 @@ What the model has no constant for (attention by direction, norms, cross entropy
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ from parallelism.cost import Costs
 from parallelism.hardware import ITEMSIZE, Hardware, HostLink, Products, Reached
 from parallelism.simulation import simulate
 from vcluster.calibration.fitting import Floats, fitted
+from vcluster.calibration.gpu import kernel_fits
 from vcluster.calibration.gpu.bases import base_of, folded
 from vcluster.calibration.gpu.items import (
     COLLECTIVES,
@@ -44,6 +46,8 @@ ELEMENT_BYTES = {
     "accumulate": 10,
 }
 """Bytes that a forward reads and writes for each element in 16 bits, of ops that are one kernel."""
+OF_MEMORY = ("add", "gelu_tanh", "relu", "narrow_cast", "copy")
+"""Of them those that take as long as their bytes: the rate of the memory is theirs."""
 ONE_KERNEL_BYTES = 60.0
 """An update of AdamW that takes fewer bytes for a parameter is one kernel: that reads and writes 28."""
 MANY_PARAMETERS = 1 << 20
@@ -75,10 +79,22 @@ def fit(tables: Tables) -> Fit:
     if not tables.measured(PRODUCTS):
         raise ValueError("no product was measured; a stack needs some")
     found = Fit(*base_of(tables))
-    for part in (_launch, _memory, _products, _dtypes, _under_load, _fused, _issue, _host, _collectives):
+    for part in (
+        _launch,
+        _memory,
+        _products,
+        _dtypes,
+        _fused,
+        _kernels,
+        _under_load,
+        _issue,
+        _host,
+        _collectives,
+    ):
         part(tables, found)
     if not found.known:
         rates = dict(folded(found.hardware))
+        _set_attention(found, 1 / found.hardware.efficiency("bfloat16"), "of the rates that are reached")
         for name in ("flops_efficiency", "flops_efficiencies", "memory_efficiency"):
             found.values.pop(name, None)
             found.notes.pop(name, None)
@@ -113,7 +129,7 @@ def _took(row: Row) -> float:
 
 def _memory(tables: Tables, found: Fit) -> None:
     """The rate of the memory, and how short pieces reach less of it."""
-    rows = [row for row in tables.measured(ELEMENTWISE) if row["op"] in ELEMENT_BYTES]
+    rows = [row for row in tables.measured(ELEMENTWISE) if row["op"] in OF_MEMORY]
     rows += [row for row in tables.measured(COPIES, way="device") if row["nbytes"] >= 1 << 18]
     if len(rows) < 3:
         return
@@ -203,16 +219,20 @@ def _dtypes(tables: Tables, found: Fit) -> None:
 
 
 def _under_load(tables: Tables, found: Fit) -> None:
-    """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks."""
-    rows = tables.measured(SUSTAINED, what="layer") or tables.measured(
-        SUSTAINED, what="product", dtype="bfloat16"
-    )
-    if not rows:
+    """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks.
+
+    What waits for memory takes as long as before, so products and attention make up for all of it.
+    """
+    parts = [_part_on_end(row, found.hardware) for row in tables.measured(SUSTAINED, what="layer")]
+    what = f"a layer alone over the same for seconds on end ({len(parts)} measured)"
+    if not parts:
+        rows = tables.measured(SUSTAINED, what="product", dtype="bfloat16")
+        parts = [row["alone_seconds"] / row["seconds"] for row in rows]
+        what = f"a product alone over the same for seconds on end ({len(parts)} measured)"
+    if not parts:
         return
-    part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
-    what = (
-        f"times {part:.3f}: a {rows[0]['what']} alone over the same for seconds on end ({len(rows)} measured)"
-    )
+    part = min(1.0, median(parts))
+    what = f"times {part:.3f}: {what}"
     hardware = found.hardware
     efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
     for name, value in (
@@ -221,6 +241,51 @@ def _under_load(tables: Tables, found: Fit) -> None:
     ):
         if name in found.notes:
             found.set(f"{found.notes[name]}; {what}", **{name: value})
+    _set_attention(found, part, what)
+
+
+def _part_on_end(row: Row, hardware: Hardware) -> float:
+    """The part of their rates that products and attention keep in a layer for seconds on end."""
+    computing = computing_seconds(row, hardware)
+    longer = max(float(row["seconds"]) - float(row["alone_seconds"]), 0.0)
+    return computing / (computing + longer)
+
+
+def computing_seconds(row: Row, hardware: Hardware) -> float:
+    """What products and attention of a layer take, forward and backward, as a simulation has them."""
+    sizes = Sizes(*(row[name] for name in ("style", "width", "heads", "key_value_heads", "feed_forward")))
+    costs = Costs(hardware)
+    return sum(
+        count * costs.compute_seconds(flops, nbytes, dtype=dtype, shape=shape, kernel=name)
+        for (name, flops, nbytes, dtype, shape), count in _products_of(sizes, row["tokens"], row["batch"])
+    )
+
+
+@lru_cache(maxsize=16)
+def _products_of(sizes: Sizes, tokens: int, batch: int) -> tuple[tuple[Any, int], ...]:
+    """The products and the attention of a layer: name, flops, bytes, dtype and shape, and how many of them."""
+    hardware = Hardware.preset("dgx-h100:1").placed([0])
+    counts: Counter[Any] = Counter()
+    for layers, sign in ((2, 1), (1, -1)):
+        run = run_of(Model("", sizes, layers, 256, tokens, batch))
+        columns = simulate(run.step, hardware, **run.placed, op_by_op=True).columns
+        for event in zip(*map(columns.values, ("name", "flops", "nbytes", "dtype", "shape")), strict=True):
+            if event[-1] is not None:
+                counts[event] += sign
+    return tuple((event, count) for event, count in counts.items() if count)
+
+
+def _set_attention(found: Fit, part: float, what: str) -> None:
+    """Attention at a part of its rates, too."""
+    kernels = dict(found.hardware.kernels)
+    for name, kernel in kernels.items():
+        if kernel.rates:
+            rates = tuple(replace(rate, efficiency=min(1.0, rate.efficiency * part)) for rate in kernel.rates)
+            kernels[name] = replace(kernel, rates=rates)
+            found.notes[f"kernels.{name}"] += f"; {what}"
+    if kernels:
+        found.hardware = replace(found.hardware, kernels=kernels)
+        found.values["kernels"] = kernels
 
 
 def _nearest(
@@ -269,6 +334,15 @@ def _fused(tables: Tables, found: Fit) -> None:
         f"{'as one kernel does' if one else 'more than one kernel'}; biases are added in products",
         fused="elementwise" if one else False,
     )
+
+
+def _kernels(tables: Tables, found: Fit) -> None:
+    """What single kernels take, where one rate does not tell it."""
+    each = [*kernel_fits.kernels(tables, found.hardware)]
+    if each and found.hardware.fused:
+        found.set("by the names of ops", kernels={one.name: one.kernel for one in each})
+        found.notes.pop("kernels")
+        found.notes |= {f"kernels.{one.name}": one.note for one in each}
 
 
 def _issue(tables: Tables, found: Fit) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from parallelism.hardware import Kernel
 from parallelism.whole_files import written_whole
 from vcluster.calibration.gpu.fits import Fit
 
@@ -31,7 +32,11 @@ def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -
     plain = {
         field: value for field, value in found.values.items() if not _is_table(value) and "." not in field
     }
-    nested = {field: _fields(value) for field, value in found.values.items() if _is_table(value)}
+    nested = {
+        field: _fields(value)
+        for field, value in found.values.items()
+        if _is_table(value) and field != "kernels"
+    }
     lines = [
         f"# Measured by python -m vcluster calibrate --gpu. Use it as {found.preset}+{name}.toml",
         "",
@@ -43,6 +48,8 @@ def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -
     ]
     for field, table in nested.items():
         lines += ["", f"[{field}]", *(_line(*each) for each in table.items())]
+    for kernel, each in found.values.get("kernels", {}).items():
+        lines += ["", f"[kernels.{_key(kernel)}]", *_of_kernel(each)]
     for link, table in _reached(found.values).items():
         lines += ["", f"[reached.{_key(link)}]", *(_line(*each) for each in table.items())]
     lines += [
@@ -62,6 +69,21 @@ def _reached(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             link, _, name = field.removeprefix("reached.").rpartition(".")
             found.setdefault(link, {})[name] = value
     return found
+
+
+def _of_kernel(kernel: Kernel) -> list[str]:
+    """The fields of a kernel that differ from those of any other one."""
+    lines = [
+        _line(each.name, getattr(kernel, each.name))
+        for each in fields(kernel)
+        if each.name != "rates" and getattr(kernel, each.name) != each.default
+    ]
+    if kernel.rates:
+        rates = [
+            f"    {{{', '.join(_line(*each) for each in asdict(rate).items())}}}," for rate in kernel.rates
+        ]
+        lines += ["rates = [", *rates, "]"]
+    return lines
 
 
 def _is_table(value: Any) -> bool:
