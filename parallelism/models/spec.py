@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,28 +11,38 @@ import numpy.typing as npt
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.recording import record
-from parallelism.ir.tracing.current import region
-from parallelism.ir.tracing.tracing import apply
-from parallelism.models.layers import attention, cross_entropy, dropout, rotary
-
-Shape = tuple[int, ...]
-Parameters = dict[str, Any]
+from parallelism.models.block_parts import Parameters
+from parallelism.models.expert_layers import Experts
+from parallelism.models.figures import Shape, forward_flops_of, idle_parameters, parameters_of, weights_of
+from parallelism.models.forward import Forward, checked_program
+from parallelism.models.latent_attention import LatentAttention
 
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
-CHOICES = {
-    "activation": ("gelu", "relu", "swiglu"),
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "activation": (
+        *("gelu", "gelu_exact", "relu", "relu2", "silu"),
+        *("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu"),
+    ),
     "norm": ("layer", "rms"),
-    "positions": ("learned", "rotary"),
+    "norm_parameters": ("all", "weights", "none"),
+    "norm_places": ("before", "after", "both"),
+    "positions": ("learned", "rotary", "alibi", "none"),
+    "query_key_norm": (False, True, "head", "all_heads", "without_weights"),
+    "parallel": (False, True, "one_norm"),
 }
+
+
+class _Derived(int):
+    """The width of a head that follows from other figures, so that `dataclasses.replace` derives it anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec:
-    """A decoder-only Transformer with causal attention, and norms before each block and at the end.
+    """A decoder-only Transformer with causal attention.
 
-    The defaults are those of GPT-2 (Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019).
-    ``ValueError`` for figures that do not fit together.
+    The defaults are those of GPT-2 (Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019): norms
+    before each block and at the end.  ``ValueError`` for figures that do not fit together.
     """
 
     layers: int
@@ -46,16 +54,25 @@ class TransformerSpec:
     """The number of tokens of a sequence."""
     key_value_heads: int | None = None
     """Heads of keys and values, each of which serves several heads of queries; None: ``heads``."""
+    head_width: int = None  # type: ignore[assignment]
+    """Features of a head.  None when it is made, and then a number: ``width / heads``, or the width of a query of
+    latent attention."""
     feed_forward: int | None = None
     """The width between the products of the feed-forward block; None: 4 times ``width``."""
     activation: str = "gelu"
-    """``gelu``, ``relu``, or ``swiglu``, which has a gate, a third product."""
+    """``gelu`` (its tanh form), ``gelu_exact``, ``relu``, ``relu2``, its square, or ``silu``; or one with a gate, a
+    third product: ``swiglu``, ``geglu``, ``geglu_exact``, ``reglu``, or ``clamped_swiglu``, that of gpt-oss."""
     norm: str = "layer"
     """``layer``, with a bias, or ``rms``."""
+    norm_parameters: str = "all"
+    """``all`` of a norm, only its ``weights``, or ``none``."""
+    norm_places: str = "before"
+    """Norms stand ``before`` attention and feed-forward, ``after`` them, before the residual sum, or at ``both``."""
     positions: str = "learned"
-    """``learned``, a table with a row for each position, or ``rotary``."""
-    biases: bool = True
-    """Whether the products of the blocks have biases."""
+    """``learned``, a table with a row for each position, ``rotary``, ``alibi``, or ``none``."""
+    biases: bool | str | tuple[str, ...] = True
+    """Whether the products of the blocks have biases; or the names of those that have (see `weights`), as ``qkv``.
+    Those of routers and of the head are always said by name."""
     tied: bool = True
     """Whether the table of tokens is the last product, too."""
     dropout: float = 0.0
@@ -67,31 +84,136 @@ class TransformerSpec:
     epsilon: float = 1e-5
     """What norms add to the variance."""
     rotary_base: float = 10000.0
+    rotary_width: int | None = None
+    """So many features of a head, the first, are rotated; None: all."""
+    window_rotary_base: float | None = None
+    """The base of layers with a window; None: ``rotary_base``."""
+    unrotated_every: int | tuple[bool, ...] | None = None
+    """Layer i has no rotary positions where ``(i + 1) % n == 0``, or where it is true; None: all have them."""
+    query_key_norm: bool | str = False
+    """A norm of queries and keys: of each ``head`` (True), of ``all_heads`` together, or of each head, behind the
+    rotation, ``without_weights``."""
+    window: int | None = None
+    """A token attends to so many tokens, itself among them; None: to all before it."""
+    full_attention_every: int | tuple[bool, ...] | None = None
+    """Layer i has no window where ``(i + 1) % n == 0``, or where it is true; None: all have it."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(head_width)."""
+    attention_softcap: float | None = None
+    """Scores x become ``cap * tanh(x / cap)`` (Gemma 2, 2024, arXiv:2408.00118, section 2); None: they stay."""
+    attention_sinks: bool = False
+    """Whether a learned score of each head, which no value belongs to, is in the sum of the softmax, as in gpt-oss."""
+    parallel: bool | str = False
+    """Whether attention and feed-forward of a block both work on its input; ``one_norm``: behind the same norm."""
+    embedding_scale: float = 1.0
+    """What the rows of the table of tokens are multiplied by."""
+    embedding_norm: bool = False
+    """Whether a norm stands behind the embedding."""
+    residual_scale: float = 1.0
+    """What attention and feed-forward are multiplied by before the residual sum."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by."""
+    logit_softcap: float | None = None
+    """As ``attention_softcap``, of the logits."""
+    experts: Experts | None = None
+    """The experts of layers that have them."""
+    attention: LatentAttention | None = None
+    """Latent attention in place of heads of queries, keys and values; None: these."""
+    next_tokens: int = 0
+    """Modules that predict one more token each (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.2)."""
     dtype: npt.DTypeLike = np.float32
     """The dtype of parameters and values.  The loss is computed in float32 at least."""
 
     @short_errors
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "vocabulary", "sequence", "groups", "hidden"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+        self._derive()
+        for name in ("layers", "width", "heads", "vocabulary", "sequence", "groups", "head_width", "hidden"):
+            if (
+                not isinstance(getattr(self, name), int)
+                or getattr(self, name) is True
+                or getattr(self, name) < 1
+            ):
                 raise ValueError(
                     f"{_FIELDS.get(name, name)} must be an integer of at least 1, got {getattr(self, name)!r}"
                 )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                told = ", ".join(map(str, choices))
+                raise ValueError(f"{name} must be one of {told}, got {getattr(self, name)!r}")
         for name in ("dropout", "attention_dropout", "hidden_dropout"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {rate!r}")
-        if self.width % self.heads or self.heads % self.groups:
-            raise ValueError(
-                f"heads must divide width, and key_value_heads must divide heads, got width={self.width}, "
-                f"heads={self.heads} and key_value_heads={self.groups}"
-            )
-        if self.positions == "rotary" and self.head_width % 2:
-            raise ValueError(f"rotary positions need an even width of a head, got {self.head_width}")
+        if self.heads % self.groups:
+            raise ValueError(self._uneven)
+        self._check_positions()
+        self._check_layers()
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
+
+    def _derive(self) -> None:
+        """The figures that were not given."""
+        if self.query_key_norm is True:
+            object.__setattr__(self, "query_key_norm", "head")
+        if not isinstance(self.biases, bool):
+            given = (self.biases,) if isinstance(self.biases, str) else self.biases
+            object.__setattr__(self, "biases", tuple(given))
+        if self.head_width is not None and type(self.head_width) is not _Derived:
+            return
+        if self.attention is not None:
+            object.__setattr__(self, "head_width", _Derived(self.attention.query_width))
+            return
+        for name in ("width", "heads"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}")
+        if self.width % self.heads:
+            raise ValueError(self._uneven)
+        object.__setattr__(self, "head_width", _Derived(self.width // self.heads))
+
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and self.rotated % 2:
+            raise ValueError(f"rotary positions need an even width of a head, got {self.rotated}")
+        if not 0 < self.rotated <= self.head_width:
+            raise ValueError(
+                f"rotary_width must be at most the {self.head_width} of a head, got {self.rotated}"
+            )
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
+            raise ValueError(f"window must be a number of tokens, at least 1, or None, got {self.window!r}")
+        if self.attention is not None and (
+            self.positions != "rotary" or self.query_key_norm or self.groups != self.heads
+        ):
+            raise ValueError(
+                "latent attention has rotary positions, as many heads of keys and no query_key_norm"
+            )
+        if type(self.next_tokens) is not int or self.next_tokens < 0:
+            raise ValueError(f"next_tokens must be an integer of at least 0, got {self.next_tokens!r}")
+
+    def _check_layers(self) -> None:
+        """Choices of layers that are listed have an entry for each."""
+        for name in ("full_attention_every", "unrotated_every"):
+            value = getattr(self, name)
+            if value is None or (type(value) is int and value >= 1):
+                continue
+            if isinstance(value, str) or not hasattr(value, "__iter__"):
+                raise ValueError(
+                    f"{name} must be an integer of at least 1, or a bool for each layer, got {value!r}"
+                )
+            object.__setattr__(self, name, tuple(bool(each) for each in value))
+        listed = {"full_attention_every": self.full_attention_every, "unrotated_every": self.unrotated_every}
+        if self.experts is not None:
+            listed["layers of experts"] = self.experts.layers
+        for name, value in listed.items():
+            if isinstance(value, tuple) and len(value) < self.layers:
+                raise ValueError(
+                    f"{name} must have an entry for each of the {self.layers} layers, got {len(value)}"
+                )
+
+    @property
+    def _uneven(self) -> str:
+        return (
+            f"heads must divide width, and key_value_heads must divide heads, got width={self.width}, "
+            f"heads={self.heads} and key_value_heads={self.groups}"
+            + (", and no head_width" if type(self.head_width) is not int else "")
+        )
 
     @property
     def groups(self) -> int:
@@ -104,15 +226,36 @@ class TransformerSpec:
         return 4 * self.width if self.feed_forward is None else self.feed_forward
 
     @property
-    def head_width(self) -> int:
-        """The width of a head."""
-        return self.width // self.heads
+    def expert_width(self) -> int:
+        """The width between the products of one expert."""
+        given = None if self.experts is None else self.experts.width
+        return self.hidden if given is None else given
+
+    @property
+    def rotated(self) -> int:
+        """The features of a head that are rotated."""
+        if self.rotary_width is not None:
+            return self.rotary_width
+        return self.head_width if self.attention is None else self.attention.rotary_width
+
+    @property
+    def biased(self) -> frozenset[str]:
+        """The names of the products that are said to have biases."""
+        return frozenset() if isinstance(self.biases, bool) else frozenset(self.biases)
 
     @property
     def rates(self) -> tuple[float, float]:
         """The rates of dropout: of attention weights, and of hidden values."""
         attention, hidden = self.attention_dropout, self.hidden_dropout
         return self.dropout if attention is None else attention, self.dropout if hidden is None else hidden
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer; None: it attends to all tokens before each."""
+        return None if _holds(self.full_attention_every, layer) else self.window
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer has rotary positions."""
+        return self.positions == "rotary" and not _holds(self.unrotated_every, layer)
 
     def padded(self, multiple: int = VOCABULARY_MULTIPLE) -> TransformerSpec:
         """The same model with its vocabulary padded to a multiple, so that devices can share it evenly.
@@ -133,44 +276,43 @@ class TransformerSpec:
 
         ``qkv`` holds for each head of keys and values the columns of the queries that it serves, of the key and of the
         value, so that its columns can be split by these heads.  ``tokens``, and ``head`` where it is not tied, have a
-        row for each token.
+        row for each token.  Weights of experts, ``expert_gate``, ``expert_up`` and ``expert_down``, have a first dim of
+        experts; ``router`` has a column for each of them; those of shared experts begin with ``shared_``.  Latent
+        attention has ``query_down`` and ``query_up`` (or ``query``), ``key_value_down``, whose last columns are the
+        rotated key, and ``key_value_up``, with the columns of the key and of the value for each head.  Those of the
+        modules that predict further tokens begin with ``next.0.``.
         """
-        h, f, inner = self.width, self.hidden, (self.heads + 2 * self.groups) * self.head_width
-        block: dict[str, Shape] = {"norm1": (h,), "qkv": (h, inner), "out": (h, h), "norm2": (h,)}
-        block |= {"gate": (h, f)} if self.activation == "swiglu" else {}
-        block |= {"up": (h, f), "down": (f, h)}
-        if self.norm == "layer":
-            block |= {"norm1_bias": (h,), "norm2_bias": (h,)}
-        if self.biases:
-            products = [name for name in ("qkv", "out", "gate", "up", "down") if name in block]
-            block |= {f"{name}_bias": block[name][1:] for name in products}
-        shapes: dict[str, Shape] = {"tokens": (self.vocabulary, h)}
-        shapes |= {"positions": (self.sequence, h)} if self.positions == "learned" else {}
-        shapes |= {f"{i}.{name}": shape for i in range(self.layers) for name, shape in block.items()}
-        shapes |= {"norm": (h,)} | ({"norm_bias": (h,)} if self.norm == "layer" else {})
-        return shapes if self.tied else shapes | {"head": (self.vocabulary, h)}
+        return weights_of(self)
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
-        return sum(int(np.prod(shape)) for shape in self.weights.values())
+        """The number of parameters, without those of the modules that predict further tokens."""
+        return parameters_of(self)[0]
+
+    @property
+    def next_token_parameters(self) -> int:
+        """The number of parameters of the modules that predict further tokens."""
+        return parameters_of(self)[1]
+
+    @property
+    def active_parameters(self) -> int:
+        """The number of parameters without those of the experts that a token does not take."""
+        return self.parameters - idle_parameters(self)
 
     def flops(self, tokens: int) -> int:
         """Floating-point operations of the products of a training step on so many tokens, forward and backward.
 
         The backward of a product takes twice its forward.  Attention counts as if every token attended to the whole
-        sequence; lookups, norms, activations and what is computed twice do not count.  For GPT this is the formula of
-        Narayanan et al., 2021, arXiv:2104.04473, section 5.1, without the recomputation:
-        72 tokens layers width^2 (1 + sequence / (6 width) + vocabulary / (12 width layers)).
+        sequence; lookups, norms, activations and what is computed twice do not count.  Of experts those count that a
+        token takes, and its router.  For GPT this is the formula of Narayanan et al., 2021, arXiv:2104.04473,
+        section 5.1, without the recomputation: 72 tokens layers width^2 (1 + sequence / (6 width) + vocabulary /
+        (12 width layers)).
         """
         return 3 * self.forward_flops(tokens)
 
     def forward_flops(self, tokens: int) -> int:
         """Floating-point operations of the products of a forward on so many tokens; see `flops`."""
-        inner = (self.heads + 2 * self.groups) * self.head_width
-        feed_forward = (3 if self.activation == "swiglu" else 2) * self.hidden
-        block = 2 * self.width * (inner + self.width + feed_forward) + 4 * self.sequence * self.width
-        return tokens * (self.layers * block + 2 * self.width * self.vocabulary)
+        return forward_flops_of(self, tokens)
 
     # -- the program ---------------------------------------------------------------------------------------------------
 
@@ -182,85 +324,25 @@ class TransformerSpec:
         ``batch`` is a number or a symbol.  The regions are ``embedding``, ``block.3.attention`` with ``norm``, ``qkv``,
         ``core`` and ``out`` inside, ``block.3.feed_forward`` with ``norm``, ``up``, ``activation`` and ``down`` inside,
         ``head`` and ``loss``.
+
+        ``ValueError`` for figures that have parameters and floating-point operations, but no program yet.
         """
+        checked_program(self)
         weights = {name: TensorType(self.dtype, shape) for name, shape in self.weights.items()}
         places = TensorType(np.int64, (batch, self.sequence))
         step = [TensorType(np.int64, ())] if any(self.rates) else []
 
         def loss(p: Parameters, tokens: Any, targets: Any, step: Any = None) -> Any:
-            return _Forward(self, p, step).loss(tokens, targets)
+            return Forward(self, p, step).loss(tokens, targets)
 
         return record(loss, weights, places, places, *step, name="transformer")
 
 
+def _holds(every: int | tuple[bool, ...] | None, layer: int) -> bool:
+    """Whether a choice of layers holds for this one."""
+    if isinstance(every, tuple):
+        return every[layer]
+    return every is not None and (layer + 1) % every == 0
+
+
 _FIELDS = {"groups": "key_value_heads", "hidden": "feed_forward"}
-
-
-class _Forward:
-    """One forward: a specification, its parameters, and the step that selects the masks of dropout."""
-
-    def __init__(self, spec: TransformerSpec, p: Parameters, step: Any) -> None:
-        self.spec, self.p, self.step = spec, p, step
-        self.seeds: Iterator[int] = count()
-        """Every dropout has a seed of its own."""
-
-    def loss(self, tokens: Any, targets: Any) -> Any:
-        spec, p = self.spec, self.p
-        with region("embedding"):
-            x = apply("take", p["tokens"], tokens, axis=0)
-            if spec.positions == "learned":
-                x = x + p["positions"]
-            x = self._dropped(x)
-        for i in range(spec.layers):
-            with region(f"block.{i}"):
-                for name, part in (("attention", self._attention), ("feed_forward", self._feed_forward)):
-                    with region(name):
-                        x = x + self._dropped(part(x, f"{i}."))
-        with region("head"):
-            x = self._norm(x, "norm")
-            logits = np.einsum("bsd,vd->bsv", x, p["tokens" if spec.tied else "head"])
-        with region("loss"):
-            return cross_entropy(logits, targets)
-
-    def _attention(self, x: Any, block: str) -> Any:
-        spec = self.spec
-        batch, rows, _ = x.shape
-        groups, each, width = spec.groups, spec.heads // spec.groups, spec.head_width
-        with region("norm"):
-            x = self._norm(x, f"{block}norm1")
-        with region("qkv"):
-            joined = self._product(x, f"{block}qkv").reshape((batch, rows, groups, each + 2, width))
-            q, k, v = np.split(joined, [each, each + 1], axis=3)
-            q = q.reshape((batch, rows, spec.heads, width))
-            k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
-            if spec.positions == "rotary":
-                q, k = (rotary(part, spec.rotary_base) for part in (q, k))
-        with region("core"):
-            x = attention(
-                q, k, v, step=self.step, rate=spec.rates[0], seed=next(self.seeds), fused=spec.fused_attention
-            )
-        with region("out"):
-            return self._product(x.reshape((batch, rows, spec.width)), f"{block}out")
-
-    def _feed_forward(self, x: Any, block: str) -> Any:
-        with region("norm"):
-            x = self._norm(x, f"{block}norm2")
-        with region("up"):
-            hidden = self._product(x, f"{block}up")
-            gate = [self._product(x, f"{block}gate")] if self.spec.activation == "swiglu" else []
-        with region("activation"):
-            hidden = apply(self.spec.activation, *gate, hidden)
-        with region("down"):
-            return self._product(hidden, f"{block}down")
-
-    def _product(self, x: Any, name: str) -> Any:
-        y = x @ self.p[name]
-        return y + self.p[f"{name}_bias"] if self.spec.biases else y
-
-    def _norm(self, x: Any, name: str) -> Any:
-        if self.spec.norm == "rms":
-            return apply("rms_norm", x, self.p[name], epsilon=self.spec.epsilon)
-        return apply("layer_norm", x, self.p[name], self.p[f"{name}_bias"], epsilon=self.spec.epsilon)
-
-    def _dropped(self, x: Any) -> Any:
-        return dropout(x, self.step, self.spec.rates[1], next(self.seeds))

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
-from parallelism.display.quantities import short_errors
+from parallelism.display.quantities import short_errors, shortened
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.spec import VOCABULARY_MULTIPLE
@@ -69,7 +69,7 @@ def overlap_of(replicas: int) -> Overlap:
 class MegatronFlags:
     """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
 
-    Flags without effect (`parallelism.training.UNCHANGING`) are words of the command line only.
+    Flags that change nothing here (`parallelism.training.UNCHANGING`) are words of the command line only.
 
     Defaults are those of Megatron-LM, with these differences.  Weights are in bfloat16, with a main copy in float32,
     unless ``fp16`` or ``fp32`` is given; the latter is no flag of Megatron-LM.  The vocabulary is padded to a multiple
@@ -88,13 +88,23 @@ class MegatronFlags:
     num_query_groups: int | None = None
     seq_length: int | None = None
     vocab_size: int | None = None
+    padded_vocab_size: int | None = None
     make_vocab_size_divisible_by: int | None = None
+    tokenizer_type: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    kv_channels: int | None = None
     swiglu: bool | None = None
     normalization: str | None = None
     position_embedding_type: str | None = None
+    no_position_embedding: bool | None = None
+    use_rotary_position_embeddings: bool | None = None
     untie_embeddings_and_output_weights: bool | None = None
     disable_bias_linear: bool | None = None
     use_flash_attn: bool | None = None
+    attention_backend: str | None = None
+    transformer_impl: str | None = None
+    use_mcore_models: bool | None = None
     attention_dropout: float | None = None
     hidden_dropout: float | None = None
     num_experts: int | None = None
@@ -127,9 +137,9 @@ class MegatronFlags:
             value = getattr(self, option.field)
             if value is None:
                 continue
-            if option.choices and value not in option.choices:
+            if option.choices and value not in option.choices + option.unmodelled:
                 raise ValueError(f"--{option.name} must be one of {', '.join(option.choices)}, got {value!r}")
-            counts = not (option.choices or option.switch or option.rate or option.amount)
+            counts = not (option.choices or option.switch or option.rate or option.amount or option.text)
             if counts and (type(value) is not int or value < 1):
                 raise ValueError(f"--{option.name} must be a whole number of at least 1, got {value!r}")
             if option.rate and not 0 <= value < 1:
@@ -152,6 +162,25 @@ class MegatronFlags:
         return {
             option.field: value for option, value in values if value or (option.rate and value is not None)
         }
+
+    @property
+    def unmodelled(self) -> list[str]:
+        """The flags of which the value changes nothing here, as words."""
+        left_out = [
+            f"--{option.name} {getattr(self, option.field)}"
+            for option in OPTIONS
+            if getattr(self, option.field) in option.unmodelled
+        ]
+        return left_out + ["--no-position-embedding"] * bool(
+            self.no_position_embedding and self._positions != "rotary"
+        )
+
+    @property
+    def _positions(self) -> str | None:
+        """How positions enter, in the words of a `TransformerSpec`; None if no flag says it."""
+        if self.use_rotary_position_embeddings:
+            return "rotary"
+        return _POSITIONS.get(self.position_embedding_type or "")
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
@@ -182,9 +211,7 @@ class MegatronFlags:
         ``ValueError`` names the flags that are missing, and figures that do not fit together.
         """
         if named is None:
-            needed = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size")
-            if missing := [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]:
-                raise ValueError(f"gpt needs {', '.join(missing)}")
+            self._check_needed()
         if self.num_query_groups is not None and not self.group_query_attention:
             raise ValueError("--num-query-groups has a meaning with --group-query-attention only")
         figures: dict[str, Any] = {
@@ -192,17 +219,17 @@ class MegatronFlags:
             "width": self.hidden_size,
             "heads": self.num_attention_heads,
             "sequence": self.seq_length,
-            "vocabulary": self.vocab_size,
+            "vocabulary": self.padded_vocab_size or self.vocabulary(named),
             "feed_forward": self.ffn_hidden_size,
             "activation": self.swiglu and "swiglu",
             "norm": _NORMS.get(self.normalization or ""),
-            "positions": _POSITIONS.get(self.position_embedding_type or ""),
+            "positions": self._positions,
             "tied": False if self.untie_embeddings_and_output_weights else None,
             "biases": False if self.disable_bias_linear else None,
             "key_value_heads": (self.num_query_groups or 1) if self.group_query_attention else None,
             "attention_dropout": self.attention_dropout,
             "hidden_dropout": self.hidden_dropout,
-            "fused_attention": True if self.use_flash_attn else None,
+            "fused_attention": self._fused_attention,
         }
         figures = {name: value for name, value in figures.items() if value is not None}
         if named is not None:
@@ -212,7 +239,47 @@ class MegatronFlags:
                 figures["feed_forward"] = int(4 * figures["width"] * 2 / 3) // 64 * 64
             usual = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "fused_attention": False}
             spec = TransformerSpec(**usual | figures)
+        if self.kv_channels not in (None, spec.head_width):
+            raise ValueError(
+                f"--kv-channels: heads of {spec.width // spec.heads} features are modelled, those of --hidden-size by "
+                f"--num-attention-heads; got {self.kv_channels}"
+            )
+        if self.padded_vocab_size:
+            return spec
         return spec.padded(self.make_vocab_size_divisible_by or VOCABULARY_MULTIPLE)
+
+    def _check_needed(self) -> None:
+        """``ValueError`` where a figure of a model without a name is missing."""
+        needed = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+        missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
+        has_vocabulary = self.padded_vocab_size or self.vocabulary(None)
+        if missing or not (has_vocabulary or self.tokenizer_type):
+            missing += [] if has_vocabulary else ["--vocab-size"]
+            raise ValueError(f"gpt needs {', '.join(missing)}")
+        if not has_vocabulary:
+            raise ValueError(
+                f"--tokenizer-type {shortened(self.tokenizer_type, 40)[1:-1]} does not say how large the vocabulary is; give "
+                "--vocab-size, such as --set vocab-size=32000"
+            )
+
+    def vocabulary(self, named: TransformerSpec | None) -> int | None:
+        """The size of the vocabulary that is said, or that a model without a name has by its tokenizer."""
+        if self.vocab_size is not None or named is not None:
+            return self.vocab_size
+        if self.tokenizer_type is None and self.vocab_file and self.merge_file:
+            return VOCABULARIES["GPT2BPETokenizer"]
+        return VOCABULARIES.get(self.tokenizer_type or "")
+
+    @property
+    def _fused_attention(self) -> bool | None:
+        """Whether attention is fused; None if no flag says it."""
+        if self.use_flash_attn:
+            return True
+        if self.attention_backend is not None:
+            return self.attention_backend not in ("unfused", "local")
+        if self.transformer_impl is not None:
+            return self.transformer_impl != "local"
+        return self.use_mcore_models
 
     @property
     def trained_by(self) -> SGD | Adam:
@@ -400,4 +467,11 @@ _AXES = {
 }
 """Flags that need several devices along an axis."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
-_POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "mrope": "rotary"}
+VOCABULARIES = {
+    "GPT2BPETokenizer": 50_257,
+    "Llama2Tokenizer": 32_000,
+    "BertWordPieceLowerCase": 30_522,
+    "BertWordPieceCase": 28_996,
+}
+"""The sizes of the vocabularies of tokenizers that have but one."""

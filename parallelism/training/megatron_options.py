@@ -1,11 +1,12 @@
 """The flags of Megatron-LM (github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py) that are read here.
 
-`OPTIONS` have a meaning here.  `UNCHANGING` ones change neither the time nor the memory of a simulated step: data,
-learning rates, logs, checkpoints, and the choice of kernels.
+`OPTIONS` have a meaning here.  The others change neither the time nor the memory of a simulated step (data, learning
+rates, logs, checkpoints), or they change them and are not modelled: the table ``megatron_arguments.csv`` says which.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -18,12 +19,16 @@ class Option(NamedTuple):
     help: str
     choices: tuple[str, ...] = ()
     """The words that it takes."""
+    unmodelled: tuple[str, ...] = ()
+    """Other words that Megatron-LM takes: the flag then changes nothing here."""
     switch: bool = False
     """Whether it takes no value."""
     rate: bool = False
     """Whether it takes a rate below 1, rather than a whole number."""
     amount: bool = False
     """Whether it takes any number of at least 0."""
+    text: bool = False
+    """Whether it takes any text."""
 
     @property
     def field(self) -> str:
@@ -40,13 +45,44 @@ OPTIONS: tuple[Option, ...] = (
     Option("num-query-groups", "model", "heads of keys and values, with --group-query-attention"),
     Option("seq-length", "model", "tokens of a sequence"),
     Option("vocab-size", "model", "size of the vocabulary"),
+    Option("padded-vocab-size", "model", "size of the vocabulary, which is not padded"),
     Option("make-vocab-size-divisible-by", "model", "the vocabulary is padded to a multiple of N (128)"),
+    Option(
+        "tokenizer-type", "model", "the size of the vocabulary, of tokenizers that have but one", text=True
+    ),
+    Option("vocab-file", "model", "with --merge-file: the tokenizer is that of GPT-2", text=True),
+    Option("merge-file", "model", "with --vocab-file: the tokenizer is that of GPT-2", text=True),
+    Option("kv-channels", "model", "features of a head (the hidden size by the heads)"),
     Option("swiglu", "model", "a gate in the feed-forward block", switch=True),
     Option("normalization", "model", "the norms", choices=("LayerNorm", "RMSNorm")),
-    Option("position-embedding-type", "model", "how positions enter", choices=("learned_absolute", "rope")),
+    Option(
+        "position-embedding-type",
+        "model",
+        "how positions enter",
+        choices=("learned_absolute", "rope", "yarn", "mrope"),
+        unmodelled=("relative", "none"),
+    ),
+    Option("no-position-embedding", "model", "no learned positions", switch=True),
+    Option(
+        "use-rotary-position-embeddings", "model", "the same as --position-embedding-type rope", switch=True
+    ),
     Option("untie-embeddings-and-output-weights", "model", "a head of its own", switch=True),
     Option("disable-bias-linear", "model", "products without biases", switch=True),
     Option("use-flash-attn", "model", "attention that does not write its scores", switch=True),
+    Option(
+        "attention-backend",
+        "model",
+        "the kernel of attention: only unfused and local write the scores",
+        choices=("auto", "flash", "fused", "unfused", "local"),
+    ),
+    Option(
+        "transformer-impl",
+        "model",
+        "whose layers: those of transformer_engine have fused attention",
+        choices=("transformer_engine", "local"),
+        unmodelled=("inference_optimized",),
+    ),
+    Option("use-mcore-models", "model", "the same as --transformer-impl transformer_engine", switch=True),
     Option("attention-dropout", "model", "rate of dropout of attention weights (0.1)", rate=True),
     Option("hidden-dropout", "model", "rate of dropout of hidden values (0.1)", rate=True),
     Option("num-experts", "model", "experts of a layer"),
@@ -81,7 +117,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("fp32", "strategy", "float32 throughout", switch=True),
     Option("micro-batch-size", "batch", "sequences of a microbatch (1)"),
     Option("global-batch-size", "batch", "sequences of a step (one microbatch for each replica)"),
-    Option("optimizer", "update", "what updates the weights (adam, which is AdamW)", choices=("adam", "sgd")),
+    Option(
+        "optimizer",
+        "update",
+        "what updates the weights (adam, which is AdamW)",
+        choices=("adam", "sgd"),
+    ),
     Option("sgd-momentum", "update", "of sgd (0.9); with 0 it has no state", rate=True),
     Option(
         "loss-scale", "update", "what the loss is multiplied by before it is differentiated (1)", amount=True
@@ -90,67 +131,28 @@ OPTIONS: tuple[Option, ...] = (
 )
 """The flags with a meaning."""
 
-UNCHANGING: dict[str, int | None] = {
-    # How many values each takes; None: any number.
-    "overlap-param-gather": 0,
-    "tp-comm-overlap": 0,
-    "no-async-tensor-model-parallel-allreduce": 0,
-    "use-mcore-models": 0,
-    "use-legacy-models": 0,
-    "transformer-impl": 1,
-    "distributed-backend": 1,
-    "max-position-embeddings": 1,
-    "rotary-base": 1,
-    "rotary-percent": 1,
-    "norm-epsilon": 1,
-    "init-method-std": 1,
-    "no-masked-softmax-fusion": 0,
-    "no-bias-gelu-fusion": 0,
-    "no-bias-swiglu-fusion": 0,
-    "no-bias-dropout-fusion": 0,
-    "attention-softmax-in-fp32": 0,
-    "no-gradient-accumulation-fusion": 0,
-    "accumulate-allreduce-grads-in-fp32": 0,
-    "lr": 1,
-    "min-lr": 1,
-    "lr-decay-style": 1,
-    "lr-decay-iters": 1,
-    "lr-decay-samples": 1,
-    "lr-warmup-fraction": 1,
-    "lr-warmup-iters": 1,
-    "lr-warmup-samples": 1,
-    "weight-decay": 1,
-    "adam-beta1": 1,
-    "adam-beta2": 1,
-    "adam-eps": 1,
-    "initial-loss-scale": 1,
-    "train-iters": 1,
-    "train-samples": 1,
-    "rampup-batch-size": None,
-    "eval-interval": 1,
-    "eval-iters": 1,
-    "save": 1,
-    "load": 1,
-    "save-interval": 1,
-    "log-interval": 1,
-    "log-throughput": 0,
-    "tensorboard-dir": 1,
-    "wandb-project": 1,
-    "wandb-exp-name": 1,
-    "data-path": None,
-    "split": 1,
-    "mock-data": 0,
-    "vocab-file": 1,
-    "merge-file": 1,
-    "tokenizer-type": 1,
-    "tokenizer-model": 1,
-    "num-workers": 1,
-    "seed": 1,
-    "exit-interval": 1,
-    "no-load-optim": 0,
-    "no-load-rng": 0,
-    "use-cpu-initialization": 0,
-    "manual-gc": 0,
-    "distributed-timeout-minutes": 1,
-}
-"""The flags that change nothing here, with the number of values that each takes."""
+MODELLED, WITHOUT_EFFECT, UNMODELLED = "modelled", "unchanging", "unmodelled"
+
+
+class Argument(NamedTuple):
+    """An argument of Megatron-LM: its name without dashes, its values, and what is made of it here."""
+
+    name: str
+    values: str
+    """Their number; ``*`` is any, ``+`` at least one."""
+    kind: str
+    """``modelled`` has a meaning here; ``unchanging`` changes neither the time nor the memory of a step; ``unmodelled``
+    changes them, and is left out."""
+
+
+def _arguments() -> dict[str, Argument]:
+    lines = Path(__file__).with_name("megatron_arguments.csv").read_text("utf-8").splitlines()
+    rows = [line.split(",") for line in lines if not line.startswith("#")]
+    return {name: Argument(name, values, kind) for name, values, kind in rows[1:]}
+
+
+ARGUMENTS: dict[str, Argument] = _arguments()
+"""All arguments of Megatron-LM by name, from ``megatron_arguments.csv``."""
+
+UNCHANGING: dict[str, str] = {each.name: each.values for each in ARGUMENTS.values() if each.kind != MODELLED}
+"""The flags that change nothing here, with the number of values that each takes: both unchanging and unmodelled ones."""

@@ -28,6 +28,10 @@ AXES = ("pp", "dp", "cp", "ep", "tp")
 MOST_DEVICES = 256
 MOST_LISTED = 24
 """More options are not listed in an error."""
+MOST_TOLD = 12
+"""More wrong options are not named."""
+NEAR = 0.8
+"""How alike, of 1, an option must be to one of many that is suggested."""
 
 
 Arguments = Mapping[str, Mapping[str, Any]]
@@ -74,23 +78,49 @@ class Parser(argparse.ArgumentParser):
         if zero := next((word for word in words if "\0" in word), None):  # no shell passes one on
             raise WrongWords(f"a word cannot hold a zero byte, got {zero!r}")
         namespace, unknown = self.parse_known_args(words)
+        if unknown and not unknown[0].startswith("-"):
+            raise WrongWords(f"nothing is expected here: {unknown[0]!r}")
         if unknown:
-            word, _, value = unknown[0].partition("=")
-            if not word.startswith("-"):
-                raise WrongWords(f"nothing is expected here: {word!r}")
-            if (hint := self.hints.get(word)) is not None:
-                value = value or next((each for each in unknown[1:2] if not each.startswith("-")), "...")
-                raise WrongWords(
-                    f"there is no option {word}; did you mean {hint}{value * hint.endswith('=')}?"
-                )
-            options = [option for option in self._option_string_actions if option.startswith("--")]
-            told = (
-                nearest(word, options)
-                if len(options) <= MOST_LISTED or closest(word, options)
-                else "; see --help"
-            )
-            raise WrongWords(f"there is no option {word}{told}")
+            raise WrongWords(self._unknown(unknown))
         return namespace
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        """The sentence about options that there are not, all of them, and what is likely meant."""
+        meant: dict[str, str] = {}
+        for number, each in enumerate(words):
+            option, _, value = each.partition("=")
+            if (
+                option.startswith("-")
+                and option not in meant
+                and not self._negative_number_matcher.match(option)
+            ):
+                meant[option] = (
+                    self._meant(option, value, words[number + 1 :]) if len(meant) < MOST_TOLD else ""
+                )
+        if len(meant) == 1:
+            (option, told), *_ = meant.items()
+            if not told:
+                few = self._long_options if len(self._long_options) <= MOST_LISTED else ()
+                told = f"; there is {', '.join(few)}" if few else "; see --help"
+            return f"there is no option {option}{told}"
+        told_each = [
+            f"{option}{f' ({told[2:]})' if told else ''}" for option, told in [*meant.items()][:MOST_TOLD]
+        ]
+        more = f" and {len(meant) - MOST_TOLD:,} more" if len(meant) > MOST_TOLD else ""
+        return f"there are no options {', '.join(told_each)}{more}"
+
+    def _meant(self, option: str, value: str, following: Sequence[str]) -> str:
+        """``; did you mean ...?`` of an option that there is not; empty if none is near."""
+        if (hint := self.hints.get(option)) is not None:
+            value = value or next((each for each in following[:1] if not each.startswith("-")), "...")
+            return f"; did you mean {hint}{value * hint.endswith('=')}?"
+        cutoff = 0.6 if len(self._long_options) <= MOST_LISTED else NEAR
+        near = closest(option, self._long_options, cutoff=cutoff)
+        return "" if near is None else f"; did you mean {near}?"
+
+    @property
+    def _long_options(self) -> list[str]:
+        return [option for option in self._option_string_actions if option.startswith("--")]
 
 
 def nearest(word: str, right: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,17 @@ from parallelism.hardware import Hardware, sized_hardware
 from parallelism.hardware.fields import shown
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
 from parallelism.spelling import closest, closest_few
-from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, Option
-from vcluster.cli.command_line import Arguments, Parser, WrongWords, choice, hardware_of, whole
+from parallelism.training import ARGUMENTS, OPTIONS, UNCHANGING, MegatronFlags, Option, launch_flags
+from parallelism.training.megatron_options import UNMODELLED, WITHOUT_EFFECT
+from vcluster.cli.command_line import (
+    Arguments,
+    Parser,
+    WrongWords,
+    accessing,
+    choice,
+    hardware_of,
+    whole,
+)
 
 PLAIN = "gpt"
 """The model whose figures are all given by flags."""
@@ -25,6 +35,73 @@ PRECISIONS = {"float32": "--fp32", "float16": "--fp16", "bfloat16": "--bf16"}
 
 DEVICES = dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--world-size", "--num-devices"), "--devices")
 """Flags elsewhere for the number of devices."""
+
+
+MOST_BYTES = 1 << 20
+"""A file of flags is not larger."""
+
+SCRIPT: Arguments = {
+    "--args-file": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "a launch script of Megatron-LM: its flags are read, and nothing is run; flags here win",
+    },
+    "--set": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "the value of a name, or of a flag, in the launch script; may be repeated",
+    },
+    "--strict-flags": {
+        "action": "store_true",
+        "help": "refuse flags that change time or memory and are not modelled, rather than name them",
+    },
+}
+
+
+class TrainingParser(Parser):
+    """A parser whose words may name a launch script: its flags stand before those of the command line."""
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        found = super().parse(words)
+        given: dict[str, str] = {}
+        for text in found.set:
+            name, equals, value = text.partition("=")
+            if not name or not equals:
+                raise WrongWords(f"--set needs a name and a value, as in --set NAME=8; got {shown(text)}")
+            given[name] = value
+        if found.args_file is None and not given:
+            return found
+        try:
+            script = launch_flags("" if found.args_file is None else script_text(found.args_file), given)
+        except ValueError as error:
+            where = "" if found.args_file is None else f"{found.args_file}: "
+            raise WrongWords(f"{where}{error}") from None
+        before = [] if not words or words[0].startswith("-") else words[:1]
+        found = super().parse([*before, *script.words, *words[len(before) :]])
+        for name in script.others:
+            setattr(found, f"unchanging {name}", True)
+        return found
+
+
+def script_text(path: Path) -> str:
+    """The text of a launch script.  `WrongWords` for what is no text of a moderate size."""
+    with accessing(path, "read", "args-file"):
+        if path.exists() and not path.is_file():
+            raise WrongWords(f"--args-file: {path} cannot be read: it is no file")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise WrongWords(f"--args-file: {path} has more than {MOST_BYTES:,} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WrongWords(f"--args-file: {path} is not text in UTF-8 at byte {error.start}") from None
+    if "\0" in text:
+        raise WrongWords(
+            f"--args-file: {path} has a zero byte in line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
+        )
+    return text
 
 
 _FILE = re.compile(r".*\.[a-z]\w*", re.IGNORECASE | re.DOTALL)
@@ -64,11 +141,11 @@ def training_parser(
     ``optional``: model and hardware may be left out.  ``hints``, as of `Parser`, are beside those for the devices.
     """
     unchanging = wrap(
-        "accepted, and without effect here: " + ", ".join(f"--{name}" for name in UNCHANGING),
+        f"The other {len(UNCHANGING)} arguments of Megatron-LM are accepted and change nothing here; the output names "
+        "those that are given, and says which of them would change the time or the memory.",
         WIDTH,
-        break_on_hyphens=False,
     )
-    parser = Parser(
+    parser = TrainingParser(
         {
             "model": {
                 "metavar": "MODEL",
@@ -86,6 +163,7 @@ def training_parser(
                 "metavar": "N",
                 "help": "number of devices (default: all of the hardware)",
             },
+            **SCRIPT,
             **own,
         },
         {**DEVICES, **hints},
@@ -109,7 +187,9 @@ def training_parser(
         if f"--{name}" in own:  # `--save` of a plan writes the plans
             continue
         values: dict[str, Any] = (
-            {"action": "store_true"} if count == 0 else {"nargs": "*" if count is None else count}
+            {"action": "store_true"}
+            if count == "0"
+            else {"nargs": int(count) if count.isdecimal() else count}
         )
         group.add_argument(
             f"--{name}",
@@ -128,29 +208,45 @@ def _keywords(option: Option) -> dict[str, Any]:
     if option.name == "optimizer":  # a program in a file takes others, with a rate
         return shown | {"metavar": "|".join(option.choices)}
     if option.choices:
-        return shown | {"type": choice(option.choices), "metavar": "|".join(option.choices)}
+        known = option.choices + option.unmodelled
+        return shown | {"type": choice(known), "metavar": "|".join(option.choices)}
+    if option.text:
+        return shown | {"metavar": "TEXT"}
     if option.rate or option.amount:
         return shown | {"type": float, "metavar": "RATE" if option.rate else "X"}
     return shown | {"type": whole(), "metavar": "N"}
 
 
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
-    """The flags of Megatron-LM that were given."""
+    """The flags of Megatron-LM that were given.  `WrongWords` for wrong ones, and with ``--strict-flags`` for some more."""
     try:
-        return MegatronFlags(**{option.field: getattr(arguments, option.field) for option in OPTIONS})
+        flags = MegatronFlags(**{option.field: getattr(arguments, option.field) for option in OPTIONS})
     except ValueError as error:
         raise WrongWords(str(error)) from None
+    if arguments.strict_flags and (left_out := [*_given(arguments, UNMODELLED), *flags.unmodelled]):
+        raise WrongWords(f"--strict-flags: known and not modelled: {', '.join(left_out)}")
+    return flags
 
 
-def tell_unchanging(arguments: argparse.Namespace, idle: Sequence[str] = ()) -> None:
-    """Names on stderr the given flags of Megatron-LM that are without effect: once all words are known to be right.
+def _given(arguments: argparse.Namespace, kind: str) -> list[str]:
+    """The given flags that change nothing here, of a kind of `Argument`."""
+    return [
+        f"--{name}"
+        for name in UNCHANGING
+        if ARGUMENTS[name].kind == kind and hasattr(arguments, f"unchanging {name}")
+    ]
+
+
+def tell_unchanging(arguments: argparse.Namespace, flags: MegatronFlags, idle: Sequence[str] = ()) -> None:
+    """Names on stderr the given flags of Megatron-LM that change nothing: once all words are known to be right.
 
     ``idle`` are the fields of others that change nothing on the mesh.
     """
-    given = [f"--{name}" for name in UNCHANGING if hasattr(arguments, f"unchanging {name}")]
-    given += [f"--{name.replace('_', '-')}" for name in idle]
-    if given:
-        print(f"without effect on a simulated step: {', '.join(given)}", file=sys.stderr)
+    without = [*_given(arguments, WITHOUT_EFFECT), *(f"--{name.replace('_', '-')}" for name in idle)]
+    if without:
+        print(f"without effect on a simulated step: {', '.join(without)}", file=sys.stderr)
+    if left_out := [*_given(arguments, UNMODELLED), *flags.unmodelled]:
+        print(f"known, and not modelled: {', '.join(left_out)}", file=sys.stderr)
 
 
 def named_model(word: str) -> TransformerSpec | None:
@@ -161,7 +257,7 @@ def named_model(word: str) -> TransformerSpec | None:
 def tokens_text(word: str, flags: MegatronFlags) -> str:
     """How large the vocabulary of a model is, and what it was padded from."""
     named = named_model(word)
-    given = flags.vocab_size or (named.vocabulary if named else 0)
+    given = flags.padded_vocab_size or flags.vocabulary(named) or (named.vocabulary if named else 0)
     padded = flags.spec(named).vocabulary
     return f"vocabulary {padded}" + (f" (padded from {given})" if padded != given else "")
 

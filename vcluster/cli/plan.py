@@ -243,7 +243,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         with accessing(arguments.html, option="html"):
             write_layouts(plans, arguments.html)
     if plans:
-        tell_unchanging(arguments)
+        tell_unchanging(arguments, flags)
     print(json.dumps(layouts_document(plans), indent=1) if arguments.json else plans)
     if bought is not None:
         print(f"\n{bought}")
@@ -289,7 +289,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
     if len(plans):
-        tell_unchanging(arguments)
+        tell_unchanging(arguments, flags)
         idle = [
             name
             for name in flags.given("update")

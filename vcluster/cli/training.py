@@ -83,7 +83,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         raise WrongWords(str(error)) from None
     if arguments.strategy is None:
         tell_all_devices(arguments, devices)
-    tell_unchanging(arguments, flags.idle(run.mesh))
+    tell_unchanging(arguments, flags, flags.idle(run.mesh))
     tokens = tokens_text(arguments.model, flags)
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
     if arguments.report is not None:

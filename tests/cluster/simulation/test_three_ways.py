@@ -21,7 +21,18 @@ from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir, models
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.kernels import dropout_mask
 from parallelism.layouts import annotate, localize, partition, propagate
-from parallelism.models import TransformerSpec, convolutions, experts, layers, perceptron, plain_gpt, spec
+from parallelism.models import (
+    TransformerSpec,
+    block_parts,
+    convolutions,
+    experts,
+    feed_forward,
+    forward,
+    layers,
+    perceptron,
+    plain_gpt,
+    spec,
+)
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from parallelism.transforms import Adam, train_step
@@ -45,6 +56,7 @@ MODELS = {
 
 
 MODULES = (perceptron, convolutions, plain_gpt, experts, spec)
+APPLYING = (plain_gpt, experts, layers, forward, block_parts, feed_forward)
 
 
 # -- in plain NumPy ----------------------------------------------------------------------------------------------------
@@ -108,7 +120,7 @@ def in_plain_numpy(make):
 
     def plain(*arguments):
         with ExitStack() as patches:
-            for module in (plain_gpt, experts, layers, spec):
+            for module in APPLYING:
                 patches.enter_context(mock.patch.object(
                     module, "apply", lambda kind, *operands, **options: PLAIN[kind](*operands, **options)))
             return loss(*arguments)

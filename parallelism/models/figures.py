@@ -1,0 +1,199 @@
+"""The shapes of the parameters of a Transformer, and the floating-point operations of its products."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parallelism.models.spec import TransformerSpec
+
+Shape = tuple[int, ...]
+
+GATED = ("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu")
+"""Activations of two inputs: the first, behind a product of its own, gates the second."""
+NEXT = "next"
+"""What the names of modules that predict further tokens begin with."""
+_NOT_EVERY_BIAS = ("router", "shared_router", "head")
+"""Products that have a bias only where their name is said."""
+
+
+def weights_of(spec: TransformerSpec) -> dict[str, Shape]:
+    """The shape of each parameter, by name; see `TransformerSpec.weights`."""
+    h = spec.width
+    shapes: dict[str, Shape] = {"tokens": (spec.vocabulary, h)}
+    shapes |= {"positions": (spec.sequence, h)} if spec.positions == "learned" else {}
+    if spec.embedding_norm:
+        shapes |= _norms(spec, {"embedding_norm": h})
+    for layer in range(spec.layers):
+        shapes |= {f"{layer}.{name}": shape for name, shape in block_weights(spec, layer).items()}
+    shapes |= _norms(spec, {"norm": h})
+    if not spec.tied:
+        shapes["head"] = (spec.vocabulary, h)
+    if "head" in spec.biased:
+        shapes["head_bias"] = (spec.vocabulary,)
+    for module in range(spec.next_tokens):
+        shapes |= {f"{NEXT}.{module}.{name}": shape for name, shape in _next_weights(spec).items()}
+    return shapes
+
+
+def _next_weights(spec: TransformerSpec) -> dict[str, Shape]:
+    """The parameters of a module that predicts one more token: two norms, a product, a block and a norm."""
+    h = spec.width
+    own = _norms(spec, {"hidden_norm": h, "embedding_norm": h}) | {"joined": (2 * h, h)}
+    return own | block_weights(spec, spec.layers - 1) | _norms(spec, {"norm": h})
+
+
+def block_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
+    """The parameters of a block, without its number."""
+    first, second = norms_of_block(spec)
+    attention, feed_forward = attention_weights(spec), feed_forward_weights(spec, layer)
+    block = _norm_weights(spec, dict.fromkeys(first, spec.width)) | attention
+    block |= _norm_weights(spec, dict.fromkeys(second, spec.width)) | feed_forward
+    block |= _norm_biases(spec, dict.fromkeys((*first, *second), spec.width))
+    return block | _biases(spec, attention | feed_forward)
+
+
+def norms_of_block(spec: TransformerSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the norms around the attention of a block, and around its feed-forward."""
+    first: tuple[str, ...] = ("norm1", "norm1_after")
+    second: tuple[str, ...] = ("norm2", "norm2_after")
+    if spec.norm_places == "before":
+        first, second = first[:1], second[:1]
+    elif spec.norm_places == "after":
+        first, second = first[1:], second[1:]
+    return first, () if spec.parallel == "one_norm" else second
+
+
+def attention_weights(spec: TransformerSpec) -> dict[str, Shape]:
+    """The parameters of the attention of a block, but its biases and norms before and after it."""
+    if spec.attention is not None:
+        return _latent_weights(spec)
+    h, width = spec.width, spec.head_width
+    weights: dict[str, Shape] = {"qkv": (h, (spec.heads + 2 * spec.groups) * width)}
+    if spec.query_key_norm == "head":
+        weights |= _norms(spec, {"query_norm": width, "key_norm": width})
+    elif spec.query_key_norm == "all_heads":
+        weights |= _norms(spec, {"query_norm": spec.heads * width, "key_norm": spec.groups * width})
+    weights |= {"sinks": (spec.heads,)} if spec.attention_sinks else {}
+    return weights | {"out": (spec.heads * width, h)}
+
+
+def _latent_weights(spec: TransformerSpec) -> dict[str, Shape]:
+    latent, h = spec.attention, spec.width
+    assert latent is not None
+    queries = spec.heads * latent.query_width
+    weights: dict[str, Shape] = {"query": (h, queries)}
+    if latent.query_rank is not None:
+        weights = {
+            "query_down": (h, latent.query_rank),
+            "query_norm": (latent.query_rank,),
+            "query_up": (latent.query_rank, queries),
+        }
+    made = spec.heads * (latent.head_width + latent.value_width)
+    return weights | {
+        "key_value_down": (h, latent.key_value_rank + latent.rotary_width),
+        "key_value_norm": (latent.key_value_rank,),
+        "key_value_up": (latent.key_value_rank, made),
+        "out": (spec.heads * latent.value_width, h),
+    }
+
+
+def feed_forward_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
+    """The parameters of the feed-forward of a block, but its biases and the norms before and after it."""
+    h, experts = spec.width, spec.experts
+    if experts is None or not experts.at(layer):
+        return _feed_forward(spec, "", h, spec.hidden)
+    weights: dict[str, Shape] = {"router": (h, experts.count)}
+    for name, shape in _feed_forward(spec, "expert_", h, spec.expert_width).items():
+        weights[name] = (experts.count, *shape)
+    if experts.shared_width:
+        weights |= _feed_forward(spec, "shared_", h, experts.shared_width)
+        weights |= {"shared_router": (h, 1)} if experts.shared_gate else {}
+    return weights
+
+
+def _feed_forward(spec: TransformerSpec, prefix: str, width: int, hidden: int) -> dict[str, Shape]:
+    gate = {f"{prefix}gate": (width, hidden)} if spec.activation in GATED else {}
+    return {**gate, f"{prefix}up": (width, hidden), f"{prefix}down": (hidden, width)}
+
+
+def _biases(spec: TransformerSpec, weights: dict[str, Shape]) -> dict[str, Shape]:
+    """The biases of the products among these weights: of an expert's product one for each expert."""
+    found: dict[str, Shape] = {}
+    for name, shape in weights.items():
+        if len(shape) > 1 and has_bias(spec, name):
+            found[f"{name}_bias"] = (*shape[:-2], shape[-1])
+    return found
+
+
+def has_bias(spec: TransformerSpec, product: str) -> bool:
+    """Whether a product, by the name of its weight in a block, has a bias."""
+    if spec.biases is True:
+        return product not in _NOT_EVERY_BIAS
+    return product in spec.biased
+
+
+def _norms(spec: TransformerSpec, widths: dict[str, int]) -> dict[str, Shape]:
+    return _norm_weights(spec, widths) | _norm_biases(spec, widths)
+
+
+def _norm_weights(spec: TransformerSpec, widths: dict[str, int]) -> dict[str, Shape]:
+    return {} if spec.norm_parameters == "none" else {name: (width,) for name, width in widths.items()}
+
+
+def _norm_biases(spec: TransformerSpec, widths: dict[str, int]) -> dict[str, Shape]:
+    if spec.norm != "layer" or spec.norm_parameters != "all":
+        return {}
+    return {f"{name}_bias": (width,) for name, width in widths.items()}
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(spec: TransformerSpec) -> tuple[int, int]:
+    """The number of parameters: of the model, and of the modules that predict further tokens."""
+    model = further = 0
+    for name, shape in spec.weights.items():
+        if name.startswith(f"{NEXT}."):
+            further += prod(shape)
+        else:
+            model += prod(shape)
+    return model, further
+
+
+def idle_parameters(spec: TransformerSpec) -> int:
+    """The number of parameters of the experts that a token does not take."""
+    experts = spec.experts
+    if experts is None:
+        return 0
+    found = 0
+    for layer in range(spec.layers):
+        if not experts.at(layer):
+            continue
+        for name, shape in block_weights(spec, layer).items():
+            if name.startswith("expert_"):
+                found += prod(shape) // experts.count * (experts.count - experts.chosen)
+    return found
+
+
+def forward_flops_of(spec: TransformerSpec, tokens: int) -> int:
+    """Floating-point operations of the products of a forward on so many tokens; see `TransformerSpec.flops`."""
+    of_layers = sum(_block_flops(spec, layer) for layer in range(spec.layers))
+    head = 2 * spec.width * spec.vocabulary
+    further = spec.next_tokens * (4 * spec.width**2 + _block_flops(spec, spec.layers - 1) + head)
+    return tokens * (of_layers + head + further)
+
+
+def _block_flops(spec: TransformerSpec, layer: int) -> int:
+    """Those of a block for one token: of the products with weights, and of the scores of the whole sequence."""
+    weights, experts = attention_weights(spec) | feed_forward_weights(spec, layer), spec.experts
+    products = 0
+    for name, shape in weights.items():
+        if len(shape) == 1:
+            continue
+        chosen = experts.chosen if experts is not None and name.startswith("expert_") else 1
+        products += chosen * prod(shape[-2:])
+    latent = spec.attention
+    scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
+    return 2 * products + 2 * spec.sequence * spec.heads * scored
