@@ -24,3 +24,9 @@ from .stacks import (
     read_stack as read_stack,
     stack_names as stack_names,
 )
+from .validation import (
+    NOTHING as NOTHING,
+    Validation as Validation,
+    validation_json as validation_json,
+    validation_text as validation_text,
+)

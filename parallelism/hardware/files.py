@@ -133,13 +133,20 @@ def _part(entry: Any, path: str | PathLike[str], where: str, kind: Part | None, 
     """What an entry of a table describes; the entry itself if ``kind`` is None."""
     if isinstance(kind, dict):
         return by_name(kind[""], entry, path, where, parts=parts)
-    if not isinstance(kind, list):
-        return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
+    if isinstance(kind, list):
+        return list_of(kind[0], entry, path, where, parts=parts)
+    return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
+
+
+def list_of(
+    kind: type[Described], entry: Any, path: str | PathLike[str], where: str, *, parts: Parts
+) -> tuple[Described, ...]:
+    """Descriptions of one ``kind`` from a list of tables."""
     if not isinstance(entry, list):
         raise HardwareFileError(
             f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(entry)}"
         )
-    return tuple(build(kind[0], table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
+    return tuple(build(kind, table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
 
 
 def by_name(

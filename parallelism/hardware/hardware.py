@@ -33,6 +33,7 @@ from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached
 from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
+from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
@@ -73,6 +74,7 @@ _PARTS: hardware_files.Parts = {
     "reached": Reached,
     "kernels": {"": Kernel},
     "rates": [AttentionRate],
+    "validation": [Validation],
 }
 """The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
@@ -107,7 +109,7 @@ class Hardware:
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them.  With
     ``overlapping``, a collective that the gradient of one operand of a product needs runs beside the product that makes
     the gradient of the other one.  ``kernels`` has by the names of ops what single kernels take.  ``stack`` names the
-    software that these numbers are of.
+    software that these numbers are of, and ``validation`` has the measurements that seconds by them were compared with.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -143,6 +145,7 @@ class Hardware:
     overlapping: bool = False
     stack: str = ""
     kernels: Mapping[str, Kernel] = checked.Table({})
+    validation: tuple[Validation, ...] = ()
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
@@ -199,6 +202,7 @@ class Hardware:
             ),
             "stack": self.stack and checked.text("stack", self.stack),
             "kernels": checked_kernels("kernels", self.kernels),
+            "validation": checked.each("validation", self.validation, Validation),
         }
         if not values["links"]:
             raise ValueError("links must be at least one Link; got none")

@@ -98,7 +98,7 @@ def kernel_of(kernels: Mapping[str, Kernel], name: str) -> Kernel | None:
 
     >>> kernels = {"gelu": Kernel(times=1.5), "split": Kernel(0, 0)}
     >>> kernel_of(kernels, "add+gelu").times, kernel_of(kernels, "split").times, kernel_of(kernels, "add")
-    (1.5, 0, None)
+    (1.5, 0.0, None)
     >>> kernel_of(kernels, "split+add")
     """
     if name in kernels:

@@ -21,10 +21,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import fields as checked
-from parallelism.hardware.files import HardwareFileError, build, by_name, presets, read
+from parallelism.hardware.files import HardwareFileError, build, by_name, list_of, presets, read
 from parallelism.hardware.kernels import AttentionRate, Kernel
 from parallelism.hardware.links import HostLink
 from parallelism.hardware.rates import Products, Reached
+from parallelism.hardware.validation import Validation
 from parallelism.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
         changed["kernels"] = by_name(
             Kernel, table["kernels"], origin, "kernels", parts={"rates": [AttentionRate]}
         )
+    compared = list_of(Validation, table.get("validation", []), origin, "validation", parts={})
+    changed["validation"] = compared if table.get("hardware", hardware.name) == hardware.name else ()
     reached = table.get("reached", {})
     if not isinstance(reached, Mapping):
         raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")

@@ -88,7 +88,11 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
         f"step on {document['devices']} devices of {document['hardware']}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
-    return [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    lines = [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    return [
+        *lines,
+        *([f"compared with {document['validation']['text']}"] if "validation" in document else []),
+    ]
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:

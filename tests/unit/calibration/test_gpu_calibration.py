@@ -33,7 +33,7 @@ from vcluster.calibration.gpu.measuring import (
 )
 from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS
 from vcluster.calibration.gpu.stack_file import write_stack
-from vcluster.calibration.gpu.training import HeldOut, run_of, table
+from vcluster.calibration.gpu.training import HeldOut, mean_error, run_of, table
 from vcluster.cli.command_line import WrongWords
 
 MADE = replace(
@@ -107,12 +107,15 @@ def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_wha
     found, path = measured
     told = tomllib.loads(path.read_text())
     fields = {field for field in told if field not in (
-        "name", "title", "fitted_on", "hardware", "measured", "sources", "kernels")}
+        "name", "title", "fitted_on", "hardware", "measured", "sources", "kernels", "validation")}
     fields |= {f"kernels.{name}" for name in told["kernels"]}
     assert fields == {*told["sources"]} and told["name"] == "ours" and told["fitted_on"] == []
     assert {"flops_efficiency", "flops_efficiencies", "products", "host", "memory_efficiency"} < fields
     for source in told["sources"].values():
         assert source.startswith("measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0, driver 580.1, by")
+    (compared,) = told["validation"]
+    assert compared == {"table": "ours.json", "what": "steps of training", "rows": len(FEW), "held_out": True,
+                        "mean_error": pytest.approx(mean_error(found.steps), rel=1e-5)}
     assert told["measured"]["tables"] == "ours.json" and told["hardware"] == "dgx-h100"
     read = Hardware.of(f"dgx-h100:1+{path}")
     for field, value in found.found.values.items():

@@ -117,6 +117,7 @@ def calibrate(
                 QUICK_STEPS if quick else STEPS,
                 say,
             )
+        write_stack(output, found.found, tables.machine, beside.name, found.steps)
     keep()
     say(f"\n{found}\n")
     for name in BESIDES:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Kernel
+from parallelism.hardware import Kernel, Validation
 from parallelism.whole_files import written_whole
 from vcluster.calibration.gpu.fits import Fit
+from vcluster.calibration.gpu.training import HeldOut, mean_error
 
 
 def source(machine: Mapping[str, Any], note: str) -> str:
@@ -21,13 +22,17 @@ def source(machine: Mapping[str, Any], note: str) -> str:
     return f"measured: {on}, by python -m vcluster calibrate --gpu; {note}"[:480]
 
 
-def write_stack(path: Path, found: Fit, machine: Mapping[str, Any], tables: str) -> None:
-    """Writes the stack.  ``tables`` is the name of the file with the tables."""
+def write_stack(
+    path: Path, found: Fit, machine: Mapping[str, Any], tables: str, steps: Sequence[HeldOut] = ()
+) -> None:
+    """Writes the stack.  ``tables`` is the name of the file with the tables; its ``steps`` are the stack's validation."""
     with written_whole(path, encoding="utf-8") as file:
-        file.write(stack_text(path.stem, found, machine, tables))
+        file.write(stack_text(path.stem, found, machine, tables, steps))
 
 
-def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -> str:
+def stack_text(
+    name: str, found: Fit, machine: Mapping[str, Any], tables: str, steps: Sequence[HeldOut] = ()
+) -> str:
     """The stack as TOML."""
     plain = {
         field: value for field, value in found.values.items() if not _is_table(value) and "." not in field
@@ -52,6 +57,9 @@ def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -
         lines += ["", f"[kernels.{_key(kernel)}]", *_of_kernel(each)]
     for link, table in _reached(found.values).items():
         lines += ["", f"[reached.{_key(link)}]", *(_line(*each) for each in table.items())]
+    if steps:
+        compared = Validation(tables, "steps of training", len(steps), mean_error(steps), held_out=True)
+        lines += ["", "[[validation]]", *(_line(*each) for each in asdict(compared).items())]
     lines += [
         "",
         "[measured]       # the machine; its tables are beside this file",
