@@ -41,7 +41,8 @@ SCRIPTS: dict[str, tuple[int, str]] = {
 --tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --expert-model-parallel-size 8
 --use-distributed-optimizer --sequence-parallel --log-interval 1 --save-interval 10000 --eval-interval 1000
 --eval-iters 10 --save c --load c --tensorboard-dir t --no-load-optim --no-load-rng"""),
-'DeepSeek-V3 (Megatron-LM tests/functional_tests/.../deepseekv3_proxy_flex_tp1pp4emp16)': (256, """--distributed-timeout-minutes 60
+'DeepSeek-V3 (Megatron-LM tests/functional_tests/.../deepseekv3_proxy_flex_tp1pp4emp16)': (256, """
+--distributed-timeout-minutes 60
 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*2|(tt|)*5t|tmL
 --expert-model-parallel-size 16 --context-parallel-size 1 --expert-tensor-parallel-size 1 --use-distributed-optimizer
 --overlap-grad-reduce --overlap-param-gather --use-mcore-models --sequence-parallel --use-flash-attn

@@ -48,8 +48,8 @@ def test_a_script_is_simulated_and_what_changes_nothing_is_told(
     capsys: pytest.CaptureFixture[str], script: Path
 ) -> None:
     status, out, err = said(capsys, "gpt", "--args-file", str(script), *ON, "--json", "--seed", "3")
-    plain = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --attention-dropout 0 --hidden-dropout 0 "
-             "--bf16 --use-flash-attn --vocab-size 50257 --optimizer sgd --json")
+    plain = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --attention-dropout 0 "
+             "--hidden-dropout 0 --bf16 --use-flash-attn --vocab-size 50257 --optimizer sgd --json")
     assert (status, json.loads(out)) == (0, json.loads(said(capsys, "gpt", *plain.split(), *ON)[1]))
     assert err == ("without effect on a simulated step: --data-path, --lr, --seed\n"
                    "known, and not modelled: --tp-comm-overlap\n")
