@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from statistics import mean, median
 from unittest.mock import patch
 
 import pytest
@@ -15,11 +16,19 @@ from fake_gpu import H100, FakeGpu
 
 from parallelism import Hardware
 from parallelism.cost import Costs
-from parallelism.hardware import AttentionRate, HostLink, Kernel, Products, Reached, sized_hardware
+from parallelism.hardware import (
+    AttentionRate,
+    HostLink,
+    Kernel,
+    Products,
+    Reached,
+    read_stack,
+    sized_hardware,
+)
 from vcluster.__main__ import main
 from vcluster.calibration.gpu import calibration
 from vcluster.calibration.gpu.bases import base_of, one_node, preset_of
-from vcluster.calibration.gpu.calibration import calibrate, on_file
+from vcluster.calibration.gpu.calibration import calibrate, compared as compared_steps, on_file
 from vcluster.calibration.gpu.fits import Fit, fit, fitted_products
 from vcluster.calibration.gpu.items import ATTENTION, COPIES, ELEMENTWISE, LAYERS, PRODUCTS, Item, items
 from vcluster.calibration.gpu.kept import again, kept, kept_names
@@ -310,7 +319,25 @@ def test_kept_tables_are_fitted_and_compared_again_without_a_gpu(tmp_path, capsy
     read = Hardware.of(f"dgx-h100+{path}")
     assert 0.5 < read.flops_efficiency <= 1 and 0.7 < read.memory_efficiency < 0.95
     assert read.sources["products"].startswith("kept, measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0")
-    assert tomllib.loads(path.read_text())["measured"]["tables"] == "h100.json"
+    told, stack = tomllib.loads(path.read_text()), read_stack("pytorch-h100")
+    assert told["measured"]["tables"] == "h100.json" and {*told["kernels"]} == {*stack["kernels"]}
+    # The stack behind the preset is what these tables give.
+    for one, other in ((told, stack), (told["validation"][0], stack["validation"][0])):
+        for name, value in one.items():
+            if isinstance(value, float):
+                assert value == pytest.approx(other[name], rel=1e-2), name
+    for name, kernel in told["kernels"].items():
+        assert kernel.get("times", 1) == pytest.approx(stack["kernels"][name].get("times", 1), rel=1e-2), name
+
+
+@pytest.mark.parametrize("name", kept_names())
+def test_the_stack_of_kept_tables_beats_one_constant_utilization(name):
+    (compared,) = read_stack(f"pytorch-{name}")["validation"]
+    steps = compared_steps(kept(name), Hardware.preset(f"{read_stack(f'pytorch-{name}')['hardware']}:1+pytorch-{name}"))
+    usual = median(step.mfu for step in steps)
+    of_constant = mean(abs(step.flops / (usual * step.peak) / step.measured - 1) for step in steps)
+    assert compared["rows"] == len(steps) and compared["held_out"]
+    assert mean_error(steps) == pytest.approx(compared["mean_error"], abs=2e-3) and mean_error(steps) < of_constant / 2
 
 
 def test_tables_beside_a_stack_give_the_same_stack_again(measured, tmp_path):

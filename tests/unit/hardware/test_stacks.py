@@ -20,7 +20,8 @@ from parallelism.hardware import (
 
 
 def test_the_stacks_are_these():
-    assert stack_names() == ("megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100")
+    assert stack_names() == (
+        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200")
 
 
 @pytest.mark.parametrize("name", stack_names())
