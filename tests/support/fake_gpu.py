@@ -8,7 +8,7 @@ from typing import Any
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware
 from vcluster.calibration.gpu import items
-from vcluster.calibration.gpu.fits import computing_seconds, moved, product_seconds
+from vcluster.calibration.gpu.fits import moved, product_seconds
 from vcluster.calibration.gpu.items import Item
 from vcluster.calibration.gpu.kernel_fits import BACKWARD, FORWARD, LOSS, SOURCES
 from vcluster.calibration.gpu.models import Model
@@ -20,7 +20,7 @@ H100 = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "torch": "2.11.0",
 class FakeGpu:
     """Measures by the model of costs.  ``step_seconds`` is what a step of any model takes.
 
-    Products for seconds on end are slower by a factor.  ``before`` is called with each item, and may raise what a
+    Work for seconds on end is slower by a factor.  ``before`` is called with each item, and may raise what a
     library would.
     """
 
@@ -56,8 +56,7 @@ class FakeGpu:
             seconds = 30 * count / (hardware.memory_bytes_per_second * hardware.memory_efficiency)
             return {"seconds": seconds, "parameters": count, "seconds_per_parameter": seconds / count}
         if item.table == items.SUSTAINED:
-            slowed = computing_seconds(given, hardware) if given["what"] == "layer" else 1e-3
-            return {"alone_seconds": 1e-3, "seconds": 1e-3 + (self.slower - 1) * slowed}
+            return {"alone_seconds": 1e-3, "seconds": 1e-3 * self.slower}
         if item.table == items.COLLECTIVES:
             cost = Costs(hardware).collective(given["name"], given["nbytes"], range(given["devices"]))
             return {"seconds": cost.seconds}

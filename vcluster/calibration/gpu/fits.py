@@ -5,7 +5,6 @@ What the model has no constant for (attention by direction, norms, cross entropy
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -157,7 +156,7 @@ def fitted_products(tables: Tables, dtype: str) -> list[Row]:
     return [
         row
         for row in tables.measured(PRODUCTS, dtype=dtype)
-        if min(row["m"], row["n"], row["k"]) >= FEW_ROWS or "multiprocessors" not in tables.machine
+        if min(row["m"], row["n"], row["k"]) > FEW_ROWS or "multiprocessors" not in tables.machine
     ]
 
 
@@ -219,60 +218,15 @@ def _dtypes(tables: Tables, found: Fit) -> None:
 
 
 def _under_load(tables: Tables, found: Fit) -> None:
-    """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks.
+    """Attention for seconds on end takes longer than alone: power and heat lower the clocks.
 
-    What waits for memory takes as long as before, so products and attention make up for all of it.
+    So do products, where there is nothing else; but between kernels that wait for memory, as in a step of training, they
+    reach what they reach alone.  So theirs stay as they are (docs/accuracy.md has both).
     """
-    parts = [_part_on_end(row, found.hardware) for row in tables.measured(SUSTAINED, what="layer")]
-    what = f"a layer alone over the same for seconds on end ({len(parts)} measured)"
-    if not parts:
-        rows = tables.measured(SUSTAINED, what="product", dtype="bfloat16")
-        parts = [row["alone_seconds"] / row["seconds"] for row in rows]
-        what = f"a product alone over the same for seconds on end ({len(parts)} measured)"
-    if not parts:
-        return
-    part = min(1.0, median(parts))
-    what = f"times {part:.3f}: {what}"
-    hardware = found.hardware
-    efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
-    for name, value in (
-        ("flops_efficiency", hardware.flops_efficiency * part),
-        ("flops_efficiencies", efficiencies),
-    ):
-        if name in found.notes:
-            found.set(f"{found.notes[name]}; {what}", **{name: value})
-    _set_attention(found, part, what)
-
-
-def _part_on_end(row: Row, hardware: Hardware) -> float:
-    """The part of their rates that products and attention keep in a layer for seconds on end."""
-    computing = computing_seconds(row, hardware)
-    longer = max(float(row["seconds"]) - float(row["alone_seconds"]), 0.0)
-    return computing / (computing + longer)
-
-
-def computing_seconds(row: Row, hardware: Hardware) -> float:
-    """What products and attention of a layer take, forward and backward, as a simulation has them."""
-    sizes = Sizes(*(row[name] for name in ("style", "width", "heads", "key_value_heads", "feed_forward")))
-    costs = Costs(hardware)
-    return sum(
-        count * costs.compute_seconds(flops, nbytes, dtype=dtype, shape=shape, kernel=name)
-        for (name, flops, nbytes, dtype, shape), count in _products_of(sizes, row["tokens"], row["batch"])
-    )
-
-
-@lru_cache(maxsize=16)
-def _products_of(sizes: Sizes, tokens: int, batch: int) -> tuple[tuple[Any, int], ...]:
-    """The products and the attention of a layer: name, flops, bytes, dtype and shape, and how many of them."""
-    hardware = Hardware.preset("dgx-h100:1").placed([0])
-    counts: Counter[Any] = Counter()
-    for layers, sign in ((2, 1), (1, -1)):
-        run = run_of(Model("", sizes, layers, 256, tokens, batch))
-        columns = simulate(run.step, hardware, **run.placed, op_by_op=True).columns
-        for event in zip(*map(columns.values, ("name", "flops", "nbytes", "dtype", "shape")), strict=True):
-            if event[-1] is not None:
-                counts[event] += sign
-    return tuple((event, count) for event, count in counts.items() if count)
+    rows = tables.measured(SUSTAINED, what="attention")
+    if rows:
+        part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
+        _set_attention(found, part, f"times {part:.3f}: alone over the same for seconds on end")
 
 
 def _set_attention(found: Fit, part: float, what: str) -> None:

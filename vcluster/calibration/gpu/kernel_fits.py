@@ -89,8 +89,10 @@ def _elementwise(tables: Tables, hardware: Hardware) -> Iterator[Found]:
                 yield Found(name, kernel, f"{source.op} {way} in {len(rows)} sizes, told within {error:.1%}")
                 break
     if tables.measured(ELEMENTWISE):
-        yield Found("split", Kernel(0, 0), "the parts of a row are views, which take nothing")
-        yield Found(SCALARS, Kernel(0, 0), "work on few numbers is part of kernels, or of the host")
+        yield Found(
+            "split", Kernel(0, 0), "estimate: in PyTorch the parts of a row are views, which take nothing"
+        )
+        yield Found(SCALARS, Kernel(0, 0), "estimate: work on few numbers is part of kernels, or of the host")
 
 
 def _nearest(hardware: Hardware, rows: Sequence[Row], source: Source) -> tuple[Kernel, float]:

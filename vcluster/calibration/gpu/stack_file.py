@@ -15,7 +15,9 @@ from vcluster.calibration.gpu.training import HeldOut, mean_error
 
 
 def source(machine: Mapping[str, Any], note: str) -> str:
-    """Where a number is from: measured, on what, when, by which software."""
+    """Where a number is from: measured, on what, when, by which software; a note that calls it an estimate stands."""
+    if note.startswith("estimate: "):
+        return note
     driver = machine.get("nvidia_smi.driver_version")
     on = f"on {machine['gpu']}, {machine['date']}, PyTorch {machine['torch']}"
     on += f", driver {driver}" if driver else ""
