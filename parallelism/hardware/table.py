@@ -142,8 +142,8 @@ def _kernels(hardware: Hardware) -> list[Row]:
 
 
 def _kernel(name: str, kernel: Kernel) -> str:
-    several = "" if kernel.launches == 1 else f" as {kernel.launches:g} kernels"
-    others = f", {kernel.others:g} times those of other dtypes behind it" if kernel.others else ""
+    several = "" if kernel.launches == 1 else f" as {kernel.launches:.3g} kernels"
+    others = f", {kernel.others:.3g} times those of other dtypes behind it" if kernel.others else ""
     return f"{name} {kernel.times:.3g} times its bytes{several}{others}"
 
 

@@ -125,7 +125,7 @@ def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_wha
     for source in (source for field, source in told["sources"].items() if field not in guessed):
         assert source.startswith("measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0, driver 580.1, by")
     (compared,) = told["validation"]
-    assert compared == {"table": "ours.json", "what": "steps of training", "rows": len(FEW), "held_out": True,
+    assert compared == {"table": "ours.json", "what": "steps of training on one GPU", "rows": len(FEW), "held_out": True,
                         "mean_error": pytest.approx(mean_error(found.steps), rel=1e-5)}
     assert told["measured"]["tables"] == "ours.json" and told["hardware"] == "dgx-h100"
     read = Hardware.of(f"dgx-h100:1+{path}")
@@ -309,6 +309,7 @@ def test_kept_tables_are_of_a_gpu_with_a_preset_and_have_their_date():
 
 
 @pytest.mark.slow_for("h200")
+@pytest.mark.timeout(300)        # seconds alone; it simulates more than any other test here
 @pytest.mark.parametrize(("name", "preset"), [("h100", "dgx-h100"), ("h200", "h200-node")])
 def test_kept_tables_give_the_stack_behind_the_preset_which_beats_one_constant_utilization(name, preset, tmp_path, capsys):
     path = tmp_path / "kept.toml"
