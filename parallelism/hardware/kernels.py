@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from typing import Any
 
@@ -35,13 +36,12 @@ class AttentionRate:
     half_length: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.causal, bool):
-            raise TypeError(f"causal must be true or false; got {checked.shown(self.causal)}")
-        checked.store(
+        checked.check(
             self,
-            width=checked.whole_number("width", self.width),
-            efficiency=checked.number("efficiency", self.efficiency, above=0, most=1),
-            half_length=checked.number("half_length", self.half_length, "of keys"),
+            width=checked.whole_number,
+            causal=checked.switch,
+            efficiency=partial(checked.number, above=0, most=1),
+            half_length=partial(checked.number, of="of keys"),
         )
 
     def seconds(self, at_peak: float, keys: float) -> float:
@@ -65,12 +65,12 @@ class Kernel:
     rates: tuple[AttentionRate, ...] = ()
 
     def __post_init__(self) -> None:
-        checked.store(
+        checked.check(
             self,
-            launches=checked.number("launches", self.launches),
-            times=checked.number("times", self.times),
-            others=checked.number("others", self.others),
-            rates=checked.each("rates", self.rates, AttentionRate),
+            launches=checked.number,
+            times=checked.number,
+            others=checked.number,
+            rates=partial(checked.each, kind=AttentionRate),
         )
 
     def rate(self, width: float, causal: bool) -> AttentionRate | None:

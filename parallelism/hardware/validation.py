@@ -26,14 +26,13 @@ class Validation:
     held_out: bool
 
     def __post_init__(self) -> None:
-        if not isinstance(self.held_out, bool):
-            raise TypeError(f"held_out must be true or false; got {checked.shown(self.held_out)}")
-        checked.store(
+        checked.check(
             self,
-            table=checked.text("table", self.table),
-            what=checked.text("what", self.what),
-            rows=checked.whole_number("rows", self.rows),
-            mean_error=checked.number("mean_error", self.mean_error),
+            table=checked.text,
+            what=checked.text,
+            rows=checked.whole_number,
+            mean_error=checked.number,
+            held_out=checked.switch,
         )
 
     def __str__(self) -> str:

@@ -60,7 +60,9 @@ def stack_text(
     for link, table in _reached(found.values).items():
         lines += ["", f"[reached.{_key(link)}]", *(_line(*each) for each in table.items())]
     if steps:
-        compared = Validation(tables, "steps of training on one GPU", len(steps), mean_error(steps), held_out=True)
+        compared = Validation(
+            tables, "steps of training on one GPU", len(steps), mean_error(steps), held_out=True
+        )
         lines += ["", "[[validation]]", *(_line(*each) for each in asdict(compared).items())]
     lines += [
         "",
