@@ -25,7 +25,7 @@ from parallelism.planning.steady_state import _Repetitions
 from parallelism.planning.symbolic_events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps
-from parallelism.training.megatron import first_layers, longer_stages
+from parallelism.training.stage_layers import even, first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
 FEW: Any = {"biases": False, "norm": "rms", "activation": "relu"}
@@ -158,7 +158,7 @@ def test_stages_may_have_unequal_numbers_of_blocks(layers: int, settings: dict[s
 
 @pytest.mark.parametrize(("layers", "stages"), [(7, 4), (10, 8), (3, 2), (126, 16), (8, 4), (5, 1)])
 def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> None:
-    first = [*first_layers(layers, stages), layers]
+    first = [*first_layers(even(layers, stages)), layers]
     lengths = [end - start for start, end in pairwise(first)]
     longer = longer_stages(layers, stages)
     assert [stage in longer for stage in range(stages)] == [each > min(lengths) for each in lengths]
