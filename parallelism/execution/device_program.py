@@ -267,21 +267,32 @@ class DeviceProgram:
     @cached_property
     def steps(self) -> tuple[ProgramStep | StartStep | WaitStep, ...]:
         """The ops in their order."""
+        if not self.chains:
+            return tuple(
+                self._step([each] if isinstance(each, Run) else each) for each in self._steps_of_values
+            )
+        chains = in_chains(self._steps_of_values, self.chains)
+        inner = inner_values(chains, self.function.outputs)
+        return tuple(self._step(each, inner) for each in chains)
+
+    @cached_property
+    def _steps_of_values(self) -> Sequence[Run | Start | Wait]:
+        """The ops in their order, with the values that each takes memory for and frees."""
         function, donated = self.function, self.donated
         if self.calls:
-            steps = in_steps(function, self.calls, donated, self.left, self.given_up)
-        else:
-            memory = (
-                taken_by(function, donated),
-                freed_after(function, self.given_up),
-                unread_after(function, donated),
-            )
-            steps = [Run(*each) for each in zip(function.ops, *memory, strict=True)]
-        if not self.chains:
-            return tuple(self._step([each] if isinstance(each, Run) else each) for each in steps)
-        chains = in_chains(steps, self.chains)
-        inner = inner_values(chains, function.outputs)
-        return tuple(self._step(each, inner) for each in chains)
+            return in_steps(function, self.calls, donated, self.left, self.given_up)
+        memory = (
+            taken_by(function, donated),
+            freed_after(function, self.given_up),
+            unread_after(function, donated),
+        )
+        return [Run(*each) for each in zip(function.ops, *memory, strict=True)]
+
+    @cached_property
+    def freed_inputs(self) -> Held:
+        """The memory of the inputs that it frees: those that are given up and that an op reads."""
+        freed = (value for step in self._steps_of_values for value in step.freed)
+        return self._held([value for value in freed if value.name in self.given_up])
 
     def _step(
         self, step: Chain | Start | Wait, inner: Collection[Value] = ()
@@ -339,7 +350,7 @@ class DeviceProgram:
         values: dict[str, Any] = {
             value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)
         }
-        del arrays  # what is given up is freed as soon as nothing reads it
+        del arrays  # what is given up is freed as soon as nothing reads it, if the caller has no list of it
         run = Running(device, values, marks)
         for step in self.steps:
             if run.awaited:

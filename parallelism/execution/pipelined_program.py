@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import GRADIENTS, DeviceProgram
+from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.endings import Endings, StepEnd
 from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
 from parallelism.execution.overlapping import arranged
@@ -296,6 +296,7 @@ class PipelinedProgram(PipelinedOperation):
                 self.fused,
                 self.overlap,
                 self.overlapping,
+                several=not self.writes_inputs or self.pipeline.adds_up,
             )
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)
@@ -350,17 +351,18 @@ class PipelinedProgram(PipelinedOperation):
             )
             function, categories = self._summing(place, kind, part)
             left = {value.name for value in function.outputs if value.name not in categories}
-            buffers = function.inputs[
-                len(function.inputs) - len(self._programs_at(place).functions.trained) :
-            ]
+            programs = self._programs_at(place)
+            buffers = function.inputs[len(programs.function(kind, part).inputs) :]
             function, calls, chains = arranged(function, order, fused=self.fused)
+            kept = programs.freed_inputs(kind, part, function)
+            given_up = kept | {value.name for value in buffers if self.writes_inputs}
             self._last[key] = DeviceProgram(
                 function,
-                dict(categories) | dict.fromkeys(left, GRADIENTS),
+                dict(categories) | dict.fromkeys(left, GRADIENTS) | dict.fromkeys(kept, ACTIVATIONS),
                 calls=calls,
                 chains=chains,
                 left=frozenset(left),
-                given_up=frozenset(value.name for value in buffers if self.writes_inputs),
+                given_up=given_up,
             )
         return self._last[key]
 

@@ -17,12 +17,19 @@ from parallelism.ir.core.derived import laid_value
 from parallelism.ir.passes.overlapping import Order, overlapped, uneven
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
-from parallelism.layouts.stages.sums import added_into_buffers
+from parallelism.layouts.stages.sums import added_into_buffers, converted_results, owns_results
 from parallelism.mesh import Mesh
 from parallelism.transforms import Overlap
 
 _SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
 """For each kind of action, the actions that computed or received the values that are kept after it."""
+
+_KEPT_BEFORE: dict[str, str | None] = {"F": None, "R": None, "B": "F", "I": "F", "W": "I"}
+"""For each kind of action, the one that keeps the values which it gives up; None: it gives up none.  In a stage that
+recomputes, R stands for F."""
+
+MemoryKey = tuple[str, str]
+"""A kind of action, and the name of the value in its program that begins the memory."""
 
 Result = TypeVar("Result")
 
@@ -60,7 +67,8 @@ class StagePrograms:
     programs of another stage that differ in names alone, from which answers without names are taken.  ``sums`` has the
     dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
     of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says; else if
-    ``overlapping`` those that may run beside a product.
+    ``overlapping`` those that may run beside a product.  ``several``: gradients of several microbatches are added up, or
+    one half of a backward may leave gradients to the other half.
     """
 
     def __init__(
@@ -75,8 +83,11 @@ class StagePrograms:
         fused: bool | str = False,
         overlap: Overlap | None = None,
         overlapping: bool = False,
+        *,
+        several: bool = True,
     ) -> None:
         self.like, self.sums, self.fused = like, sums or {}, fused
+        self.several = several
         self.overlap, self.overlapping = overlap, overlapping
         self.functions, self.batch, self.whole, self.inside, self.place = (
             functions,
@@ -134,11 +145,14 @@ class StagePrograms:
     def program(self, kind: str, part: Part) -> DeviceProgram:
         """This device's part of it.  Its results count as activations, and the gradients of weights as gradients.
 
-        B and W take one more input for each trained weight, the sum of its gradients so far, and add to it in place.
+        If the stage `adds_up`, B and W take one more input for each trained weight, the sum of its gradients so far, and
+        add to it in place.
         """
         function, categories = self.local_function(kind, part)
         function, calls, chains = arranged(function, self.order(kind, part), fused=self.fused)
-        return DeviceProgram(function, categories, calls=calls, chains=chains)
+        given_up = self.freed_inputs(kind, part, function)
+        categories = {**categories, **dict.fromkeys(given_up, ACTIVATIONS)}
+        return DeviceProgram(function, categories, calls=calls, chains=chains, given_up=given_up)
 
     def order(self, kind: str, part: Part) -> Order | None:
         """The order of `program`; None: that of the function."""
@@ -163,13 +177,22 @@ class StagePrograms:
         if kind in ("B", "W"):
             first = self.first_gradient(kind)
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
-            function = added_into_buffers(
-                function,
-                first,
-                [f"sum.{name}" for name in self.functions.trained],
-                [type.dtype for type in self.sum_types],
-            )
+            dtypes = [type.dtype for type in self.sum_types]
+            if self.adds_up:
+                names = [f"sum.{name}" for name in self.functions.trained]
+                function = added_into_buffers(function, first, names, dtypes)
+            else:
+                function = converted_results(function, first, dtypes)
+                categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
         return function, categories
+
+    @cached_property
+    def adds_up(self) -> bool:
+        """Whether gradients are added up in buffers.
+
+        Those of a single microbatch are sums already.  They are kept as they are, if each has memory of its own.
+        """
+        return self.several or not owns_results(self.functions.backward, self.first_gradient("B"))
 
     def first_gradient(self, kind: str) -> int:
         """The number of the first output of a B or W that is the gradient of a weight."""
@@ -203,35 +226,87 @@ class StagePrograms:
 
     @cached_without_names
     def left(self, kind: str, part: Part) -> Held:
-        """The memory that the program still holds at its end: that of its outputs."""
-        left: Counter[str] = Counter()
-        for step in self.program(kind, part).steps:
+        """The memory that the program still holds at its end: that of its outputs, except gradients."""
+        program = self.program(kind, part)
+        left: Counter[str] = Counter(dict(program.freed_inputs))
+        for step in program.steps:
             left.update(dict(step.held))
             left.subtract(dict(step.freed))
-        return tuple((category, nbytes) for category, nbytes in left.items() if nbytes)
+        return tuple(
+            (category, nbytes) for category, nbytes in left.items() if nbytes and category != GRADIENTS
+        )
+
+    @cached_without_names
+    def freed(self, kind: str, part: Part) -> int:
+        """The bytes of what a microbatch kept before an action that the program of the action frees itself."""
+        return sum(nbytes for _, nbytes in self.program(kind, part).freed_inputs)
 
     @cached_without_names
     def held(self, kind: str | None, part: Part) -> int:
         """Bytes that a microbatch keeps after an action of this kind (None: before the first), without its data."""
         if kind not in _SOURCES:
             return 0
+        memory = self._memory_after(kind, part)
+        return sum(dict(memory[name] for name in self._kept_after(kind)).values())
+
+    def _kept_after(self, kind: str) -> list[str]:
+        """The names of the values that a microbatch keeps after an action of this kind, without its data."""
         stage = self.functions
-        sizes: dict[str, tuple[tuple[str, str], int]] = {
+        again = tuple(value.name for value in stage.recompute.outputs) if stage.recompute else ()
+        names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}.get(kind, ())
+        return [name for name in names if name not in stage.data]
+
+    def _memory_after(self, kind: str, part: Part) -> dict[str, tuple[MemoryKey, int]]:
+        """By the name of a value that is there after an action: the memory that it lies in, and its bytes.
+
+        Values of one action that are one value on this device lie in one memory.
+        """
+        stage = self.functions
+        memory: dict[str, tuple[MemoryKey, int]] = {
             f"{GRADIENT}{name}": (("", name), whole_number(type.nbytes))
             for name, type in zip(stage.answered, self.answers(part), strict=True)
         }
         for source in _SOURCES[kind]:
-            function, own = self.function(source, part), self.program(source, part).function
+            function, own = self.function(source, part), self.local_function(source, part)[0]
             there = {}
             for value, local in zip(function.inputs, own.inputs, strict=True):
                 taken = (source, local.name), whole_number(local.type.nbytes)
-                there[local.name] = sizes.setdefault(value.name, taken)
+                there[local.name] = memory.setdefault(value.name, taken)
             for value, local in zip(function.outputs, own.outputs, strict=True):
                 computed = (source, local.name), whole_number(local.type.nbytes)
-                sizes.setdefault(value.name, there.get(local.name, computed))
-        again = tuple(value.name for value in stage.recompute.outputs) if stage.recompute else ()
-        names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}[kind]
-        return sum(dict(sizes[name] for name in names if name not in stage.data).values())
+                memory.setdefault(value.name, there.get(local.name, computed))
+        return memory
+
+    @cached
+    def given_up(self, kind: str, part: Part) -> Mapping[str, tuple[str, MemoryKey]]:
+        """The values that an action takes and no later one reads, by name: their names in its program, and the memory
+        that they lie in."""
+        before = _KEPT_BEFORE[kind]
+        if before == "F" and self.functions.recompute is not None:
+            before = "R"
+        if before is None:
+            return {}
+        memory = self._memory_after(before, part)
+        stay = {memory[name][0] for name in self._kept_after(kind) if name in memory}
+        function, own = self.function(kind, part), self.local_function(kind, part)[0]
+        taken = dict(
+            zip((value.name for value in function.inputs), own.inputs, strict=False)
+        )  # then come the sums of gradients
+        return {
+            name: (taken[name].name, memory[name][0])
+            for name in self._kept_after(before)
+            if name in taken and memory[name][0] not in stay
+        }
+
+    def freed_inputs(self, kind: str, part: Part, arranged: Function) -> frozenset[str]:
+        """The inputs of the program of an action that it frees: of those `given_up` in one memory the last one read."""
+        last = {value.name: number for number, op in enumerate(arranged.ops) for value in op.inputs}
+        by_memory: dict[MemoryKey, str] = {}
+        for name, memory in sorted(
+            self.given_up(kind, part).values(), key=lambda each: last.get(each[0], -1)
+        ):
+            by_memory[memory] = name
+        return frozenset(by_memory.values())
 
     @cached_without_names
     def data(self, part: Part) -> tuple[TensorType, ...]:

@@ -23,8 +23,9 @@ class ProgramStage(Stage):
 
     ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares its
     cost, with the stage, the microbatch and the kind of the action.  Memory of ``activations`` are the values that an
-    action has before it, the received message included, and those that are kept after it.  Memory of ``gradients`` are
-    the sums, from the start of the step, and each gradient of a microbatch until it is added, right after it is there.
+    action has before it, the received message included, and those that are kept after it; a backward frees each kept
+    value after its last read.  Memory of ``gradients`` are the sums, from the start of the step, and each gradient of a
+    microbatch until it is added, right after it is there.  Of a single microbatch the gradients are the sums.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class ProgramStage(Stage):
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
         self.arrays = array_maker(device)
-        self.gradients = Gradients(programs.sum_types, self.arrays, apart=apart)
+        types = programs.sum_types if programs.adds_up else ()
+        self.gradients = Gradients(types, self.arrays, apart=apart)
         self.outputs: dict[int, Array] = {}
         """The part of the loss by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}
@@ -88,6 +90,10 @@ class ProgramStage(Stage):
     def held(self, microbatch: int) -> int:
         """Bytes kept for the backward of this microbatch, without its data, which is held during the whole step."""
         return self.programs.held(self._last.get(microbatch), self.parts[microbatch])
+
+    def freed(self, microbatch: int) -> int:
+        """Bytes of what was kept that the last action of this microbatch has freed after their last reads."""
+        return self.programs.freed(self._last[microbatch], self.parts[microbatch])
 
     # -- an action -----------------------------------------------------------------------------------------------------
 
@@ -133,27 +139,47 @@ class ProgramStage(Stage):
         part = self.parts[microbatch]
         function, closing = self.programs.function(kind, part), self.closes(kind, microbatch)
         program = closing.program(kind, part) if closing else self.programs.program(kind, part)
-        inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
-        if kind in ("B", "W"):
-            inputs += self.gradients.arrays
-        if closing:
-            self.gradients.give_up(self.programs.functions.trained.index(name) for name in closing.weights)
-        given = list(map(contiguous, inputs))
-        inputs.clear()
-        results = program.run(self.device, given, stage=self.number, microbatch=microbatch, phase=kind)
+        results = program.run(
+            self.device,
+            self._inputs(kind, part, arrays, closing),
+            stage=self.number,
+            microbatch=microbatch,
+            phase=kind,
+        )
         arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
+        gradients = results[self.programs.first_gradient(kind) :] if kind in ("B", "W") else ()
+        if gradients and not self.programs.adds_up:
+            self.gradients.arrays = [contiguous(each, writeable=True) for each in gradients]
         if closing:
-            gradients = results[self.programs.first_gradient(kind) :]
             self.summed.update(
                 (name, gradient)
                 for name, gradient in zip(self.programs.functions.trained, gradients, strict=True)
                 if name in closing.weights
             )
+            self._give_up_summed(closing)
         received = sum(int(type.nbytes) for type in self.programs.message(kind, part, last=self.last))
         self._last[microbatch] = kind
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
             self._hold(category, -nbytes, microbatch)  # `run_actions` holds the bytes that are kept
         return results
+
+    def _inputs(
+        self, kind: str, part: Part, arrays: dict[str, Array], closing: LastBackward | None
+    ) -> list[Array]:
+        """The inputs of the program of an action.  Those that the program frees are taken out of the ``arrays``."""
+        wanted = self.programs.function(kind, part).inputs
+        inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in wanted]
+        if kind in ("B", "W"):
+            inputs += self.gradients.arrays
+        if closing and self.programs.adds_up:
+            self._give_up_summed(closing)
+        for name in self.programs.given_up(kind, part):
+            del arrays[name]
+        return list(map(contiguous, inputs))
+
+    def _give_up_summed(self, closing: LastBackward) -> None:
+        """Keeps no longer the gradients that the last backward sums over replicas."""
+        self.gradients.give_up(map(self.programs.functions.trained.index, closing.weights))
 
     @property
     def unsummed(self) -> Sequence[Array]:

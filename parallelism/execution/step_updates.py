@@ -228,6 +228,14 @@ def _run(
     sums: dict[str, Any],
 ) -> dict[str, Array]:
     """What an update returns, by name.  The ``sums`` are taken out, so that it frees them."""
+    made = program.run(device, program.own(_inputs(function, program, held, sums)))
+    return {value.name: array for value, array in zip(function.outputs, made, strict=True)}
+
+
+def _inputs(
+    function: Function, program: DeviceProgram, held: Mapping[str, Array], sums: dict[str, Any]
+) -> list[Any]:
+    """What an update takes.  The ``sums`` are taken out, so that the program has the only references to them."""
     given: dict[str, Any] = {**held}
     while sums:
         name, array = sums.popitem()
@@ -236,8 +244,7 @@ def _run(
     for value, own in zip(function.inputs, program.function.inputs, strict=True):
         array = given.pop(value.name)
         inputs.append(array if isinstance(array, Later) else np.reshape(array, own.type.shape))
-    made = program.run(device, program.own(inputs))
-    return {value.name: array for value, array in zip(function.outputs, made, strict=True)}
+    return inputs
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class Stage(Protocol):
         """The bytes that are kept now for the backward of this microbatch."""
         return 0
 
+    def freed(self, microbatch: int) -> int:
+        """The bytes of what was kept before the last action of this microbatch that the action itself said it freed."""
+        return 0
+
 
 def run_actions(
     device: Device,
@@ -167,7 +171,8 @@ def run_action(device: Device, stage: Stage, action: Action, x: Array | None) ->
                 y = stage.backward_input(k, x)
             else:
                 stage.backward_weights(k)
-        device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
+        change = stage.held(k) - before + stage.freed(k)
+        device.hold("activations", change, stage=number, microbatch=k)
     return y
 
 

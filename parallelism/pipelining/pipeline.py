@@ -88,6 +88,13 @@ class Pipeline:
         """The number of ranks along the axis of the pipeline: ``stages / chunks``."""
         return self.schedule.ranks
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether gradients are added up: of several microbatches, or of a backward that leaves some to its other half."""
+        return self.microbatches > 1 or any(
+            action.kind == "W" for works in self.schedule.works for action in works
+        )
+
     def actions(self, rank: int) -> tuple[Action, ...]:
         """The actions of the rank at this position of the axis, in order.
 

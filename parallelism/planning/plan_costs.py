@@ -137,7 +137,7 @@ class PlanCosts:
         self._ends: dict[Any, _Ends] = {}
         self._flows: dict[Any, int] = {}
         self._memories: dict[Any, tuple[Ints, Ints]] = {}
-        self._of_devices: dict[Any, list[tuple[int, int | None]]] = {}
+        self._of_devices: dict[Any, list[tuple[int, int, int | None]]] = {}
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -181,6 +181,7 @@ class PlanCosts:
             s["cp"],
             s["recompute"],
             self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            self._adds_up(shape),
             self._registered(s),
         )
         key = "actions", pattern, s["microbatch"], s["tp"]
@@ -193,7 +194,14 @@ class PlanCosts:
         s = self.settings(row)
         # The events at the end are the same in stages 1 and 2 of ZeRO.
         pattern = Pattern(
-            in_stages, False, s["tp"] > 1, s["sp"], s["cp"], "none", min(s["zero"], 1), self._registered(s)
+            in_stages,
+            False,
+            s["tp"] > 1,
+            s["sp"],
+            s["cp"],
+            "none",
+            min(s["zero"], 1),
+            registered=self._registered(s),
         )
         key = "ends", pattern, s["tp"], s["dp"]
         if key not in self._costs:
@@ -232,13 +240,14 @@ class PlanCosts:
     # -- preparing -----------------------------------------------------------------------------------------------------
 
     def held(self, row: int) -> int:
-        """The most bytes that a device of a plan holds during the whole step.  `Unpriceable` as from `prepare`.
+        """The most bytes that a device of a plan holds between the actions and the update at least, without activations.
+        `Unpriceable` as from `prepare`.
 
         It needs the end of the step alone: neither actions nor their order.
         """
         if reason := self._why_simulated(row):
             raise Unpriceable(reason)
-        return max(held for held, _ in self._held_by_devices(row))
+        return max(held + gradients for held, gradients, _ in self._held_by_devices(row))
 
     def _why_simulated(self, row: int) -> str:
         """Why a plan is not put together from pieces; empty if it is."""
@@ -248,14 +257,16 @@ class PlanCosts:
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
                 return f"{setting.name}={s[setting.name]} is not put together from pieces"
+        if shape.chunks > 1 and not self._adds_up(shape):
+            return "the gradients of one microbatch are kept from one stage of a device to the next"
         if shape.is_v_shaped and s["cp"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
             # As one stage the two would sum these gradients over the devices inside of it once, at the end.
             return "two stages of a device share weights whose gradients are summed inside of each"
         return ""
 
-    def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, Any]]:
-        """For each of `_devices` the bytes that it holds during the whole step; and if ``ends``, those that the end
-        takes beside them at most."""
+    def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, int, Any]]:
+        """For each of `_devices` the bytes that it holds during the whole step; those of the sums of gradients, which of
+        one microbatch are there after the actions alone; and if ``ends``, those that the end takes beside them at most."""
         s, shape = self.settings(row), self.shape(row)
         key = (
             ends,
@@ -266,7 +277,7 @@ class PlanCosts:
         )
         if key not in self._of_devices:
             self._of_devices[key] = [
-                (self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
+                (*self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
                 for end, place, blocks in self._devices(row)
             ]
         return self._of_devices[key]
@@ -284,6 +295,7 @@ class PlanCosts:
         key = (
             works,
             shape.blocks,
+            self._adds_up(shape),
             *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
             self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
             *self._registered(s),
@@ -330,20 +342,22 @@ class PlanCosts:
         """The memory of the fullest device of each plan."""
         changes, peaks = (np.stack(each, axis=1) for each in zip(*map(self._memory, rows), strict=True))
         by_device = np.array([self._held_by_devices(row, ends=True) for row in rows], np.int64)
-        held, ends = np.moveaxis(by_device[:, self._number_of(shape)], 0, 1).transpose(2, 0, 1)
-        every: Ints = (held + np.maximum(self._order(shape).peaks(changes, peaks), ends)).max(axis=0)
+        held, gradients, ends = np.moveaxis(by_device[:, self._number_of(shape)], 0, 1).transpose(2, 0, 1)
+        of_actions = self._order(shape).peaks(changes, peaks)
+        if self._adds_up(shape):
+            of_actions += gradients
+        every: Ints = (held + np.maximum(of_actions, gradients + ends)).max(axis=0)
         return every
 
-    def _held(self, row: int, end: StageCosts, place: int, blocks: int) -> int:
+    def _held(self, row: int, end: StageCosts, place: int, blocks: int) -> tuple[int, int]:
+        """The bytes that a device holds during the whole step, and those of the sums of gradients."""
         s, shape = self.settings(row), self.shape(row)
         held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
         held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
-        if shape.is_v_shaped and place == ONLY:
-            stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
-            held += sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
-        else:
-            held += end.held(place, blocks, "gradients")
-        return held
+        if not (shape.is_v_shaped and place == ONLY):
+            return held, end.held(place, blocks, "gradients")
+        stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
+        return held, sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
 
     def is_exact(self, row: int) -> bool:
         """Whether the `seconds` of a plan are those of its simulation; else they are fewer."""
@@ -395,6 +409,7 @@ class PlanCosts:
         key = (
             self._flow(shape),
             shape.blocks,
+            self._adds_up(shape),
             id(layout),
             s["sp"],
             s["recompute"],
@@ -449,6 +464,11 @@ class PlanCosts:
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
             self._ends[key] = _Ends(before, there, back, after)
         return self._ends[key]
+
+    @memoized
+    def _adds_up(self, shape: Shape) -> bool:
+        """As `Pipeline.adds_up`."""
+        return shape.microbatches > 1 or any(kind == "W" for _, kind in self._order(shape).works)
 
     def _order(self, shape: Shape) -> Order:
         return self._orders(shape)[0]

@@ -17,7 +17,7 @@ from parallelism.ir import Function
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.pieces import EndPieces, Inside, Split, StepPieces, Updates, inside_of
+from parallelism.planning.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
 from parallelism.planning.symbolic_events import (
     SIZE,
@@ -28,6 +28,7 @@ from parallelism.planning.symbolic_events import (
     repeated,
     with_second_block,
 )
+from parallelism.planning.symbolic_stages import Inside, Split
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.transforms import Pipeline, Recompute, Step, Strategy
 
@@ -45,6 +46,8 @@ class Pattern(NamedTuple):
     recompute: str
     zero: int
     """For actions 0 or 1, because those of stages 1 and 2 are the same; 0 where `TwoBlockSteps.zero` says so."""
+    several: bool = True
+    """Whether there are several microbatches, whose gradients are added up."""
     registered: tuple[tuple[str, Any], ...] = ()
     """The settings that were registered from outside, with their values."""
 
@@ -151,8 +154,9 @@ class TwoBlockSteps:
     @memoized
     def _action_sections(self, pattern: Pattern, blocks: int) -> LaidOut:
         kinds = "FIW" if pattern.split else "FB"
-        pieces = self._pieces(pattern._replace(split=False), blocks)
-        return LaidOut(dict(pieces.actions(_labels(pattern, blocks), kinds)), frozenset(pieces.splits(kinds)))
+        pieces = self._pieces(pattern._replace(split=False, several=True), blocks)
+        actions = pieces.actions(_labels(pattern, blocks), kinds, several=pattern.several)
+        return LaidOut(dict(actions), frozenset(pieces.splits(kinds)))
 
     @memoized
     def _end_sections(self, pattern: Pattern, *, replicated: bool) -> LaidOut:

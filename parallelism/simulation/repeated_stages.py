@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parallelism.execution import ACTIVATIONS, ProgramStage
+from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
 from parallelism.layouts.stages import Part
 from parallelism.simulation.device_events import DeviceEvents, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
@@ -26,6 +26,8 @@ class RepeatedAction:
     """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
     kept_more: int
     """Bytes that the stage keeps after the action, minus the bytes that it kept before."""
+    freed: int
+    """Bytes of what it kept before that the events of the action free."""
     result: Any
     """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
 
@@ -73,6 +75,7 @@ class RepeatingStage(ProgramStage):
         self._held: dict[tuple[str | None, Part], int] = {}
         self._counted: dict[int, int] = {}
         """Kept bytes by microbatch that are in the memory events of pieces."""
+        self._last_is_piece = False
 
     @property
     def events(self) -> DeviceEvents:
@@ -93,8 +96,13 @@ class RepeatingStage(ProgramStage):
             self._held[key] = super().held(microbatch)
         return self._held[key] - self._counted.get(microbatch, 0)
 
+    def freed(self, microbatch: int) -> int:
+        """As `ProgramStage.freed`; 0 after a piece, whose memory events have the change of what is kept."""
+        return 0 if self._last_is_piece else super().freed(microbatch)
+
     def act(self, kind: str, microbatch: int, message: Any = None) -> Any:
         """As `ProgramStage.act`; what was run before is repeated."""
+        self._last_is_piece = False
         if self.closes(kind, microbatch):
             return super().act(kind, microbatch, message)  # it is run once, and leaves collectives under way
         part = self.programs.alike(self.parts[microbatch])
@@ -115,6 +123,7 @@ class RepeatingStage(ProgramStage):
                 known = self.known[key] = RepeatedEvents(
                     None if kept is None else self._named(kept, own=False),
                     super().held(microbatch) - before,
+                    super().freed(microbatch),
                     result,
                     events,
                 )
@@ -127,6 +136,8 @@ class RepeatingStage(ProgramStage):
             self._kept.pop(microbatch, None)
         else:
             self._kept[microbatch] = dict(action.kept)
+        if kind in ("B", "W") and not self.programs.adds_up:
+            self.gradients.arrays = [TypedArray.of(type) for type in self.programs.sum_types]
         if kind == "F" and self.last:
             self.outputs[microbatch] = action.result
         if isinstance(action, Piece):
@@ -155,6 +166,7 @@ class RepeatingStage(ProgramStage):
         for category, nbytes in piece.change.items():
             events.add_memory(category, nbytes, self.number, microbatch)
         events.piece_end = len(events.rows)
+        self._last_is_piece = True
         self._counted[microbatch] = self._counted.get(microbatch, 0) + piece.kept_more
 
 
@@ -169,9 +181,18 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
                 peak = dict(held)
         elif kind == "compute":
             flops, nbytes = flops + each, nbytes + size
-    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more
+    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more + action.freed
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
     change = {name: size for name, size in change.items() if size}
     return Piece(
-        action.kept, action.kept_more, action.result, action.events, seconds, flops, nbytes, peak, change
+        action.kept,
+        action.kept_more,
+        action.freed,
+        action.result,
+        action.events,
+        seconds,
+        flops,
+        nbytes,
+        peak,
+        change,
     )

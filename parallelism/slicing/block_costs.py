@@ -126,8 +126,8 @@ class BlockCosts:
             for end in range(first + 1, blocks + 1):
                 block = end - 1
                 forward = max(forward, kept + self.forward_peak_bytes[block])
-                # What the blocks after one keep is freed at the end of the backward of all.
-                backward = max(backward, float(self.backward_peak_bytes[block]))
+                # The backward of a block before finds that what this one keeps is freed.
+                backward = max(float(self.backward_peak_bytes[block]), backward - self.kept_bytes[block])
                 kept, static = kept + self.kept_bytes[block], static + self.static_bytes[block]
                 held[first, end] = static + max(forward - kept, backward, 0.0)
                 each[first, end] = kept

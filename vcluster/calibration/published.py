@@ -386,11 +386,16 @@ def layer_seconds(flags: Flags, devices: int, hardware: Hardware) -> tuple[float
 
 @lru_cache(maxsize=64)
 def _phases(flags: Flags, devices: int, hardware: Hardware) -> tuple[float, float]:
-    """The seconds of the forward and of the backward of a step on one stage."""
+    """The seconds of the forward and of the backward of a microbatch on one stage.
+
+    Megatron-LM adds the gradients of every microbatch into one buffer, also those of the only one.  So there are two.
+    """
+    flags = tuple(sorted({**dict(flags), "global_batch_size": 2 * dict(flags)["global_batch_size"]}.items()))
     run = _run(flags, devices)
     trace = simulate(run.step, hardware, mesh=run.mesh, batch=run.batch, fold=True, op_by_op=True)
     columns = trace.columns
     back = columns.isin("phase", {"B", "R"}) & columns.isin("kind", {"compute"})
+    back &= columns.isin("microbatch", {0})
     starts, lengths = columns.numbers("start_seconds"), columns.numbers("duration_seconds")
     first = float(starts[back].min())
     return first, float((starts + lengths)[back].max()) - first

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.passes.donation import owns_nothing
 from parallelism.layouts.localization.local_program import free_name
 
 
@@ -46,6 +47,40 @@ def added_into_buffers(
     return Function(
         function.name, (*function.inputs, *buffers), tuple(ops), (*function.outputs[:first], *sums)
     )
+
+
+def owns_results(function: Function, first: int) -> bool:
+    """Whether each output from number ``first`` on has memory of its own: that of no input and of no other output.
+
+    A value that is resharded counts as one with the value before, because on some devices it is that value.
+    """
+    owner = {value: value for value in function.inputs}
+    for op in function.ops:
+        shares = owns_nothing(op) or op.kind == "reshard"
+        owner.update((value, owner[op.inputs[0]] if shares else value) for value in op.outputs)
+    found = [owner[value] for value in function.outputs[first:]]
+    return len({*found}) == len(found) and {*found}.isdisjoint(
+        {*function.inputs} | {owner[value] for value in function.outputs[:first]}
+    )
+
+
+def converted_results(function: Function, first: int, dtypes: Sequence[np.dtype[Any]]) -> Function:
+    """The function whose outputs from number ``first`` on have these dtypes.  Each is converted as soon as it is there."""
+    taken, outputs = {value.name for value in function.values}, [*function.outputs]
+    after: dict[Value, Op] = {}
+    for place, dtype in enumerate(dtypes, first):
+        value = outputs[place]
+        if value.type.dtype == dtype:
+            continue
+        outputs[place] = Value(
+            free_name(f"{value.name}.converted", taken), TensorType(dtype, value.type.shape)
+        )
+        after[value] = Op("convert", (value,), (("dtype", dtype),), (outputs[place],))
+    ops: list[Op] = []
+    for op in function.ops:
+        ops.append(op)
+        ops += [replace(after[value], region=op.region) for value in op.outputs if value in after]
+    return replace(function, ops=tuple(ops), outputs=tuple(outputs))
 
 
 def summed_in(function: Function, first: int, dtypes: Sequence[np.dtype[Any] | None]) -> Function:

@@ -115,15 +115,18 @@ def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
     printed = out[out.index("The first plan again:"):].split("\n\n")[0].splitlines()[1:]
     alone = printed[:next(i for i, line in enumerate(printed, 1) if not line.endswith("\\"))]
     assert words_of(alone) == shlex.split(first["command"])
-    assert len(others) == 2 and "--again" not in out                   # the front has no other plan
+    told = {plan["split"] for plan in document["plans"]}
+    assert len(others) == 2
+    assert ("--again" in out) == any(each["split"] not in told for each in document["front"])
     for place, each in enumerate(others, 2):
         assert text._wrapped(each["flags"], f"   {place}  ")[0] in out
     alone = tmp_path / "alone.json"
     alone.write_text(json.dumps(document | {"plans": [first], "why_not": []}))
     out, every = (said(capsys, "plan", "--load", str(alone), *more)[1] for more in ((), ("--again",)))
-    (in_front,) = [text._wrapped(each["flags"], "   a  ")[0] for each in document["front"]
-                   if each["split"] != first["split"]]
-    assert "Those of the front: --again" in out and in_front not in out.splitlines() and in_front in every.splitlines()
+    in_front = {text._wrapped(each["flags"], f"   {letter}  ")[0] for letter, each in zip("abc", (
+        each for each in document["front"] if each["split"] != first["split"]), strict=False)}
+    assert in_front and "Those of the front: --again" in out
+    assert in_front.isdisjoint(out.splitlines()) and in_front <= {*every.splitlines()}
 
 
 def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
@@ -196,7 +199,8 @@ def test_every_plan_of_the_front_has_its_words(capsys: pytest.CaptureFixture[str
     for each in document["front"]:
         found = figures_of(f"{document['prefix']} {each['flags']}")
         assert found["peak_bytes"] == each["peak_bytes"]
-        assert found["seconds"] == each["seconds"] if each["simulated"] else found["seconds"] >= each["seconds"]
+        least = each["seconds"] * (1 - 1e-12)
+        assert found["seconds"] == each["seconds"] if each["simulated"] else found["seconds"] >= least
         name = re.search(rf"^  (\w).* GB  {re.escape(each['split'])}$", out, re.MULTILINE)
         assert name is not None and (name[1] == "1" or re.search(rf"^   {name[1]}  --", out, re.MULTILINE))
 
@@ -459,7 +463,7 @@ def test_stages_of_different_sizes_are_told(
     (("--slices", "4", "--tensor-model-parallel-size", "2"), 2, "--slices finds stages and their meshes itself; leave "
                                                                  "out --tensor-model-parallel-size"),
     (("--slices", "4", "--memory", "2kB", "--devices", "1", "--num-layers", "1"), 1,
-     "the one that needs least, in 1 stage, needs 127 kB for blocks 0 to 0 on 1 device"),
+     "the one that needs least, in 1 stage, needs 123 kB for blocks 0 to 0 on 1 device"),
 ])
 def test_slices_that_cannot_be(
     more: tuple[str, ...], status: int, told: str, capsys: pytest.CaptureFixture[str]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from parallelism import models
-from parallelism.planning import pieces as pieces_of_planning
+from parallelism.planning import symbolic_stages
 from parallelism.planning.orders import MIDDLE
-from parallelism.planning.pieces import EndPieces, Updates, block_of, inside_of, numbered
+from parallelism.planning.pieces import EndPieces, Updates, inside_of, numbered
 from parallelism.planning.symbolic_events import LEFT, SIZE, Event, Unpriceable, repeated
+from parallelism.planning.symbolic_stages import block_of
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps, _labels, _of_two_blocks
 from parallelism.training.training_run import ADAM_W
@@ -72,7 +73,7 @@ def test_actions_of_more_blocks_are_said_by_labels(fused: bool | str, pattern: P
 
 
 def test_a_block_without_a_product_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_of_planning, "PRODUCTS", ())
+    monkeypatch.setattr(symbolic_stages, "PRODUCTS", ())
     steps = TwoBlockSteps(TrainedModel.of(models.TransformerSpec(**SMALL, **FEW), ADAM_W), fused=False)
     with pytest.raises(Unpriceable, match="block 0 has no product in an action, so nothing says where it ends"):
         steps.actions(PATTERN._replace(in_stages=False), 1, 1)
