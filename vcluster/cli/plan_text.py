@@ -59,6 +59,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
             "",
         ]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
+        lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*_commands(document, again), ""]
