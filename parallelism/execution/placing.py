@@ -1,12 +1,14 @@
 """A program, or a step cut into a pipeline, as the operation that runs it on a mesh."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from parallelism.execution.executable import Executable
 from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.ir import Function
+from parallelism.ir.passes import with_room
 from parallelism.ir.passes.interpreter import sized_by
 from parallelism.mesh import Mesh
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
@@ -38,6 +40,19 @@ def sized(program: Any, args: tuple[Any, ...]) -> Any:
     """
     if isinstance(program, Function) and len(args) == 1 and isinstance(args[0], Sequence | Mapping):
         return sized_by(program, args[0])
+    return program
+
+
+def as_run(program: Any) -> Any:
+    """What runs: a function or a step that deals tokens to experts has room for all (`parallelism.ir.passes.with_room`).
+
+    Any other program stays as it is.
+    """
+    if isinstance(program, Function):
+        return with_room(program)
+    if isinstance(program, Step):
+        function = with_room(program.function)
+        return program if function is program.function else replace(program, function=function)
     return program
 
 

@@ -36,6 +36,7 @@ from parallelism.ir.operators import (  # noqa: F401
     bits,
     collectives,
     contractions,
+    dispatch,
     elementwise,
     indexing,
     losses,

@@ -1,9 +1,10 @@
 """Scaled dot-product attention, softmax(q k^T / sqrt(d)) v, whole or block by block, forward and backward.
 
 Queries are ``(batch, rows, heads, head_dim)``; keys and values are ``(batch, columns, heads, head_dim)``; results have
-the shape of the queries.  Quantities per row of the scores are ``(batch, heads, rows)``.  ``mask`` is ``(rows,
-columns)``, true where a row may attend to a column (`Mask.allowed`); None allows every column.  ``factors``, of the
-shape of the scores, multiply the weights after the softmax, as dropout does.  ``scale`` is 1 / sqrt(d) if it is None.
+the shape of the queries, with the width of the values where that is another one.  Quantities per row of the scores are
+``(batch, heads, rows)``.  ``mask`` is ``(rows, columns)``, true where a row may attend to a column (`Mask.allowed`);
+None allows every column.  ``factors``, of the shape of the scores, multiply the weights after the softmax, as dropout
+does.  ``scale`` is 1 / sqrt(d) if it is None.
 
 `merge` joins the results over two sets of columns; it needs only the logarithm of each softmax's denominator (the
 log-sum-exp ``lse``).  So keys may arrive block by block, and no row of scores is ever held whole (Milakov and
@@ -47,7 +48,7 @@ def attend(
     totals = weights.sum(axis=-1)
     if factors is not None:
         weights *= factors
-    out = np.empty(q.shape, q.dtype)
+    out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     np.matmul(weights, _by_head(v), out=_by_head(out))
     out /= np.where(totals == 0, 1, totals).swapaxes(1, 2)[..., None].astype(q.dtype, copy=False)
     with np.errstate(divide="ignore"):

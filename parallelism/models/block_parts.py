@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from parallelism.ir.tracing.tracing import apply
@@ -26,11 +26,17 @@ class Parts:
     """The number of the training step, which selects the masks of dropout; None without dropout."""
     seeds: Iterator[int]
     """Every dropout has a seed of its own."""
+    losses: list[Any] = field(default_factory=list)
+    """What blocks add to the loss, such as what balances their experts."""
 
     def product(self, x: Any, block: str, name: str) -> Any:
         """``x`` times a weight of a block, plus the bias if it has one."""
         y = x @ self.p[f"{block}{name}"]
         return y + self.p[f"{block}{name}_bias"] if has_bias(self.spec, name) else y
+
+    def activated(self, *inputs: Any) -> Any:
+        """The activation function of the feed-forward, of a gate if it has one and of what is between the products."""
+        return apply(self.spec.activation, *inputs)
 
     def norm(self, x: Any, name: str) -> Any:
         """The norm whose weight has this name."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parallelism.ir.tracing.current import region
-from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parts
+from parallelism.models.expert_feed_forward import expert_feed_forward
 from parallelism.models.figures import GATED
 
 
@@ -18,10 +18,12 @@ def feed_forward(parts: Parts, x: Any, layer: int, block: str) -> Any:
     spec = parts.spec
     with region("norm"):
         x = parts.norm(x, f"{block}norm2")
+    if spec.experts is not None and spec.experts.at(layer):
+        return expert_feed_forward(parts, x, block)
     with region("up"):
         hidden = parts.product(x, block, "up")
         gate = [parts.product(x, block, "gate")] if spec.activation in GATED else []
     with region("activation"):
-        hidden = apply(spec.activation, *gate, hidden)
+        hidden = parts.activated(*gate, hidden)
     with region("down"):
         return parts.product(hidden, block, "down")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parallelism.display.quantities import shortened
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
 from parallelism.models.layers import cross_entropy
+from parallelism.models.next_tokens import next_token_loss
 from parallelism.models.self_attention import self_attention
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _ONLY = {
     "biases": (True, False),
     "rotary_width": (None,),
     "window_rotary_base": (None,),
+    "rotary_scaling": (None,),
+    "rotary_factor": (1.0,),
     "unrotated_every": (None,),
     "query_key_norm": (False,),
     "window": (None,),
@@ -38,9 +42,6 @@ _ONLY = {
     "residual_scale": (1.0,),
     "logit_scale": (1.0,),
     "logit_softcap": (None,),
-    "experts": (None,),
-    "attention": (None,),
-    "next_tokens": (0,),
 }
 """The values of fields that programs have so far."""
 
@@ -51,7 +52,7 @@ def checked_program(spec: TransformerSpec) -> None:
         value = getattr(spec, name)
         if value not in values:
             raise ValueError(
-                f"{name}={value!r} has parameters and floating-point operations, but no program yet"
+                f"{name}={shortened(value, 60)} has parameters and floating-point operations, but no program yet"
             )
 
 
@@ -74,10 +75,18 @@ class Forward:
             with region(f"block.{layer}"):
                 x = self._block(x, layer, f"{layer}.")
         with region("head"):
-            x = parts.norm(x, "norm")
-            logits = np.einsum("bsd,vd->bsv", x, p["tokens" if spec.tied else "head"])
+            logits = self._logits(parts.norm(x, "norm"))
         with region("loss"):
-            return cross_entropy(logits, targets)
+            loss = cross_entropy(logits, targets)
+        if spec.next_tokens:
+            loss = loss + next_token_loss(parts, x, targets, self._block, self._logits)
+        for more in parts.losses:
+            loss = loss + more
+        return loss
+
+    def _logits(self, x: Any) -> Any:
+        """The logits of ``x``, of shape ``(batch, sequence, width)``, behind the last norm."""
+        return np.einsum("bsd,vd->bsv", x, self.p["tokens" if self.spec.tied else "head"])
 
     def _block(self, x: Any, layer: int, block: str) -> Any:
         """Block ``layer``; the names of its parameters begin with ``block``."""

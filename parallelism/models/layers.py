@@ -28,9 +28,10 @@ def attention(
     """Attention, softmax(scale * q k^T) v.
 
     ``q`` is ``(batch, rows, heads, width)``; ``k`` and ``v`` are ``(batch, columns, groups, width)``, and each of their
-    groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``.  ``scale`` is 1 / sqrt(width)
-    if it is None.  ``mask`` says to which columns a row attends: to those up to its own position, if none is given.
-    ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select what is dropped, as for `dropout`.
+    groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``, with the width of ``v`` where that
+    is another one.  ``scale`` is 1 / sqrt(width) if it is None.  ``mask`` says to which columns a row attends: to those
+    up to its own position, if none is given.  ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select
+    what is dropped, as for `dropout`.
 
     ``fused``: one operator, whose scores are never written.  Without it scores, weights, mask and dropped weights are
     arrays; the numbers are the same.
@@ -48,7 +49,7 @@ def attention(
     scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k)
     weights = apply("attention_weights", scores, scale=scale, mask=str(mask), starts=(0,) * 5)
     weights = dropout(weights, step, rate, seed)
-    return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape(q.shape)
+    return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape((batch, rows, heads, v.shape[3]))
 
 
 def dropout(x: Any, step: Any, rate: float, seed: int = 0) -> Any:

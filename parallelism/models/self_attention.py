@@ -8,6 +8,7 @@ import numpy as np
 
 from parallelism.ir.tracing.current import region
 from parallelism.models.block_parts import Parts
+from parallelism.models.latent_layers import latent_attention
 from parallelism.models.layers import attention, rotary
 
 
@@ -20,6 +21,8 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
     batch, rows, _ = x.shape
     with region("norm"):
         x = parts.norm(x, f"{block}norm1")
+    if spec.attention is not None:
+        return latent_attention(parts, x, block)
     with region("qkv"):
         q, k, v = _heads(parts, x, block)
         if spec.is_rotated(layer):

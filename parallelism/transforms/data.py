@@ -75,8 +75,8 @@ class ContextParallel:
         return word("cp", self.axis)
 
 
-def split_class(transform: Any, parts: Parts, chosen: Place) -> Parts:
-    """The parts with the dims of a class split over the axis of a transform, around what splits them already.
+def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = True) -> Parts:
+    """The parts with the dims of a class split over the axis of a transform, around what splits them already, or inside.
 
     Inputs other than parameters are split, and activations that have a layout.
     """
@@ -92,7 +92,7 @@ def split_class(transform: Any, parts: Parts, chosen: Place) -> Parts:
                         f"{transform}: %{value.name} of @{parts.name} is split over {transform.axis!r} "
                         f"already, {value.layout and value.layout.short()}"
                     )
-                axes[dim] = (transform.axis, *axes[dim])
+                axes[dim] = (transform.axis, *axes[dim]) if around else (*axes[dim], transform.axis)
                 layouts[value.name] = layout(axes, value.layout)
                 break
     return parts.laid(layouts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parallelism.ir.core import Function
+from parallelism.sharding import TensorSharding
 from parallelism.transforms.data import split_class
 from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
@@ -15,7 +16,8 @@ from parallelism.transforms.words import checked_axis, word
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """The experts are split over ``axis``, and the rows of the batch, unless they are split over it already.
+    """The experts are split over ``axis``, and the rows of the batch inside of what splits them already, unless they are
+    split over it.
 
     A weight has experts if its product has a dim that weight, activations and result share: each of its places is a
     product of its own.  So has a weight whose dim becomes that dim, as of a product that makes the rows of all experts
@@ -42,6 +44,8 @@ class ExpertParallel:
                 dims = dims_of(product.weight)
                 dims[dim] = (self.axis,)
                 layouts[product.weight.name] = layout(dims)
+        if layouts:
+            layouts |= self._added(parts, classes)
         if not layouts:
             raise ValueError(
                 f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
@@ -50,7 +54,7 @@ class ExpertParallel:
         if parts.rows is not None and not any(
             self.axis in axes for value in parts.data for axes in dims_of(value)
         ):
-            parts = split_class(self, parts, parts.rows)
+            parts = split_class(self, parts, parts.rows, around=False)
         return parts.laid(layouts).joined()
 
     def _experts(self, parts: Parts, product: Product, classes: set[Place]) -> int | None:
@@ -65,6 +69,23 @@ class ExpertParallel:
         if not found or dims[found[0]] or any(self.axis in axes for axes in dims) or not (others or shared):
             return None
         return found[0]
+
+    def _added(self, parts: Parts, classes: set[Place]) -> dict[str, TensorSharding]:
+        """The layouts of what is added to the rows of each expert, as its biases: it has experts, and is no product's."""
+        found = {}
+        weights = {
+            product.weight
+            for op in parts.forward.ops
+            if (product := product_of(op, parts.parameters)) is not None
+        }
+        for value in parts.parameters:
+            dims = dims_of(value)
+            own = [dim for dim in range(len(dims)) if parts.classes.of(value, dim) in classes]
+            if value in weights or len(dims) < 2 or not own or dims[own[0]]:
+                continue
+            dims[own[0]] = (self.axis,)
+            found[value.name] = layout(dims)
+        return found
 
     def __str__(self) -> str:
         return word("ep", self.axis)

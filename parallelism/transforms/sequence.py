@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Value
+from parallelism.layouts.propagation.relations import Letters
 from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.tensor import product_of
+from parallelism.transforms.tensor import Product, product_of
 from parallelism.transforms.words import checked_axis, word
 
 
@@ -51,10 +52,17 @@ class SequenceParallel:
             value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None
         }
         between = 0
-        for value, inside, open_dims in products:
+        for value, inside, open_dims, of_weight in products:
             if value.layout is not None or value in inputs or value.name in layouts:
                 continue
-            dims = [given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)]
+            dims = [
+                tuple(
+                    axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_weight.values()
+                )
+                for dim in range(value.type.ndim)
+            ]
+            for dim, axis in of_weight.items():
+                dims[dim] = (axis,)
             if inside is None:
                 inside = next(
                     (dim for dim in open_dims if classes.of(value, dim) != rows), next(iter(open_dims), None)
@@ -70,11 +78,11 @@ class SequenceParallel:
             )
         return parts.laid(layouts).joined()
 
-    def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int]]]:
+    def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int], dict[int, str]]]:
         """The activations of the products that are split.
 
         Of those inside, between a product by columns and one by rows, the dim that is split; of the others None, and
-        the dims that may be split.
+        the dims that may be split.  Then the dims that number the weight's experts, with the axis that splits these.
         """
         parameters = {*parts.parameters}
         for op in parts.forward.ops:
@@ -91,7 +99,16 @@ class SequenceParallel:
                     for place, letter in enumerate(letters)
                     if letter is not None and letter not in product.letters
                 ]
-                yield value, letters.index(split) if split in letters else None, free
+                inside = letters.index(split) if split in letters else None
+                yield value, inside, free, self._of_experts(product, letters)
+
+    def _of_experts(self, product: Product, letters: Letters) -> dict[int, str]:
+        """The dims of an activation that a weight has, too, with the axis over which both are split."""
+        found = {}
+        for letter, axes in zip(product.letters, dims_of(product.weight), strict=True):
+            if letter in letters and axes and axes != (self.axis,):
+                found[letters.index(letter)] = axes[0]
+        return found
 
     def __str__(self) -> str:
         return word("sp", self.axis)

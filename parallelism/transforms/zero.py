@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar
 
 from parallelism.ir.core import Expression, Function, Op, Value
@@ -25,7 +26,9 @@ class Zero:
     the gradients, too: each is reduce-scattered where the backward has made it.  Stage 3 splits the parameters, too:
     each is gathered before an op that reads it, in the forward and again in the backward.  Of the dims of a parameter
     that no axis splits it is the largest one that is split; if there is none, the outermost dim is split further.  A
-    parameter that is split over the axis already, such as a device's own experts, stays as it is.
+    parameter that is split over the axis already, such as a device's own experts, stays as it is.  Where experts are
+    split over another axis that splits the rows, too, that axis holds the other parameters several times as well: these
+    are split over both axes, and experts over ``axis``, that of their own replicas.
 
     **Communication** and memory: Rajbhandari et al., *ZeRO*, 2020, arXiv:1910.02054, sections 5 and 7.  With P bytes of
     parameters and as many of gradients on n devices, a device receives 2 P (n - 1) / n in stages 1 and 2, and
@@ -70,8 +73,9 @@ class Zero:
                 f"summed over it; DataParallel comes before {self}, or both in one Strategy"
             )
         whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
+        more = _axes_of_experts(parts)
         split = {
-            name: kept if name in own else layout(self._split(value))
+            name: kept if name in own else layout(self._split(value, more))
             for value in parts.parameters
             for name, kept in [(value.name, whole[value.name])]
         }
@@ -84,8 +88,8 @@ class Zero:
         assert update.update is not None
         return replace(update, update=summed_first(update.update, gradients)).joined()
 
-    def _split(self, value: Value) -> Dims:
-        """The axes of the dims of a parameter that is split over the axis, too."""
+    def _split(self, value: Value, more: Sequence[str]) -> Dims:
+        """The axes of the dims of a parameter that is split over the axis, too, and over those of ``more`` that it lacks."""
         dims = dims_of(value)
         if not dims:
             return dims
@@ -95,11 +99,25 @@ class Zero:
             return 0 if dims[dim] else 1 if isinstance(n, Expression) else n + 1
 
         chosen = max(range(len(dims)), key=lambda dim: (extent(dim), -dim))
-        dims[chosen] = (*dims[chosen], self.axis)
+        used = {self.axis, *chain(*dims)}
+        dims[chosen] = (*dims[chosen], self.axis, *(axis for axis in more if axis not in used))
         return dims
 
     def __str__(self) -> str:
         return word("zero", self.axis, value=self.stage)
+
+
+def _axes_of_experts(parts: Parts) -> list[str]:
+    """The axes that split parameters and the rows of the batch: the devices along them have experts of their own."""
+    rows = dict.fromkeys(
+        axis
+        for value in parts.data
+        for dim, axes in enumerate(dims_of(value))
+        if parts.classes.of(value, dim) == parts.rows
+        for axis in axes
+    )
+    of_parameters = {axis for value in parts.parameters for axis in chain(*dims_of(value))}
+    return [axis for axis in rows if axis in of_parameters]
 
 
 def summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:

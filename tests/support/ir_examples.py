@@ -190,6 +190,17 @@ example("take_part", (5, 3), Ints((2, 4), 9), axis=0, first=3, whole=9)
 example("take_part", (2, 1, 3), Ints((5,), 2), axis=1, first=1, whole=2)
 example("take_gradient_part", (2, 4, 3), Ints((2, 4), 9), axis=0, extent=5, first=3, whole=9)
 example("take_gradient_part", (1,), Ints((1,), 7), axis=0, extent=7, first=0, whole=7)
+for first in (0, 2):
+    dealt = {"each": 2, "first": first, "drops": True}
+    example("dispatch", (2, 6, 3), Ints((2, 6, 2), 5), shape=(3, 2, 6, 3), **dealt)
+    example("combine", (3, 2, 6, 5), Ints((2, 6, 2), 5), **dealt)
+    example("dispatch_gates", (2, 6, 2), Ints((2, 6, 2), 5), shape=(3, 2, 6), **dealt)
+    example("collect_gates", (3, 2, 6), Ints((2, 6, 2), 5), **dealt)
+whole = {"each": 3, "first": 0, "drops": True}
+example("dispatch", (1, 7, 1), Ints((1, 7, 2), 4), shape=(4, 1, 3, 1), **whole)
+example("combine", (4, 1, 3, 1), Ints((1, 7, 2), 4), **whole)
+example("dispatch_gates", (1, 7, 2), Ints((1, 7, 2), 4), shape=(4, 1, 3), **whole)
+example("collect_gates", (4, 1, 3), Ints((1, 7, 2), 4), **whole)
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
 for _kind in ("gelu_gradient", "silu_gradient", "swiglu", "accumulate"):
@@ -209,10 +220,12 @@ example("layer_norm_gradient", (3, 2, 4), (3, 2, 4), (4,), epsilon=1e-5)
 example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
 
 
-def attention(kind, batch, rows, columns, heads, groups, width, *, mask="causal", rate=0.0, starts=(0, 0, 0, 0)):
+def attention(kind, batch, rows, columns, heads, groups, width, *, mask="causal", rate=0.0, starts=(0, 0, 0, 0),
+              values=None):
     """An example of attention, or of its gradient; the rows may be a part of all rows."""
-    q, kv = (batch, rows, heads, width), (batch, columns, groups, width)
-    inputs = (q, kv, kv) if kind == "attention" else (q, q, (batch, heads, rows), q, kv, kv)
+    q, k = (batch, rows, heads, width), (batch, columns, groups, width)
+    y, v = ((*each[:3], values or width) for each in (q, k))
+    inputs = (q, k, v) if kind == "attention" else (y, y, (batch, heads, rows), q, k, v)
     whole = tuple(2 * start + extent for start, extent in zip(starts, q, strict=True))
     return Example(kind, (*inputs, *([Ints((), 9)] if rate else [])), {
         "scale": 0.5, "mask": mask, "rate": rate, "seed": 3, "whole": whole, "starts": starts})
@@ -223,6 +236,7 @@ for _kind in ("attention", "attention_gradient"):
     EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5))
     EXAMPLES.append(attention(_kind, 2, 2, 4, 6, 2, 1, mask="whole"))
     EXAMPLES.append(attention(_kind, 1, 2, 5, 3, 1, 2, rate=0.25, starts=(1, 3, 3, 0)))
+    EXAMPLES.append(attention(_kind, 2, 3, 3, 4, 2, 5, values=3))
 example("attention_weights", (2, 3, 3), scale=0.5, mask="causal", starts=(0, 0, 0))
 example("attention_weights", (1, 2, 7), scale=2.0, mask="causal:3", starts=(0, 5, 0))
 example("attention_weights", (3, 4), scale=1, mask="whole", starts=(0, 0))

@@ -273,6 +273,19 @@ def _one_hot(kind, rng):
     return Example(kind, (Ints(extents(rng), 5),), {"extent": 5, "dtype": F64})
 
 
+@maker("dispatch", "combine", "dispatch_gates", "collect_gates")
+def _dealt(kind, rng):
+    experts, batch, chunks, inside, each, k, width = (int(n) for n in rng.choice((1, 2, 3), 7))
+    first, tokens = int(rng.integers(0, 3)), chunks * inside
+    chosen = Ints((batch, tokens, k), experts + first + 1)
+    slots = (experts, batch, chunks * each, *([width] if kind in ("dispatch", "combine") else []))
+    given = (batch, tokens, width if kind == "dispatch" else k)
+    how = {"each": each, "first": first, "drops": True}
+    if kind in ("combine", "collect_gates"):
+        return Example(kind, (slots, chosen), how)
+    return Example(kind, (given, chosen), {"shape": slots, **how})
+
+
 @maker("softmax_gradient")
 def _softmax_gradient(kind, rng):
     shape = extents(rng, 1)
@@ -294,7 +307,7 @@ def _attention(kind, rng):
     rate = float(rng.choice([0, 0.5]))
     starts = (*rng.integers(0, 3, 3).tolist(), 0)
     return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, mask=MASKS[rng.integers(3)],
-                     rate=rate, starts=starts)
+                     rate=rate, starts=starts, values=int(rng.choice((width, 3))))
 
 
 @maker("attention_weights")

@@ -80,6 +80,15 @@ def balanced(batch):
                      ir.TensorType("f64", (batch, 2, 6)), ir.TensorType("f64", (batch, 2, 4)), name="balanced")
 
 
+def routed(**figures):
+    """A Transformer whose feed-forwards are experts.  What runs has the slots that are simulated: one for each token."""
+    defaults = {
+        "feed_forward": 20, "activation": "swiglu", "norm": "rms", "positions": "rotary", "biases": False, "tied": False,
+        "experts": models.Experts(count=4, chosen=2, load=2.0)}
+    return transformer(**defaults | figures)
+
+
+LATENT = models.LatentAttention(query_rank=10, key_value_rank=6, head_width=5, rotary_width=4, value_width=3)
 MODELS = {
     "mlp": lambda batch: models.mlp((6, 8, 5, 3), batch),
     "convolutional": lambda batch: models.convolutional((6, 7, 2), (4, 6), 5, batch),
@@ -89,6 +98,13 @@ MODELS = {
         key_value_heads=2, feed_forward=20, activation="swiglu", norm="rms", positions="rotary", biases=False,
         tied=False).function(batch),
     "dropout": lambda batch: transformer(dropout=0.2, fused_attention=False).function(batch),
+    "mixtral": lambda batch: routed(key_value_heads=2).function(batch),
+    "capacity": lambda batch: routed(
+        experts=models.Experts(count=4, chosen=2, capacity=1.0, balance=0.1), activation="gelu", biases=True, norm="layer",
+    ).function(batch),
+    "deepseek": lambda batch: routed(layers=2, attention=LATENT, next_tokens=1, experts=models.Experts(
+        count=8, chosen=3, load=8 / 3, width=12, shared_width=20, dense_layers=1, router="sigmoid", groups=4,
+        groups_chosen=2, group_best=2, scale=2.5)).function(batch),
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
     "recurrent": recurrent, "residual": residual, "factored": factored,
 }

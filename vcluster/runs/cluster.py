@@ -251,11 +251,12 @@ class VirtualCluster:
         body = self._open()
         if not callable(program):
             from parallelism.execution.placing import (
+                as_run,
                 operation_on,
                 sized,
             )  # what loads much, for those who need it
 
-            program = operation_on(sized(program, args), self.mesh, **self._software)
+            program = operation_on(as_run(sized(program, args)), self.mesh, **self._software)
         self._refuse_if_running("a cluster runs one program at a time")
         mine = threading.get_ident()
         with self._running:  # an interrupt can come between `acquire` and the next statement

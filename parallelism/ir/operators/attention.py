@@ -5,22 +5,23 @@ each row (Dao, *FlashAttention-2*, 2023, arXiv:2307.08691).  Without it the scor
 makes their softmax, and ``dropout`` and a second product follow; then the weights, the mask of one byte per element and
 the weights after dropout are kept for the gradient.
 
-Queries are ``(batch, rows, heads, width)``, keys and values ``(batch, columns, groups, width)``; each group of keys and
-values serves ``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  ``mask`` is the text
-of a `parallelism.kernels.Mask`: under ``causal`` a row attends to the columns up to its own position, under
-``causal:128`` to the last 128 of them.  Batch, heads and rows may be split: ``starts`` is the position of the part in
-an output of shape ``whole``.
+Queries are ``(batch, rows, heads, width)``, keys and values ``(batch, columns, groups, width)``; values may have another
+width than keys, as in latent attention, which is then that of the result.  Each group of keys and values serves
+``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  ``mask`` is the text of a
+`parallelism.kernels.Mask`: under ``causal`` a row attends to the columns up to its own position, under ``causal:128``
+to the last 128 of them.  Batch, heads and rows may be split: ``starts`` is the position of the part in an output of
+shape ``whole``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType
-from parallelism.ir.core.extents import quotient
+from parallelism.ir.core.extents import product, quotient
 from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.operators.activations import floating
@@ -42,8 +43,11 @@ from parallelism.kernels import (
 
 def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
     _check(q, k, step, **attributes)
+    values, result = _of_values(k, v)
     return rule(
-        f"{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_LSE}", [x.shape for x in (q, k, v, *step)], _served(q, k)
+        f"{_Q},{_K},{values}{',' * len(step)}->{result},{_LSE}",
+        [x.shape for x in (q, k, v, *step)],
+        _served(q, k),
     )
 
 
@@ -58,21 +62,43 @@ def _gradient_rule(
     **attributes: Any,
 ) -> Rule:
     _check(q, k, step, **attributes)
-    if not grad.shape == out.shape == q.shape or lse.shape != (q.shape[0], q.shape[2], q.shape[1]):
+    if not grad.shape == out.shape == (*q.shape[:3], *v.shape[3:]) or lse.shape != (
+        q.shape[0],
+        q.shape[2],
+        q.shape[1],
+    ):
         raise ValueError(
             f"the result, its gradient and the log-sum-exp must belong to queries {q}, got {out}, {grad} "
             f"and {lse}"
         )
     types = (grad, out, lse, q, k, v, *step)
+    values, result = _of_values(k, v)
     return rule(
-        f"{_Q},{_Q},{_LSE},{_Q},{_KV},{_KV}{',' * len(step)}->{_Q},{_KV},{_KV}",
+        f"{result},{result},{_LSE},{_Q},{_K},{values}{',' * len(step)}->{_Q},{_K},{values}",
         [x.shape for x in types],
         _served(q, k),
     )
 
 
-_Q, _KV, _LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
-"""The dims of queries, of keys and values, and of the log-sum-exp: r heads are served by each of g groups."""
+_Q, _K, _LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
+"""The dims of queries, of keys, and of the log-sum-exp: r heads are served by each of g groups."""
+
+
+def _of_values(k: TensorType, v: TensorType) -> tuple[str, str]:
+    """The dims of the values and of the result: their width may be another one than that of the keys."""
+    width = "d" if v.shape[3:] == k.shape[3:] else "w"
+    return f"bk!g{width}!", f"bq(gr){width}!"
+
+
+def _products(keys: int, values: int) -> Callable[[Rule], Extent]:
+    """The operations of so many products of queries and keys, and so many with values: two for each term of a sum."""
+
+    def flops(of: Rule) -> Extent:
+        scores = product(n for letter, n in of.extents.items() if letter not in "dw")
+        width = of.extents["d"]
+        return 2 * scores * (keys * width + values * of.extents.get("w", width))
+
+    return flops
 
 
 def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
@@ -259,14 +285,14 @@ _ATTENTION = {
     "starts": "a shape",
 }
 
-register(Operator("attention", _rule, _dtypes, _attention, _derivative, 4, _ATTENTION))  # two products
+register(Operator("attention", _rule, _dtypes, _attention, _derivative, _products(1, 1), _ATTENTION))
 register(
     Operator(
         "attention_gradient",
         _gradient_rule,
         _gradient_dtypes,
         _attention_gradient,
-        flops=10,
+        flops=_products(3, 2),
         attributes=_ATTENTION,
     )
 )

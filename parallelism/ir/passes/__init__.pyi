@@ -18,3 +18,4 @@ from .memory import (
     written_inputs as written_inputs,
 )
 from .renaming import Form as Form, Renaming as Renaming
+from .room import with_room as with_room

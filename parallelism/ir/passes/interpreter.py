@@ -10,6 +10,7 @@ from parallelism.arrays import Array, plain_array
 from parallelism.ir.core import Extent, Function, Op, Value, names_in
 from parallelism.ir.passes.donation import donations
 from parallelism.ir.passes.memory import freed_after, taken_by, unread_after, written_inputs
+from parallelism.ir.passes.room import with_room
 
 
 class Interpreted(NamedTuple):
@@ -33,6 +34,7 @@ def interpret(
     arrays = _arrays(function, inputs)
     if function.symbols:
         function = function.specialize(**_numbers(function, arrays))
+    function = with_room(function)
     donated = donations(function, donate)
     written = written_inputs(function, donated)
     values: dict[Value, Array] = {}

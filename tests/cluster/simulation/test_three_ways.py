@@ -26,7 +26,6 @@ from parallelism.models import (
     block_parts,
     convolutions,
     experts,
-    feed_forward,
     forward,
     layers,
     perceptron,
@@ -56,7 +55,7 @@ MODELS = {
 
 
 MODULES = (perceptron, convolutions, plain_gpt, experts, spec)
-APPLYING = (plain_gpt, experts, layers, forward, block_parts, feed_forward)
+APPLYING = (plain_gpt, experts, layers, forward, block_parts)
 
 
 # -- in plain NumPy ----------------------------------------------------------------------------------------------------

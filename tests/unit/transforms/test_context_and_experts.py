@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from gated import FORMS, gated
 from localized_runs import run_everywhere
-from transformed import assert_trained, interpreted, model_step, trained, transformer
+from transformed import assert_trained, interpreted, model_step, routed, trained, transformer
 
 from parallelism import models
 from parallelism.layouts import localize
@@ -49,7 +49,7 @@ def test_every_weight_of_experts_is_split_along_them_and_the_router_is_not(form,
     for name, einsum in (("up", FORMS[form][0]), ("down", FORMS[form][1])):
         letters = einsum.split("->")[0].split(",")[-1]
         assert layouts[f"p.{name}0"] == f"[{', '.join(axes.get(letter, 'None') for letter in letters)}]"
-    assert layouts.get("p.router0", "[None, None]") == ("[dp, None]" if "zero" in text else "[None, None]")
+    assert layouts.get("p.router0", "[None, None]") == ("[(dp, ep), None]" if "zero" in text else "[None, None]")
 
 
 @pytest.mark.sampled(16, 5)
@@ -95,6 +95,28 @@ def test_tokens_go_to_their_experts_and_back():
     program = localize(strategy(train_step(loss, SGD(1))), mesh).program()
     local = {value.name: value.type.shape for value in program.inputs}
     assert local["p.up"] == (2, 6, 8) and local["p.router"] == (6, 4) and local["x"] == (4, 5, 6)
+
+
+@pytest.mark.parametrize(("ep", "tp", "load"), [(2, 1, 1.0), (4, 1, 1.5), (2, 2, 1.0)])
+def test_rows_of_a_transformer_go_to_their_experts_and_back(ep, tp, load):
+    # Lepikhin et al. 2020, section 3.2: of k rows of each token a device keeps 1 / ep; there and back, forward and backward.
+    # Their gates travel with them. With sequence parallelism a device deals its part of the tokens: 1 / tp of the bytes.
+    spec = routed(sequence=8, layers=3, experts=models.Experts(count=4, chosen=2, load=load))
+    text = f"ep={ep}" + (f" tp={tp} sp" if tp > 1 else "")
+    rows = load * 2 * (8 // ep * spec.sequence // tp) * (ep - 1) / ep      # 8 sequences, two experts for each token
+    each = {key: found for key, found in moved(spec.function(8), text).items() if key[0] == "all_to_all"}
+    # The gradient of a gate is a sum over tp, so each device moves those of the whole sequence.
+    assert each == {("all_to_all", "ep", False): 3 * 8 * rows * (2 * spec.width + 1),
+                    ("all_to_all", "ep", True): 3 * 8 * rows * (2 * spec.width + tp)}
+
+
+def test_what_is_no_expert_is_split_over_both_axes_of_replicas_and_an_expert_over_its_own():
+    # With etp = tp an expert has tp cp dp / (tp ep) replicas; here dp counts those of everything else, 2 x 4.
+    step = Strategy.parse("dp ep tp zero=1")(model_step("mixtral", 8, Adam(0.01)))
+    layouts = {value.name: value.layout.short() for value in step.inputs if value.layout}
+    assert layouts["p.0.expert_up"] == "[ep, None, tp]" and layouts["mean.p.0.expert_up"] == "[ep, dp, tp]"
+    assert layouts["p.0.qkv"] == "[None, tp]" and layouts["mean.p.0.qkv"] == "[(dp, ep), tp]"
+    assert layouts["p.0.router"] == "[None, None]" and layouts["mean.p.0.router"] == "[(dp, ep), None]"
 
 
 GPT = model_step("gpt", 4, SGD(0.1))

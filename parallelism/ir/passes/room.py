@@ -1,0 +1,71 @@
+"""A program that deals tokens to experts without dropping any, as it runs: with room for every token.
+
+The slots of such a program (`parallelism.ir.operators.dispatch`) are those of a mean load, which is what a simulation
+counts with.  No number of slots is enough for every routing but one for each token.  So what runs has that many: the
+program below differs from the one that is simulated in this extent alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.table import meaning
+
+DEALING = ("dispatch", "combine", "dispatch_gates", "collect_gates")
+"""The operators that deal."""
+
+
+def with_room(function: Function) -> Function:
+    """The function with a slot for each token at each expert, where it must not drop any; else itself.
+
+    A slot that holds no token is zero, and so is what an expert without biases makes of it.  Another number of slots
+    changes neither what the program returns nor which collectives it has.
+    """
+    return _with_room(function) if any(_lacks_room(op) for op in function.ops) else function
+
+
+def _lacks_room(op: Op) -> bool:
+    return op.kind in DEALING and not op["drops"] and op["each"] != _inside(op)
+
+
+def _inside(op: Op) -> Any:
+    """The tokens of a chunk: an op with as many slots of each expert drops none."""
+    slots = op["shape"][2] if "shape" in dict(op.attributes) else op.inputs[0].type.shape[2]
+    chunks = slots // op["each"]
+    return op.inputs[1].type.shape[1] // chunks
+
+
+@lru_cache(maxsize=16)
+def _with_room(function: Function) -> Function:
+    values = {value.name: value for value in function.inputs}
+    ops = [_roomy(op, values) for op in function.ops]
+    return replace(function, ops=tuple(ops), outputs=tuple(values[value.name] for value in function.outputs))
+
+
+def _roomy(op: Op, values: dict[str, Value]) -> Op:
+    """The op on the new values, to which its outputs are added."""
+    inputs = tuple(values[value.name] for value in op.inputs)
+    attributes = tuple(sorted(_attributes(op)))
+    made = meaning(op.kind, tuple(value.type for value in inputs), attributes).outputs
+    outputs = tuple(
+        value if value.type == type else Value(value.name, type, value.layout)
+        for value, type in zip(op.outputs, made, strict=True)
+    )
+    values.update((value.name, value) for value in outputs)
+    return Op(op.kind, inputs, attributes, outputs, op.region)
+
+
+def _attributes(op: Op) -> Iterator[tuple[str, Any]]:
+    """The attributes of the op: of one that deals and must not drop, with a slot for each token."""
+    is_tight = _lacks_room(op)
+    for name, given in op.attributes:
+        if is_tight and name == "each":
+            yield name, 1
+        elif is_tight and name == "shape":
+            yield name, (*given[:2], op.inputs[1].type.shape[1], *given[3:])
+        else:
+            yield name, given

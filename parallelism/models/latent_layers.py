@@ -1,0 +1,67 @@
+"""Latent attention, recorded (DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1)."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.tracing.current import region
+from parallelism.ir.tracing.tracing import apply
+from parallelism.models.block_parts import Parts
+from parallelism.models.layers import attention, rotary
+
+
+def latent_attention(parts: Parts, x: Any, block: str) -> Any:
+    """The attention of a block to ``x``, of shape ``(batch, sequence, width)``, behind its norm.
+
+    Keys and values are made for each head, as in training; the narrow vectors are what a cache would keep.  The names of
+    the parameters begin with ``block``.
+    """
+    spec = parts.spec
+    latent = spec.attention
+    assert latent is not None
+    batch, tokens, _ = x.shape
+    heads = (batch, tokens, spec.heads)
+    with region("qkv"):
+        q = _queries(parts, x, block).reshape((*heads, latent.query_width))
+        narrow = parts.product(x, block, "key_value_down")
+        narrow, key = np.split(narrow, [latent.key_value_rank], axis=2)
+        narrow = _norm(parts, narrow, f"{block}key_value_norm")
+        made = parts.product(narrow, block, "key_value_up")
+        k, v = np.split(
+            made.reshape((*heads, latent.head_width + latent.value_width)), [latent.head_width], axis=3
+        )
+        q, turned = np.split(q, [latent.head_width], axis=3)
+        key = rotary(key.reshape((batch, tokens, 1, latent.rotary_width)), spec.rotary_base)
+        key = np.broadcast_to(key, (*heads, latent.rotary_width))
+        q = np.concatenate([q, rotary(turned, spec.rotary_base)], axis=3)
+        k = np.concatenate([k, key], axis=3)
+    with region("core"):
+        x = attention(
+            q,
+            k,
+            v,
+            scale=spec.attention_scale or 1 / sqrt(latent.query_width),
+            step=parts.step,
+            rate=spec.rates[0],
+            seed=next(parts.seeds),
+            fused=spec.fused_attention,
+        )
+    with region("out"):
+        return parts.product(x.reshape((batch, tokens, spec.heads * latent.value_width)), block, "out")
+
+
+def _queries(parts: Parts, x: Any, block: str) -> Any:
+    """The queries of all heads, of ``x`` at once or of a narrow vector."""
+    latent = parts.spec.attention
+    assert latent is not None
+    if latent.query_rank is None:
+        return parts.product(x, block, "query")
+    narrow = _norm(parts, parts.product(x, block, "query_down"), f"{block}query_norm")
+    return parts.product(narrow, block, "query_up")
+
+
+def _norm(parts: Parts, x: Any, name: str) -> Any:
+    return apply("rms_norm", x, parts.p[name], epsilon=parts.spec.epsilon)

@@ -1,0 +1,63 @@
+"""Experts of a Transformer in strategies: a step trains as the step alone, and a simulation is the run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from trained_runs import ON, B, assert_trains, in_turn
+from transformed import model_step
+
+from parallelism.transforms import SGD, Adam, AdamW, Strategy
+
+CASES = [
+    ("mixtral", 4, "ep=2", Adam(0.01)), ("mixtral", 8, "dp=2 ep=2 tp=2 sp zero=1", Adam(0.01)),
+    ("deepseek", 8, "dp=2 ep=2 zero=2", AdamW(0.01)), ("deepseek", 6, "tp=2 sp ep=2", SGD(0.1, 0.5)),
+    ("capacity", 6, "ep=2 cp=2 tp=2 sp", Adam(0.01)), ("capacity", 8, "dp=2 ep=4 zero=3", SGD(0.1, 0.5)),
+    ("mixtral", 8, "pp=2 1f1b:2 dp=2 ep=2 zero=1", Adam(0.01)), ("deepseek", 8, "pp=2 1f1b:2 ep=2 tp=2 sp", SGD(0.1)),
+    ("deepseek", 8, "pp=2 1f1b:2 dp=2 ep=2 zero=1", Adam(0.01)), ("mixtral", 8, "pp=2 1f1b:2 cp=2 ep=2", SGD(0.1)),
+    ("capacity", 8, "pp=2 gpipe:2 cp=2 ep=2", SGD(0.1)), ("mixtral", 8, "ep=2 dp=2 fused overlap zero=1", Adam(0.01)),
+    ("deepseek", 8, "pp=2 zero_bubble_h1:2 dp=2 ep=2 zero=2", Adam(0.01)), ("mixtral", 9, "ep=3", SGD(0.1)),
+    ("deepseek", 8, "ep:dp=2 dp=2 zero=1 recompute=block.*", Adam(0.01)), ("capacity", 8, "ep=2 tp=2 dp=2", SGD(0.1)),
+    ("deepseek", 8, "pp=2 interleaved_1f1b:4x1 ep=2 zero:ep=1", Adam(0.01)), ("capacity", 7, "ep=2 tp=2", SGD(0.1)),
+]
+
+
+def check(cluster_of, model, rows, text, rule, backend="thread", clip=None):
+    alone = model_step(model, rows, rule, clip=clip)
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    assert Strategy.parse(str(strategy)) == strategy
+    step = strategy(model_step(model, B, rule, clip=clip) if strategy.pipeline else alone)
+    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
+                         ids=[f"{model}-{text}" for model, _, text, _ in CASES])
+def test_experts_train_as_alone_and_are_simulated_as_they_run(cluster_of, model, rows, text, rule, backend):
+    check(cluster_of, model, rows, text, rule, backend)
+
+
+@st.composite
+def compositions(draw):
+    """A strategy with experts on at most 8 devices, and a number of rows that its microbatches divide."""
+    pp, dp, cp, ep, tp = draw(st.sampled_from(
+        [(1, 1, 1, 2, 1), (1, 2, 1, 2, 1), (1, 1, 1, 4, 1), (1, 2, 1, 4, 1), (1, 1, 2, 2, 1), (1, 1, 1, 2, 2),
+         (1, 2, 1, 2, 2), (2, 1, 1, 2, 1), (2, 2, 1, 2, 1), (2, 1, 2, 2, 1), (2, 1, 1, 2, 2), (2, 1, 1, 4, 1),
+         (1, 1, 2, 2, 2), (1, 4, 1, 2, 1)]))
+    microbatches = draw(st.integers(1, 3)) if pp > 1 else 1
+    words = [f"{name}={size}" for name, size in (("dp", dp), ("cp", cp), ("ep", ep), ("tp", tp)) if size > 1]
+    if pp > 1:
+        words.append(f"pp={pp} {draw(st.sampled_from(['1f1b', 'gpipe', 'zero_bubble_h1']))}:{microbatches}")
+    words += draw(st.sampled_from([[], ["zero=1"], ["zero=2"], ["zero=3"]] if dp > 1 else [[], ["zero:ep=1"]]))
+    words += ["sp"] * (tp > 1 and draw(st.booleans())) + ["recompute=block.*"] * draw(st.booleans())
+    return " ".join(words), microbatches * dp * ep * draw(st.integers(1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["mixtral", "capacity", "deepseek"]), compositions(),
+       st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
+def test_hundreds_of_compositions_with_experts_train_as_alone(cluster_of, model, text, rule, clip):
+    words, rows = text
+    check(cluster_of, model, rows, words, rule, clip=clip)
