@@ -421,13 +421,6 @@ def test_a_peak_of_many_blocks() -> None:
     assert [run.is_repeated for run in SymbolicEvents.of([("F", two)]).runs("F")] == [False, True, False]
 
 
-def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> None:
-    spec = replace(BLOCKS, residual_scale=0.5)
-    task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
-    found, possible = table_of(task, **PLAIN | {"pp": 1, "dp": 8, "tp": 1, "microbatch": 2})
-    assert_as_simulated(found, possible, 0)
-
-
 def test_a_model_whose_layers_differ_in_their_positions_is_not_put_together_from_pieces() -> None:
     spec = replace(BLOCKS, positions="rotary", heads=2, unrotated_every=2)
     task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
