@@ -82,22 +82,27 @@ class Event(NamedTuple):
     the parameter; in an action a block ends with its last product."""
 
 
-def repeated(events: Sequence[Event], *, at_end: bool = False) -> list[bool]:
-    """By event of two blocks, whether every further block does it once more.
+def repeated(events: Sequence[Event], *, at_end: bool = False, first: int = 0) -> list[bool]:
+    """By event of two blocks, whether every further block does it once more.  Blocks before the ``first`` are others,
+    which come once.
 
     In an action this is the work of the second of the two blocks: every block but the first does the same, between the
     same neighbours.  At the end of a step it is that of the first block, because memory that all parameters share is
     freed after the last block.
     """
-    once = next(
-        (event.block for event in (reversed(events) if at_end else events) if event.block is not None), None
-    )
-    return [event.block not in (None, once) for event in events]
+    blocks = [None if event.block is None or event.block < first else event.block for event in events]
+    once = next((block for block in (reversed(blocks) if at_end else blocks) if block is not None), None)
+    return [block not in (None, once) for block in blocks]
 
 
-def with_second_block(own: Sequence[Event], second: Iterable[Event]) -> list[Event]:
-    """The events of two blocks: those of one, and behind its block what a ``second`` block does."""
-    end = max((number for number, event in enumerate(own, 1) if event.block is not None), default=0)
+def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:
+    """The events of two blocks: those of one, and behind its block, the ``first`` that is like all further ones, what a
+    ``second`` block does."""
+    ends = [0]
+    for number, event in enumerate(own, 1):
+        if event.block is not None and event.block >= first:
+            ends.append(number)
+    end = ends[-1]
     return [*own[:end], *second, *own[end:]]
 
 
@@ -138,15 +143,15 @@ class SymbolicEvents:
     """By event: see the function `repeated`."""
 
     @classmethod
-    def of(cls, sections: Iterable[tuple[Any, Sequence[Event]]]) -> SymbolicEvents:
-        """Of events by section."""
+    def of(cls, sections: Iterable[tuple[Any, Sequence[Event]]], *, first: int = 0) -> SymbolicEvents:
+        """Of events by section; ``first`` is the first block that is like all further ones."""
         slices: dict[Any, slice] = {}
         kinds: list[EventKind] = []
         number: dict[Extent, int] = {0: 0}
         index: list[list[int]] = []
         again: list[bool] = []
         for section, events in sections:
-            again += repeated(events, at_end=section[-1] == "end")
+            again += repeated(events, at_end=section[-1] == "end", first=first)
             slices[section] = slice(len(kinds), len(kinds) + len(events))
             kinds += [event.kind for event in events]
             index += [[number.setdefault(extent, len(number)) for extent in given] for _, given, _ in events]

@@ -34,8 +34,8 @@ BLOCKS = models.TransformerSpec(
     layers=4, width=28, heads=4, vocabulary=44, sequence=8, dtype="bfloat16", **FEW)
 """What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
-PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
-         "recompute": "none", "order": "pp dp cp tp"}
+PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
+         "recompute": "none", "order": "pp dp cp ep tp"}
 
 
 @cache
@@ -79,9 +79,9 @@ def table() -> tuple[PlanCosts, Choices]:
     pytest.param({"pp": 2, "dp": 1, "tp": 4, "microbatch": 6, "schedule": "zero_bubble_h1"}, marks=pytest.mark.slow),
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 4, "schedule": "zero_bubble_v", "chunks": 2,
                   "zero": 2, "recompute": "selective"}, marks=pytest.mark.slow),
-    pytest.param({"pp": 1, "dp": 4, "tp": 2, "microbatch": 1, "zero": 2, "order": "pp cp tp dp"},
+    pytest.param({"pp": 1, "dp": 4, "tp": 2, "microbatch": 1, "zero": 2, "order": "pp cp ep tp dp"},
                  marks=pytest.mark.slow),
-    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp cp tp"},
+    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp cp ep tp"},
                  marks=pytest.mark.slow),
 ])
 def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices], settings: dict[str, Any]) -> None:
