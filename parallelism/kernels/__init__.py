@@ -40,6 +40,7 @@ from parallelism.kernels.normalization import (
 )
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, Optimizer, clipped
 from parallelism.kernels.rotary import rotate, rotate_backward
+from parallelism.kernels.rotary_scaling import RotaryScaling
 from parallelism.kernels.routing import (
     Choice,
     balance_loss,
@@ -72,6 +73,7 @@ __all__ = [
     "Loss",
     "Mask",
     "Optimizer",
+    "RotaryScaling",
     "attend",
     "attend_backward",
     "attend_backward_flops",

@@ -1,6 +1,7 @@
 from .convolutions import convolution as convolution, convolutional as convolutional
 from .expert_layers import Experts as Experts
 from .experts import mixture as mixture
+from .hugging_face.reading import from_config as from_config
 from .latent_attention import LatentAttention as LatentAttention
 from .layers import (
     attention as attention,

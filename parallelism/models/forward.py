@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parallelism.display.quantities import shortened
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
@@ -27,6 +28,8 @@ _ONLY = {
     "biases": (True, False),
     "rotary_width": (None,),
     "window_rotary_base": (None,),
+    "rotary_scaling": (None,),
+    "rotary_factor": (1.0,),
     "unrotated_every": (None,),
     "query_key_norm": (False,),
     "window": (None,),
@@ -49,7 +52,7 @@ def checked_program(spec: TransformerSpec) -> None:
         value = getattr(spec, name)
         if value not in values:
             raise ValueError(
-                f"{name}={value!r} has parameters and floating-point operations, but no program yet"
+                f"{name}={shortened(value, 60)} has parameters and floating-point operations, but no program yet"
             )
 
 

@@ -20,14 +20,23 @@ Llama 3
     Grattafiori et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, table 3 and sections 3.2 and 3.4.1; the
     vocabulary with all special tokens, 128,256, is that of the released models.
 Mistral
-    Jiang et al., *Mistral 7B*, 2023, arXiv:2310.06825, table 1.  Its sliding window of 4096 is not modelled.
+    Jiang et al., *Mistral 7B*, 2023, arXiv:2310.06825, table 1.  Its sliding window of 4096 is left out.
+MPT 70B
+    The configuration of Databricks' llm-foundry (``scripts/train/benchmarking``), with biases and learned positions.
+
+All others are read from the fields of their `config.json`: `parallelism.models.hugging_face.released` has them, with the
+repository of each.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from parallelism.display.quantities import short_errors
+from parallelism.models.hugging_face.reading import from_config
+from parallelism.models.hugging_face.released import RELEASED, SEQUENCES
 from parallelism.models.spec import TransformerSpec
 from parallelism.spelling import did_you_mean
 
@@ -90,22 +99,46 @@ TRANSFORMERS: dict[str, TransformerSpec] = {
     "llama3-8b": _llama(32, 4096, 32, 14_336, **_LLAMA_3),
     "llama3-70b": _llama(80, 8192, 64, 28_672, **_LLAMA_3),
     "llama3-405b": _llama(126, 16_384, 128, 53_248, **_LLAMA_3),
+    "mpt-70b": _gpt(80, 8192, 64, 50_368, 2048),
     "mistral-7b": _llama(32, 4096, 32, 14_336, sequence=8192, key_value_heads=8),
 }
 """The published Transformers by name."""
+
+
+for _name, (_, _fields) in RELEASED.items():
+    TRANSFORMERS[_name] = replace(from_config(_fields, sequence=SEQUENCES.get(_name)), remarks=())
+
+
+_AFFIXES = re.compile(r"-(?:instruct|base|chat|it|pt|hf|v\d+\.\d+|\d+k|1124|0325)(?=-|$)")
+"""Parts of the name of a repository that say nothing of the figures."""
 
 
 @short_errors
 def transformer(name: str) -> TransformerSpec:
     """The published Transformer of this name; upper case and ``_`` are read as in ``gpt3-175b``.
 
-    ``ValueError`` names the nearest one if there is none.
+    Names may have an organisation in front, as ``Qwen/Qwen3-8B``.  ``ValueError`` names the nearest one if there is
+    none.
 
     >>> transformer("gpt2").parameters
     124439808
+    >>> transformer("meta-llama/Llama-3.1-8B-Instruct") is transformer("llama3.1-8b")
+    True
     """
-    plain = name.lower().replace("_", "-")
-    if plain not in TRANSFORMERS:
+    found = published_name(name)
+    if found is None:
         hint = did_you_mean(name, TRANSFORMERS) or f": they are {', '.join(TRANSFORMERS)}"
         raise ValueError(f"there is no Transformer {name!r}{hint}")
-    return TRANSFORMERS[plain]
+    return TRANSFORMERS[found]
+
+
+def published_name(name: str) -> str | None:
+    """The name here of a published Transformer, which may have an organisation in front; None if it is none."""
+    plain = name.lower().replace("_", "-")
+    if plain in TRANSFORMERS:
+        return plain
+    if plain.count("/") != 1:
+        return None
+    plain = _AFFIXES.sub("", plain.partition("/")[2].removeprefix("meta-"))
+    by_key = {each.replace("-", ""): each for each in TRANSFORMERS}
+    return by_key.get(plain.replace("-", ""))

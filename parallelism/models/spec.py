@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.recording import record
+from parallelism.kernels import RotaryScaling
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import Shape, forward_flops_of, idle_parameters, parameters_of, weights_of
@@ -88,6 +89,10 @@ class TransformerSpec:
     """So many features of a head, the first, are rotated; None: all."""
     window_rotary_base: float | None = None
     """The base of layers with a window; None: ``rotary_base``."""
+    rotary_scaling: str | None = None
+    """How the frequencies of long contexts are stretched: the text of a `parallelism.kernels.RotaryScaling`."""
+    rotary_factor: float = 1.0
+    """What the rotated features are multiplied by, as by YaRN."""
     unrotated_every: int | tuple[bool, ...] | None = None
     """Layer i has no rotary positions where ``(i + 1) % n == 0``, or where it is true; None: all have them."""
     query_key_norm: bool | str = False
@@ -103,6 +108,8 @@ class TransformerSpec:
     """Scores x become ``cap * tanh(x / cap)`` (Gemma 2, 2024, arXiv:2408.00118, section 2); None: they stay."""
     attention_sinks: bool = False
     """Whether a learned score of each head, which no value belongs to, is in the sum of the softmax, as in gpt-oss."""
+    alibi_scale: float = 1.0
+    """What the slopes of ``alibi`` are multiplied by."""
     parallel: bool | str = False
     """Whether attention and feed-forward of a block both work on its input; ``one_norm``: behind the same norm."""
     embedding_scale: float = 1.0
@@ -121,6 +128,8 @@ class TransformerSpec:
     """Latent attention in place of heads of queries, keys and values; None: these."""
     next_tokens: int = 0
     """Modules that predict one more token each (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.2)."""
+    remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """What a reader of a file has to say about it."""
     dtype: npt.DTypeLike = np.float32
     """The dtype of parameters and values.  The loss is computed in float32 at least."""
 
@@ -156,7 +165,7 @@ class TransformerSpec:
             object.__setattr__(self, "query_key_norm", "head")
         if not isinstance(self.biases, bool):
             given = (self.biases,) if isinstance(self.biases, str) else self.biases
-            object.__setattr__(self, "biases", tuple(given))
+            object.__setattr__(self, "biases", tuple(given) or False)
         if self.head_width is not None and type(self.head_width) is not _Derived:
             return
         if self.attention is not None:
@@ -176,6 +185,8 @@ class TransformerSpec:
             raise ValueError(
                 f"rotary_width must be at most the {self.head_width} of a head, got {self.rotated}"
             )
+        if self.rotary_scaling is not None:
+            RotaryScaling.parse(self.rotary_scaling)
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError(f"window must be a number of tokens, at least 1, or None, got {self.window!r}")
         if self.attention is not None and (

@@ -13,7 +13,8 @@ from typing import Any
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.hardware.fields import shown
-from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
+from parallelism.models import TRANSFORMERS, TransformerSpec, from_config, transformer
+from parallelism.models.published import published_name
 from parallelism.spelling import closest, closest_few
 from parallelism.training import ARGUMENTS, OPTIONS, UNCHANGING, MegatronFlags, Option, launch_flags
 from parallelism.training.megatron_options import UNMODELLED, WITHOUT_EFFECT
@@ -109,21 +110,37 @@ _FILE = re.compile(r".*\.[a-z]\w*", re.IGNORECASE | re.DOTALL)
 
 
 def is_model(word: str) -> bool:
-    """Whether a word names a model, and no file.
+    """Whether a word names a model: a published one, or a config.json or a folder with one; and no other file.
 
     Raises `WrongWords` with the nearest models if it is neither, unless it ends as a file does: then it is a file that
     is missing.
     """
-    known = word.lower().replace("_", "-")
-    if word.startswith("-") or os.path.exists(word):  # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
+    if word.startswith("-"):
         return False
-    models = (PLAIN, *TRANSFORMERS)
-    if known not in models and not _FILE.fullmatch(word):
+    if config_path(word) is not None:
+        return True
+    if os.path.exists(word):  # noqa: PTH110 - False for what cannot be a name; a Path raises OSError
+        return False
+    known = word.lower().replace("_", "-")
+    if known == PLAIN or published_name(word) is not None:
+        return True
+    if not _FILE.fullmatch(word):
+        models = (PLAIN, *TRANSFORMERS)
         nearest = closest(known, models, cutoff=0.9)
         near = closest_few(known, models) if nearest is None else [nearest]
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; the models are {', '.join(models)}"
         raise WrongWords(f"there is neither a model nor a file {shown(word)}{hint}")
-    return known in models
+    return False
+
+
+def config_path(word: str) -> Path | None:
+    """The config.json that a word says, as a file or a folder with one; None if there is neither."""
+    if os.path.isdir(word):  # noqa: PTH112 - as above
+        path = Path(word, "config.json")
+        if not path.is_file():
+            raise WrongWords(f"the folder {shown(word)} has no config.json of a model")
+        return path
+    return Path(word) if word.endswith(".json") and os.path.isfile(word) else None  # noqa: PTH113 - as above
 
 
 def training_parser(
@@ -150,8 +167,8 @@ def training_parser(
             "model": {
                 "metavar": "MODEL",
                 **({"nargs": "?"} if optional else {}),
-                "help": f"{PLAIN}, with all its figures as flags, or a published model, such as llama3-70b, of which "
-                "flags change figures",
+                "help": f"{PLAIN}, with all its figures as flags; or a published model, as llama3-70b or Qwen/Qwen3-8B; or "
+                "the config.json of a Hugging Face model, or a folder with one.  Flags change figures",
             },
             "--hardware": {
                 "required": not optional,
@@ -249,14 +266,30 @@ def tell_unchanging(arguments: argparse.Namespace, flags: MegatronFlags, idle: S
         print(f"known, and not modelled: {', '.join(left_out)}", file=sys.stderr)
 
 
-def named_model(word: str) -> TransformerSpec | None:
-    """The published model of this name; None for `gpt`."""
+def named_model(word: str, sequence: int | None = None) -> TransformerSpec | None:
+    """The model of this name, or of this config.json, whose sequences may have another length; None for `gpt`.
+
+    ``ValueError`` for a file that cannot be read.
+    """
+    path = config_path(word)
+    if path is not None:
+        try:
+            return from_config(path, sequence=sequence)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     return None if word.lower() == PLAIN else transformer(word)
+
+
+def tell_remarks(model: object) -> None:
+    """Says on stderr what the reader of a config.json had to say."""
+    if isinstance(model, TransformerSpec):
+        for remark in model.remarks:
+            print(remark, file=sys.stderr)
 
 
 def tokens_text(word: str, flags: MegatronFlags) -> str:
     """How large the vocabulary of a model is, and what it was padded from."""
-    named = named_model(word)
+    named = named_model(word, flags.seq_length)
     given = flags.padded_vocab_size or flags.vocabulary(named) or (named.vocabulary if named else 0)
     padded = flags.spec(named).vocabulary
     return f"vocabulary {padded}" + (f" (padded from {given})" if padded != given else "")

@@ -28,6 +28,7 @@ from vcluster.cli.megatron_words import (
     flags_of,
     is_model,
     named_model,
+    tell_remarks,
     tell_unchanging,
     training_parser,
 )
@@ -133,6 +134,7 @@ def planned(program: str, words: Sequence[str]) -> int:
             "      --hardware dgx-h100 --devices 64",
             "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
             "      --memory 72GB --why-not tp=8 --save plans.json",
+            "config.json --global-batch-size 512 --hardware dgx-h100 --devices 64",
             "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
             "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
             "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
@@ -288,6 +290,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
+    tell_remarks(asked.model)
     if len(plans):
         tell_unchanging(arguments, flags)
         idle = [
@@ -324,7 +327,7 @@ def _model_and_batch(
             )
         if flags.global_batch_size is None:
             raise ValueError("--global-batch-size must say how many sequences a step has")
-        return flags.spec(named_model(arguments.model)), flags.global_batch_size
+        return flags.spec(named_model(arguments.model, flags.seq_length)), flags.global_batch_size
     if given := [
         f"--{name.replace('_', '-')}"
         for name in (*flags.given("model"), *flags.given())

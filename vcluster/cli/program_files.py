@@ -34,6 +34,7 @@ from parallelism.transforms import (
     train_step,
 )
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, nearest
+from vcluster.cli.megatron_words import is_model, named_model
 from vcluster.runs.drawn import drawn
 
 MOST_DESCRIBED = 1 << 20
@@ -131,11 +132,19 @@ class Given:
 
 
 def given(
-    arguments: argparse.Namespace, *, most: int | None = MOST_DESCRIBED, symbols: bool = False
+    arguments: argparse.Namespace,
+    *,
+    most: int | None = MOST_DESCRIBED,
+    symbols: bool = False,
+    models: bool = False,
 ) -> Given:
-    """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh."""
+    """The program of the words of a command, on at most so many devices.  ``symbols`` may be left without a mesh.
+
+    ``models``: it may be the loss of a model by its name, or by its config.json.
+    """
     strategy, mesh = _mesh(arguments, most)
-    found = found_in(arguments.file)
+    word = f"{arguments.file}"
+    found = Found(right(_loss_of, word)) if models and is_model(word) else found_in(arguments.file)
     program = found.program
     if isinstance(program, Partitioned):
         refuse_words(arguments, program.mesh)
@@ -171,6 +180,16 @@ def given(
     whole = Given(program, mesh, strategy, rows, found.weights)
     _check_complete(whole, arguments.file, symbols=symbols and mesh is None)
     return whole
+
+
+def _loss_of(word: str) -> ir.Function:
+    """The loss of a model, with the symbol `ROWS`.  ``ValueError`` if it has no figures."""
+    model = named_model(word)
+    if model is None:
+        raise ValueError(
+            f"{word} has all its figures as flags, which only plan and simulate take; name a model"
+        )
+    return model.function(ir.symbol(ROWS))
 
 
 def refuse_words(arguments: argparse.Namespace, mesh: Mesh) -> None:

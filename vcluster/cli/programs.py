@@ -99,7 +99,13 @@ def show(program: str, words: Sequence[str]) -> int:
         program,
         "show",
         "Checks and prints a program; with --mesh, lays it out and prints one device's.",
-        ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3", "step.mlir --strategy 'dp=2 tp=2 sp'"),
+        (
+            "model.mlir",
+            "model.mlir --mesh dp=2,tp=2 --rank 3",
+            "step.mlir --strategy 'dp=2 tp=2 sp'",
+            "Qwen/Qwen2.5-7B",
+            "config.json",
+        ),
         {
             "--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"},
             "--hardware": {
@@ -109,7 +115,7 @@ def show(program: str, words: Sequence[str]) -> int:
             },
         },
     )
-    found = given(arguments, symbols=True)
+    found = given(arguments, symbols=True, models=True)
     if found.mesh is None and not isinstance(found.program, Partitioned):
         _refuse_idle(
             arguments, ("rank", "hardware"), "is about one device of a mesh; --mesh or --strategy gives one"
@@ -392,7 +398,8 @@ def _parsed(
             "file": {
                 "type": Path,
                 "metavar": "MODEL.mlir",
-                "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content",
+                "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content; show "
+                "takes the name of a model and its config.json, too",
             },
             "--mesh": {
                 "metavar": "AXES",

@@ -24,6 +24,7 @@ from vcluster.cli.megatron_words import (
     hardware_and_devices,
     named_model,
     tell_all_devices,
+    tell_remarks,
     tell_unchanging,
     tokens_text,
     training_parser,
@@ -54,6 +55,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             "      --seq-length 2048 --vocab-size 51200 --tensor-model-parallel-size 4\n"
             "      --global-batch-size 512 --bf16 --hardware dgx-a100 --devices 64",
             "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
+            "config.json --seq-length 4096 --hardware dgx-h100 --devices 64",
             'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
             "      --global-batch-size 512 --hardware dgx-h100",
         ),
@@ -84,6 +86,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     if arguments.strategy is None:
         tell_all_devices(arguments, devices)
     tell_unchanging(arguments, flags, flags.idle(run.mesh))
+    tell_remarks(run.model)
     tokens = tokens_text(arguments.model, flags)
     print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
     if arguments.report is not None:
@@ -105,7 +108,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
 
 def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: int) -> TrainingRun:
     """The run that the words say: by flags, or by ``--strategy``.  ``ValueError`` where they do not fit together."""
-    named = named_model(arguments.model)
+    named = named_model(arguments.model, flags.seq_length)
     if arguments.strategy is None:
         if arguments.mesh is not None:
             raise ValueError("--mesh has a meaning with --strategy only; flags give the sizes of the axes")

@@ -508,7 +508,7 @@ def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 @pytest.mark.parametrize(("name", "near"), [
-    ("qwen9-8b", "the models are gpt, gpt2"), ("someone/no-such-model", "the models are gpt"), ("llama4", "llama3-8b"),
+    ("qwen9-8b", "did you mean qwen3-8b"), ("someone/no-such-model", "the models are gpt"), ("llama4", "llama3-8b"),
     ("lama2-7", "did you mean llama2-7b or "), ("gpt3.5", " or gpt3-"), ("llama-13", "did you mean llama-13b?"),
 ])
 def test_a_model_that_there_is_not_is_told_with_those_that_there_are(

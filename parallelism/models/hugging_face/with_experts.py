@@ -1,0 +1,241 @@
+"""Architectures with experts: what each is beyond its fields, after the modelling code of transformers 5.24.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallelism.models.expert_layers import Experts
+from parallelism.models.hugging_face.config import Config
+from parallelism.models.hugging_face.dense import multipliers
+from parallelism.models.hugging_face.layers import Figures, every, llama_like, sizes, windows
+from parallelism.models.hugging_face.rotary import latent_scale, rotary_of
+from parallelism.models.latent_attention import LatentAttention
+
+GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary positions of a gpt-oss that says nothing about them."""
+
+
+def mixtral(config: Config) -> Figures:
+    config.must("router_jitter_noise", None, 0)
+    found = llama_like(config, 1000000.0) | {"biases": ()}
+    found |= windows(config, found["layers"], [False] * found["layers"])
+    return found | {"experts": Experts(**_chosen(config, "num_local_experts"))}
+
+
+def qwen2_moe(config: Config) -> Figures:
+    found = llama_like(config)
+    layers = found["layers"]
+    full = [True] * layers
+    if config.switch("use_sliding_window"):
+        last = config.whole("max_window_layers", 0)
+        full = [layer % 2 == 1 or layer >= last for layer in range(layers)]
+    shared = {"shared_width": config.whole("shared_expert_intermediate_size"), "shared_gate": True}
+    return {
+        **found,
+        **windows(config, layers, full),
+        "biases": ("qkv",) if config.switch("qkv_bias") else (),
+        "experts": _qwen_experts(config, layers, shared),
+    }
+
+
+def qwen3_moe(config: Config) -> Figures:
+    found = llama_like(config) | {"query_key_norm": "head"}
+    layers = found["layers"]
+    if config.switch("use_sliding_window"):
+        found |= windows(config, layers, [False] * layers)
+    return found | {"experts": _qwen_experts(config, layers, {})}
+
+
+def _qwen_experts(config: Config, layers: int, shared: dict[str, Any]) -> Experts | None:
+    if config.get("num_experts") == 0:
+        return None
+    step, dense = config.whole("decoder_sparse_step"), config.numbers("mlp_only_layers")
+    listed = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
+    if not any(listed):
+        return None
+    return Experts(
+        **_chosen(config, "num_experts"),
+        width=config.whole("moe_intermediate_size"),
+        normalized=config.switch("norm_topk_prob"),
+        every=step,
+        layers=listed if dense else None,
+        **shared,
+    )
+
+
+def olmoe(config: Config) -> Figures:
+    config.must("clip_qkv", None)
+    experts = Experts(**_chosen(config, "num_experts"), normalized=config.switch("norm_topk_prob"))
+    found = llama_like(config)
+    return found | {"query_key_norm": "all_heads", "experts": experts}
+
+
+def granite_moe(config: Config) -> Figures:
+    shared = config.whole("shared_intermediate_size", 0) if config.get("shared_intermediate_size") else 0
+    experts = Experts(**_chosen(config, "num_local_experts"), shared_width=shared)
+    return llama_like(config) | multipliers(config) | {"experts": experts}
+
+
+def deepseek_v2(config: Config) -> Figures:
+    config.must("scoring_func", None, "softmax")
+    method = config.get("topk_method")
+    config.must("topk_method", "greedy", "group_limited_greedy")
+    groups: dict[str, Any] = {}
+    if method == "group_limited_greedy":
+        groups = {"groups": config.whole("n_group"), "groups_chosen": config.whole("topk_group")}
+    found = _deepseek(config, {"normalized": config.switch("norm_topk_prob"), **groups})
+    mlp = (
+        ("gate", "up", "down", "shared_gate", "shared_up", "shared_down") if config.switch("mlp_bias") else ()
+    )
+    return found | {"biases": (*found["biases"], *mlp)}
+
+
+def deepseek_v3(config: Config) -> Figures:
+    config.must("scoring_func", None, "sigmoid")
+    config.must("topk_method", None, "noaux_tc")
+    groups, count = config.whole("n_group"), config.whole("n_routed_experts")
+    router: dict[str, Any] = {
+        "router": "sigmoid",
+        "balance_bias": True,
+        "normalized": config.switch("norm_topk_prob"),
+        "groups": groups,
+        "groups_chosen": config.whole("topk_group"),
+        "group_best": min(2, max(1, count // groups)),
+    }
+    return _deepseek(config, router)
+
+
+def _deepseek(config: Config, router: dict[str, Any]) -> Figures:
+    config.must("moe_layer_freq", None, 1)
+    named = Config(config.name, {**config.values, "head_dim": None}, config.defaults)
+    found = sizes(named) | {"key_value_heads": None, "head_width": None}
+    latent = LatentAttention(
+        query_rank=config.whole_or_none("q_lora_rank"),
+        key_value_rank=config.whole("kv_lora_rank"),
+        head_width=config.whole("qk_nope_head_dim"),
+        rotary_width=config.whole("qk_rope_head_dim"),
+        value_width=config.whole("v_head_dim"),
+    )
+    own = llama_like(named)
+    width, layers, dense = config.whole("moe_intermediate_size"), found["layers"], _dense(config)
+    experts = None
+    if dense < layers:
+        experts = Experts(
+            **_chosen(config, "n_routed_experts"),
+            width=width,
+            shared_width=width
+            * (config.whole("n_shared_experts", 0) if config.get("n_shared_experts") else 0),
+            dense_layers=dense,
+            scale=config.number("routed_scaling_factor"),
+            **router,
+        )
+    attention = ("query_down", "key_value_down", "out") if config.switch("attention_bias") else ()
+    return {
+        **own,
+        **found,
+        **rotary_of(config, latent.rotary_width, found["sequence"]),
+        "rotary_width": None,
+        "biases": attention,
+        "attention": latent,
+        "attention_scale": latent_scale(config, latent.query_width),
+        "experts": experts,
+    }
+
+
+def _dense(config: Config) -> int:
+    return config.whole("first_k_dense_replace", 0)
+
+
+def gpt_oss(config: Config) -> Figures:
+    config.must("swiglu_alpha", 1.702)
+    config.must("swiglu_limit", 7.0)
+    rope = (
+        {}
+        if config.get("rope_scaling") or config.get("rope_parameters")
+        else {"rope_parameters": GPT_OSS_YARN}
+    )
+    found = llama_like(Config(config.name, {**config.values, **rope}, config.defaults), 150000.0)
+    layers = found["layers"]
+    return {
+        **found,
+        **windows(config, layers, [layer % 2 == 1 for layer in range(layers)]),
+        "activation": "clamped_swiglu",
+        "attention_sinks": True,
+        "biases": (*found["biases"], "router", "expert_gate", "expert_up", "expert_down"),
+        "experts": Experts(**_chosen(config, "num_local_experts")),
+    }
+
+
+def llama4(config: Config) -> Figures:
+    found = llama_like(config, 500000.0)
+    layers, sequence, interval = found["layers"], found["sequence"], config.whole("no_rope_layer_interval")
+    given = config.listed("no_rope_layers", layers, (int,))  # 1 where there are rotary positions
+    rotated = (
+        [(layer + 1) % interval != 0 for layer in range(layers)] if given is None else [*map(bool, given)]
+    )
+    _check_llama4(config, rotated, sequence)
+    step = config.whole("interleave_moe_layer_step")
+    listed = config.numbers("moe_layers")
+    experts = Experts(
+        **_chosen(config, "num_local_experts"),
+        width=config.whole("intermediate_size"),
+        shared_width=config.whole("intermediate_size"),
+        every=step,
+        layers=None
+        if config.get("moe_layers") is None
+        else tuple(layer in listed for layer in range(layers)),
+        router="sigmoid",
+        normalized=False,
+        gates_inputs=True,
+    )
+    return {
+        **found,
+        "feed_forward": config.whole("intermediate_size_mlp"),
+        "unrotated_every": every([not each for each in rotated]),
+        "query_key_norm": "without_weights" if config.switch("use_qk_norm") else False,
+        "experts": experts,
+    }
+
+
+def _check_llama4(config: Config, rotated: list[bool], sequence: int) -> None:
+    """Refuses what begins beyond a number of tokens, where sequences are longer."""
+    chunk = config.whole_or_none("attention_chunk_size")
+    types = config.listed("layer_types", len(rotated), (str,))
+    chunked = any(rotated) if types is None else "chunked_attention" in types
+    if chunk is not None and chunked and chunk < sequence:
+        raise ValueError(
+            f"{config.name}: attention_chunk_size={chunk}: chunked attention is not modelled; with sequences of at most "
+            f"{chunk} tokens, not {sequence}, it is full attention"
+        )
+    tuned, floor = config.switch("attn_temperature_tuning"), config.number("floor_scale")
+    if tuned and not all(rotated) and sequence >= floor:
+        raise ValueError(
+            f"{config.name}: attn_temperature_tuning is not modelled; with sequences of fewer than floor_scale={floor:g} "
+            f"tokens, not {sequence}, it changes nothing"
+        )
+
+
+def grok1(config: Config) -> Figures:
+    """Grok 1 (https://github.com/xai-org/grok-1, ``model.py``), by the fields of its ports to transformers."""
+    own = {"hidden_act": "gelu_pytorch_tanh", "attention_dropout": 0.0}
+    found = llama_like(Config(config.name, {**config.values, **own}, config.defaults)) | {"biases": ()}
+    return {
+        **found,
+        "norm_places": "both",
+        "attention_scale": config.number("attn_output_multiplier"),
+        "attention_softcap": config.number("max_attn_value"),
+        "embedding_scale": config.number("embedding_multiplier_scale"),
+        "logit_scale": config.number("output_multiplier_scale"),
+        "experts": Experts(**_chosen(config, "num_experts"), normalized=False),
+    }
+
+
+def _chosen(config: Config, count: str) -> dict[str, Any]:
+    return {"count": config.whole(count), "chosen": config.whole("num_experts_per_tok")}

@@ -1,0 +1,163 @@
+"""Fields of the config.json of models, by hand, and what transformers 5.24.0 builds of them, counted on its meta device.
+
+In an environment with transformers and torch, `python tests/support/hugging_face_configs.py` counts again and prints
+what differs; `--print` prints all counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+VERSION = "5.24.0"
+"""The version of transformers that counted."""
+
+
+def sized(kind: str, layers: int, width: int, heads: int, feed_forward: int, **others: Any) -> dict[str, Any]:
+    return {"model_type": kind, "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
+            "intermediate_size": feed_forward, **others}
+
+
+SMALL = {"num_hidden_layers": 5, "hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 88, "vocab_size": 101,
+         "max_position_embeddings": 64}
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "n_routed_experts": 8,
+          "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2"},
+    "gpt2-xl": {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48},
+    "cerebras-gpt-590m": {"model_type": "gpt2", "n_embd": 1536, "n_head": 12, "n_layer": 18, "n_inner": 6144,
+                          "n_positions": 2048, "activation_function": "gelu"},
+    "llama2-7b": sized("llama", 32, 4096, 32, 11_008, rms_norm_eps=1e-5, max_position_embeddings=4096),
+    "llama2-70b": sized("llama", 80, 8192, 64, 28_672, num_key_value_heads=8),
+    "smollm2-135m": sized("llama", 30, 576, 9, 1536, num_key_value_heads=3, vocab_size=49_152, tie_word_embeddings=True),
+    "smollm2-1.7b": sized("llama", 24, 2048, 32, 8192, vocab_size=49_152, tie_word_embeddings=True),
+    "smollm3-3b": sized("smollm3", 36, 2048, 16, 11_008, num_key_value_heads=4),
+    "mistral-7b": sized("mistral", 32, 4096, 32, 14_336, sliding_window=4096),
+    "mistral-nemo-12b": sized("mistral", 40, 5120, 32, 14_336, head_dim=128, vocab_size=131_072, sliding_window=None),
+    "mistral-small-24b": sized("mistral", 40, 5120, 32, 32_768, head_dim=128, vocab_size=131_072, sliding_window=None),
+    "qwen2-0.5b": sized("qwen2", 24, 896, 14, 4864, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen1.5-moe-a2.7b": {"model_type": "qwen2_moe"},
+    "qwen2-57b-a14b": sized("qwen2_moe", 28, 3584, 28, 18_944, num_key_value_heads=4, num_experts=64, num_experts_per_tok=8,
+                            moe_intermediate_size=2560, shared_expert_intermediate_size=20_480),
+    "gemma-2b": sized("gemma", 18, 2048, 8, 16_384, num_key_value_heads=1),
+    "gemma-7b": {"model_type": "gemma"},
+    "gemma2-2b": {"model_type": "gemma2"},
+    "gemma3-1b": sized("gemma3_text", 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262_144, sliding_window=512),
+    "gemma3-12b": sized("gemma3_text", 48, 3840, 16, 15_360, num_key_value_heads=8, sliding_window=1024),
+    "phi-1.5": {"model_type": "phi"},
+    "phi-2": sized("phi", 32, 2560, 32, 10_240, partial_rotary_factor=0.4),
+    "phi3-medium": sized("phi3", 40, 5120, 40, 17_920, num_key_value_heads=10),
+    "olmo-1b": sized("olmo", 16, 2048, 16, 8192, tie_word_embeddings=True),
+    "olmo-7b": {"model_type": "olmo"},
+    "olmo3-7b": sized("olmo3", 32, 4096, 32, 11_008, vocab_size=100_278, max_position_embeddings=65_536),
+    "olmoe-1b-7b": sized("olmoe", 16, 2048, 16, 1024),
+    "gpt-neox-20b": {"model_type": "gpt_neox", "vocab_size": 50_432},
+    "pythia-160m": sized("gpt_neox", 12, 768, 12, 3072, vocab_size=50_304),
+    "pythia-6.9b": sized("gpt_neox", 32, 4096, 32, 16_384),
+    "falcon-rw-1b": {"model_type": "falcon", "num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 32,
+                     "vocab_size": 50_304, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    "falcon-180b": {"model_type": "falcon", "num_hidden_layers": 80, "hidden_size": 14_848, "num_attention_heads": 232,
+                    "num_kv_heads": 8, "new_decoder_architecture": True},
+    "bloom-560m": {"model_type": "bloom", "n_layer": 24, "hidden_size": 1024, "n_head": 16},
+    "starcoder2-3b": sized("starcoder2", 30, 3072, 24, 12_288, num_key_value_heads=2, sliding_window=4096),
+    "starcoder2-15b": sized("starcoder2", 40, 6144, 48, 24_576, num_key_value_heads=4, tie_word_embeddings=False),
+    "minitron-8b": sized("nemotron", 32, 4096, 32, 16_384, num_key_value_heads=8, head_dim=128),
+    "granite-3.1-8b": sized("granite", 40, 4096, 32, 12_800, num_key_value_heads=8, vocab_size=49_155,
+                            tie_word_embeddings=True, embedding_multiplier=12.0, logits_scaling=16.0,
+                            residual_multiplier=0.22, attention_multiplier=0.0078125),
+    "granite-3.1-3b-a800m": sized("granitemoe", 32, 1536, 24, 512, num_key_value_heads=8, vocab_size=49_155,
+                                  num_local_experts=40, num_experts_per_tok=8, tie_word_embeddings=True),
+    "command-r": {"model_type": "cohere"},
+    "llama4-scout-text": {"model_type": "llama4_text", "num_local_experts": 16, "attention_chunk_size": None,
+                          "attn_temperature_tuning": False},
+    "llama4-maverick-text": {"model_type": "llama4_text", "num_local_experts": 128, "interleave_moe_layer_step": 2,
+                             "use_qk_norm": False, "max_position_embeddings": 8191},
+    # with each field that changes the parameters
+    "llama with biases": SMALL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
+    "llama with wide heads": SMALL | {"model_type": "llama", "head_dim": 24, "tie_word_embeddings": True},
+    "qwen3 with biases": SMALL | {"model_type": "qwen3", "attention_bias": True, "num_key_value_heads": 3, "head_dim": 8},
+    "qwen3_moe with dense layers": SMALL | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                                            "moe_intermediate_size": 20, "decoder_sparse_step": 2, "mlp_only_layers": [1],
+                                            "num_key_value_heads": 2},
+    "qwen2_moe without biases": SMALL | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                                         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
+                                         "qkv_bias": False, "num_key_value_heads": 2},
+    "phi with norms of queries": SMALL | {"model_type": "phi", "qk_layernorm": True, "num_key_value_heads": 2},
+    "olmo2 with groups": SMALL | {"model_type": "olmo2", "num_key_value_heads": 2, "attention_bias": True},
+    "gpt_neox in a row": SMALL | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
+    "gpt_neox tied": SMALL | {"model_type": "gpt_neox", "tie_word_embeddings": True},
+    "starcoder2 without biases": SMALL | {"model_type": "starcoder2", "use_bias": False},
+    "nemotron with biases": SMALL | {"model_type": "nemotron", "num_key_value_heads": 2, "mlp_bias": True, "head_dim": 12},
+    "granitemoeshared": SMALL | {"model_type": "granitemoeshared", "num_local_experts": 4, "num_experts_per_tok": 2,
+                                 "shared_intermediate_size": 36},
+    "deepseek_v2 with biases": SMALL | LATENT | {"model_type": "deepseek_v2", "q_lora_rank": 20, "attention_bias": True,
+                                                 "mlp_bias": True, "first_k_dense_replace": 2},
+    "deepseek_v3 without a rank": SMALL | LATENT | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_group": 2,
+                                                    "topk_group": 1, "first_k_dense_replace": 5},
+    "gpt_oss without biases": SMALL | {"model_type": "gpt_oss", "attention_bias": False, "num_local_experts": 4,
+                                       "num_key_value_heads": 2, "head_dim": 24},
+    "falcon with a norm": {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6,
+                           "num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1,
+                           "ffn_hidden_size": 88, "bias": True, "tie_word_embeddings": False},
+}
+
+COUNTS: dict[str, int] = {
+    "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200, "cerebras-gpt-590m": 590_310_912, "llama2-7b": 6_738_415_616,
+    "llama2-70b": 68_976_648_192, "smollm2-135m": 134_515_008, "smollm2-1.7b": 1_711_376_384, "smollm3-3b": 3_075_098_624,
+    "mistral-7b": 7_241_732_096, "mistral-nemo-12b": 12_247_782_400, "mistral-small-24b": 23_572_403_200,
+    "qwen2-0.5b": 494_032_768, "qwen1.5-moe-a2.7b": 14_315_784_192, "qwen2-57b-a14b": 57_408_658_944,
+    "gemma-2b": 2_506_172_416, "gemma-7b": 8_537_680_896, "gemma2-2b": 2_614_341_888, "gemma3-1b": 999_885_952,
+    "gemma3-12b": 11_766_034_176, "phi-1.5": 1_418_270_720, "phi-2": 2_779_683_840, "phi3-medium": 13_960_238_080,
+    "olmo-1b": 1_176_764_416, "olmo-7b": 6_888_095_744, "olmo3-7b": 7_298_011_136, "olmoe-1b-7b": 6_919_161_856,
+    "gpt-neox-20b": 20_554_567_680, "pythia-160m": 162_322_944, "pythia-6.9b": 6_857_302_016, "falcon-rw-1b": 1_311_625_216,
+    "falcon-180b": 178_557_088_768, "bloom-560m": 559_214_592, "starcoder2-3b": 3_030_371_328,
+    "starcoder2-15b": 15_957_889_024, "minitron-8b": 7_734_829_056, "granite-3.1-8b": 8_170_848_256,
+    "granite-3.1-3b-a800m": 3_298_793_472, "command-r": 34_980_831_232, "llama4-scout-text": 107_769_861_120,
+    "llama4-maverick-text": 400_711_848_960, "llama with biases": 272_688, "llama with wide heads": 413_952,
+    "qwen3 with biases": 217_328, "qwen3_moe with dense layers": 268_288, "qwen2_moe without biases": 301_248,
+    "phi with norms of queries": 230_525, "olmo2 with groups": 271_968, "gpt_neox in a row": 291_224,
+    "gpt_neox tied": 283_448, "starcoder2 without biases": 219_168, "nemotron with biases": 199_064,
+    "granitemoeshared": 765_408, "deepseek_v2 with biases": 318_732, "deepseek_v3 without a rank": 235_568,
+    "gpt_oss without biases": 719_058, "falcon with a norm": 12_611_112, "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800, "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v2-lite": 15_706_484_224, "deepseek-v2": 235_741_434_880, "deepseek-v3": 671_026_404_352,
+    "qwen2.5-7b": 7_615_616_512, "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648, "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320, "gemma3-27b": 27_009_346_304, "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672, "phi3-mini": 3_821_079_552, "olmo2-7b": 7_298_617_344, "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936, "nemotron-15b": 15_628_775_424, "nemotron-340b": 341_029_195_776, "mpt-7b": 6_649_286_656,
+    "mpt-30b": 29_957_200_896, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952, "bloom-176b": 176_247_271_424,
+}
+"""Parameters, as VERSION of transformers counts them: of CONFIGS, and of the models that are read by name."""
+
+
+def counted(fields: dict[str, Any]) -> int:
+    """The parameters of what transformers builds of these fields.  Tied tables count once, buffers never."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    given = {name: value for name, value in fields.items() if name != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[fields["model_type"]](**given))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main() -> int:
+    import transformers
+
+    from parallelism.models.hugging_face.released import RELEASED
+
+    released = {name: fields for name, (_, fields) in RELEASED.items() if fields["model_type"] != "grok1"}
+    found = {name: counted(fields) for name, fields in (CONFIGS | released).items()}
+    if "--print" in sys.argv:
+        print(*(f'    "{name}": {count:_},' for name, count in found.items()), sep="\n")
+    wrong = {name: count for name, count in found.items() if count != COUNTS.get(name)}
+    print(f"transformers {transformers.__version__}: {len(found)} models, {len(wrong)} differ from the record")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
