@@ -15,6 +15,7 @@ from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
+from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
@@ -199,10 +200,14 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
     slow = precision_remark(run.dtype, hardware)
+    cut = ""
+    if isinstance(run.model, TransformerSpec) and run.pipeline is not None:
+        cut = remark_of(run.model, run.pipeline.begin)
     words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")  # lists of regions break, too
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
+        *wrap(cut, WIDTH),
         *(
             line.replace(", ", ",")
             for line in wrap(
