@@ -50,7 +50,7 @@ class Task:
 
     def strategy(self, settings: Mapping[str, Any]) -> Strategy:
         """The strategy of a plan."""
-        begin = self.model.begin(settings["pp"] * settings["chunks"])
+        begin = self.model.begin(settings["pp"] * settings["chunks"], balanced=settings["balanced"])
         pipeline = Pipeline(
             "pp", self.microbatches(settings), settings["schedule"], settings["chunks"], begin, BATCH
         )

@@ -22,6 +22,7 @@ from parallelism.planning.orders import (
     LAST,
     LONGER,
     MIDDLE,
+    NONE_LONGER,
     ONLY,
     PLACES,
     Order,
@@ -35,7 +36,6 @@ from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import Pattern, two_block_steps
 from parallelism.timeline import Pricing
-from parallelism.training.megatron import longer_stages
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,7 +49,33 @@ class Shape(NamedTuple):
     microbatches: int
     chunks: int
     longer: range
-    """The stages that have one block more than the others."""
+    """The stages between the first and the last that have one block more than others there."""
+    blocks: tuple[int, int, int]
+    """Those of the first stage, of most stages between, and of the last one."""
+
+    @classmethod
+    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int, counts: Sequence[int]) -> Shape:
+        """The pipeline whose stages have so many blocks."""
+        inner = counts[1:-1] or counts[:1]
+        longer = [stage for stage, count in enumerate(counts[1:-1], 1) if count > min(inner)]
+        within = range(longer[0], longer[-1] + 1) if longer else NONE_LONGER
+        return cls(schedule, ranks, microbatches, chunks, within, (counts[0], min(inner), counts[-1]))
+
+    def blocks_of(self, place: int) -> int:
+        """The blocks of a stage at a place."""
+        first, middle, last = self.blocks
+        return {FIRST: first, ONLY: first, LAST: last, LONGER: middle + 1}.get(place, middle)
+
+    @property
+    def blocks_of_ranks(self) -> list[int]:
+        """The blocks of all stages of each rank."""
+        counts = [self.blocks_of(place_of(stage, self.stages, self.longer)) for stage in range(self.stages)]
+        return [sum(counts[rank :: self.ranks]) for rank in range(self.ranks)]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many blocks."""
+        return not self.longer and len({*self.blocks}) == 1
 
     @property
     def stages(self) -> int:
@@ -131,19 +157,11 @@ class PlanCosts:
         found = self._shapes.get(row)
         if found is None:
             s = self.settings(row)
-            found = self._shapes[row] = Shape(
-                s["schedule"],
-                s["pp"],
-                self.task.microbatches(s),
-                s["chunks"],
-                longer_stages(self.task.model.blocks, s["pp"] * s["chunks"]),
+            counts = self.task.model.layers_of(s["pp"] * s["chunks"], balanced=s["balanced"])
+            found = self._shapes[row] = Shape.of(
+                s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"], counts
             )
         return found
-
-    def blocks(self, shape: Shape, place: int) -> int:
-        """The blocks of a stage."""
-        is_longer = place == LONGER or (place == LAST and shape.stages - 1 in shape.longer)
-        return self.task.model.blocks // shape.stages + is_longer
 
     def actions(self, row: int, kind: str) -> StageCosts:
         """The costs of the actions of a kind of a plan."""
@@ -195,17 +213,15 @@ class PlanCosts:
         shape = self.shape(row)
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.is_v_shaped:
-            blocks = self.blocks(shape, FIRST) * shape.chunks
+            blocks = shape.blocks_of(FIRST) * shape.chunks
             return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
-        return [
-            (several, laid_out_as(place), self.blocks(shape, place) * shape.chunks)
-            for place in self._places(shape)[0]
-        ]
+        return [(several, *each) for each in self._places(shape)[0]]
 
     @memoized
-    def _places(self, shape: Shape) -> tuple[tuple[int, ...], Ints]:
-        """The places of devices that differ; and for each rank the number of its place among them."""
-        places = [place_of(rank, shape.ranks, shape.longer) for rank in range(shape.ranks)]
+    def _places(self, shape: Shape) -> tuple[tuple[tuple[int, int], ...], Ints]:
+        """The places and blocks of devices that differ; and for each rank the number of its own among them."""
+        of_ranks = shape.blocks_of_ranks
+        places = [(place_of(rank, shape.ranks), blocks) for rank, blocks in enumerate(of_ranks)]
         different = tuple(dict.fromkeys(places))
         return different, np.array([different.index(place) for place in places])
 
@@ -236,7 +252,7 @@ class PlanCosts:
     def _why_simulated(self, row: int) -> str:
         """Why a plan is not put together from pieces; empty if it is."""
         s, shape = self.settings(row), self.shape(row)
-        if (shape.longer and shape.chunks > 1) or (s["pp"] == 1 and s["chunks"] > 1):
+        if (shape.is_v_shaped and not shape.is_even) or (s["pp"] == 1 and s["chunks"] > 1):
             return "several stages on a rank, which differ in their blocks or are the only ones"
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
@@ -255,8 +271,7 @@ class PlanCosts:
         key = (
             ends,
             shape.is_v_shaped,
-            shape.ranks,
-            shape.chunks,
+            *shape._replace(schedule="", microbatches=0),
             *(s[name] for name in ("dp", "cp", "tp", "sp", "zero")),
             *self._registered(s),
         )
@@ -279,7 +294,7 @@ class PlanCosts:
         works = self._order(shape).works
         key = (
             works,
-            shape.stages,
+            shape.blocks,
             self._adds_up(shape),
             *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
             self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
@@ -288,7 +303,7 @@ class PlanCosts:
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
-                memory = self.actions(row, kind).memory(laid_out_as(place), kind, self.blocks(shape, place))
+                memory = self.actions(row, kind).memory(laid_out_as(place), kind, shape.blocks_of(place))
                 peaks[4 * place + KINDS.index(kind)] = memory.peak
                 if kind in "FI":
                     changes[2 * place + (kind == "I")] = memory.change
@@ -341,7 +356,7 @@ class PlanCosts:
         held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
         if not (shape.is_v_shaped and place == ONLY):
             return held, end.held(place, blocks, "gradients")
-        stages, each = self.ends(row, in_stages=True), self.blocks(shape, FIRST)
+        stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
         return held, sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
 
     def is_exact(self, row: int) -> bool:
@@ -393,7 +408,7 @@ class PlanCosts:
         s, layout = self.settings(row), self.layout(row)
         key = (
             self._flow(shape),
-            shape.stages,
+            shape.blocks,
             self._adds_up(shape),
             id(layout),
             s["sp"],
@@ -407,7 +422,7 @@ class PlanCosts:
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
-                    laid_out_as(place), kind, self.blocks(shape, place)
+                    laid_out_as(place), kind, shape.blocks_of(place)
                 )
             taken = tuple(
                 (kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
@@ -438,7 +453,8 @@ class PlanCosts:
     def _end(self, shape: Shape, row: int) -> _Ends:
         """The end of a plan's step."""
         s, layout = self.settings(row), self.layout(row)
-        key = shape.is_v_shaped, shape.ranks, shape.chunks, layout, s["sp"], s["zero"], *self._registered(s)
+        pipeline = shape._replace(schedule="", microbatches=0)
+        key = shape.is_v_shaped, pipeline, layout, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
             devices, last = self._devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
@@ -460,7 +476,7 @@ class PlanCosts:
     @memoized
     def _orders(self, shape: Shape) -> tuple[Order, int]:
         """The order of a pipeline, and how often its window comes once more."""
-        return order_of(*shape)
+        return order_of(*shape[:5])
 
     @memoized
     def _flow(self, shape: Shape) -> int:

@@ -68,6 +68,8 @@ class Setting:
     """Whether its values are texts.  The columns of a space then have their numbers."""
     useful: Callable[[Columns], Bools] | None = None
     """By row, whether it may have another value than 0; None: in every row."""
+    differs: Callable[[Columns, TrainedModel], Bools] | None = None
+    """By row, whether another value than 0 makes another plan; the others are left out.  None: in every row."""
     needs: str = ""
     """Why the other rows are refused, if 0 is not among the values that are named."""
     derived: Callable[[Columns, TrainedModel], Ints] | None = None
@@ -297,6 +299,21 @@ def _sp_as_usual(columns: Columns, model: TrainedModel) -> Ints:
     return can_be.astype(np.int64)
 
 
+def _lighter_with_head(columns: Columns, model: TrainedModel) -> Bools:
+    """Where the stage with most work has less if the head counts as the layers that it costs."""
+    stages, number = np.unique(columns["pp"] * columns["chunks"], return_inverse=True)
+    lighter = []
+    for each in stages.tolist():
+        if not 1 < each <= model.blocks:
+            lighter.append(False)
+            continue
+        even, balanced = (model.layers_of(each, balanced=way) for way in (False, True))
+        works = [max(*counts[:-1], counts[-1] + model.head) for counts in (even, balanced)]
+        lighter.append(works[1] < works[0])
+    found: Bools = np.array(lighter, np.bool_)[number]
+    return found
+
+
 def _sp_does_not_divide(columns: Columns, model: TrainedModel) -> Bools:
     if model.sequence is None:
         return np.zeros(len(columns["tp"]), np.bool_)
@@ -342,6 +359,18 @@ SETTINGS = SettingTable(
         is_text=True,
         words=_schedule_words,
         place_in_text=50,
+        from_pieces=always,
+    ),
+    Setting(
+        "balanced",
+        switch,
+        lambda model: (0, 1) if model.head else (0,),
+        is_switch=True,
+        useful=lambda columns: columns["pp"] > 1,
+        differs=_lighter_with_head,
+        needs="the layers of several stages are balanced, pp above 1",
+        words=lambda given: "balanced" if given["balanced"] else "",
+        place_in_text=52,
         from_pieces=always,
     ),
     Setting(

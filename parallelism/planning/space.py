@@ -16,6 +16,9 @@ from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.settings import AXES, MOST, SETTINGS, Bools, Ints, Setting, checked_settings
 from parallelism.planning.trained import TrainedModel
 
+MOST_CHUNKS = 16
+"""The most stages on a rank that are tried where nothing divides the blocks."""
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -168,7 +171,15 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
         stages = table["pp"] * table["chunks"]
         uneven = (stages > 1) & (model.blocks % stages != 0)
         slow = model.sequence is None and "pp" not in given  # each plan of a program is simulated by itself
-        table.refuse("stages do not divide the blocks", uneven & ((table["chunks"] > 1) | slow))
+        dealt = [i for i, name in enumerate(table.words["schedule"]) if _deals_unevenly(SCHEDULES[name])]
+        fixed = (table["chunks"] > 1) & ~np.isin(table["schedule"], dealt)
+        if (
+            chunks is None
+        ):  # where pp divides the blocks there are even ones, and of others the fewest stages suffice
+            most = -(-model.blocks // stages)
+            enough = -(-model.blocks // (table["pp"] * most)) == table["chunks"]
+            fixed |= (table["chunks"] > 1) & ((model.blocks % table["pp"] == 0) | ~enough)
+        table.refuse("stages do not divide the blocks", uneven & (fixed | slow))
 
 
 def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | None) -> Sequence[int]:
@@ -177,7 +188,17 @@ def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | N
         return [kind.fewest_chunks]
     if given:
         return given
-    return (_divisors(model.blocks)[1:] or [2]) if model.blocks else [2, 4]
+    if not model.blocks:
+        return [2, 4]
+    found = {2, *_divisors(model.blocks)[1:]}
+    if _deals_unevenly(kind):
+        found |= {each for each in range(2, MOST_CHUNKS + 1) if 2 * each <= model.blocks}
+    return sorted(found)
+
+
+def _deals_unevenly(kind: ScheduleKind) -> bool:
+    """Whether the stages of a rank may have different numbers of blocks."""
+    return kind.is_interleaved and not kind.is_v_shaped
 
 
 def _with_option(
@@ -197,6 +218,8 @@ def _with_option(
             table.keep(useful | (table[name] == 0))
         else:
             table.refuse(setting.needs, ~useful)
+    if setting.differs is not None and 0 in numbers:
+        table.keep((table[name] == 0) | setting.differs(table.columns, model))
     if setting.conflict is not None:
         table.refuse(setting.conflict_reason, setting.conflict(table.columns, model))
 

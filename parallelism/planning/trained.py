@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
 from parallelism.models import TransformerSpec, transformer
-from parallelism.training.megatron import first_layers
+from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
 
 BATCH = "B"
@@ -129,11 +130,22 @@ class TrainedModel:
             found["full"] = f"{self.prefix}.*"
         return found
 
-    def begin(self, stages: int) -> tuple[str, ...]:
-        """The blocks at which stages after the first begin, as even as can be; empty if there are no blocks."""
+    def layers_of(self, stages: int, *, balanced: bool = False) -> tuple[int, ...]:
+        """The blocks of each stage, as even as can be; if ``balanced``, the head counts as the blocks that it costs."""
+        if balanced and isinstance(self.model, TransformerSpec):
+            return balanced_ends(self.blocks, stages, self.head)
+        return even(self.blocks, stages)
+
+    @cached_property
+    def head(self) -> float:
+        """How many blocks the head costs; 0 if it is not known."""
+        return head_layers(self.model) if isinstance(self.model, TransformerSpec) else 0.0
+
+    def begin(self, stages: int, *, balanced: bool = False) -> tuple[str, ...]:
+        """The blocks at which stages after the first begin: see `layers_of`; empty if there are no blocks."""
         if stages == 1 or not self.blocks:
             return ()
-        return tuple(f"{self.prefix}.{first}" for first in first_layers(self.blocks, stages)[1:])
+        return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
 
 
 def _blocks(function: Function) -> tuple[str, int]:

@@ -8,17 +8,26 @@ simulate(run.step, "dgx-a100", mesh=run.mesh, batch=run.batch, fold=True)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from math import inf
 from typing import Any
 
-from parallelism.display.quantities import short_errors, shortened
+from parallelism.display.quantities import shortened
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.spec import VOCABULARY_MULTIPLE
+from parallelism.training.flag_values import FlagValues
 from parallelism.training.megatron_options import OPTIONS
+from parallelism.training.stage_layers import (
+    begins_of,
+    counts_of,
+    even,
+    first_layers,
+    layout_counts,
+    layout_text,
+    with_counted_ends,
+    with_ends,
+)
 from parallelism.training.training_run import ADAM_W, TrainingRun
 from parallelism.transforms import (
     SGD,
@@ -41,22 +50,6 @@ SGD_MOMENTUM = 0.9
 """That of Megatron-LM."""
 
 
-def first_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """The first layer of each stage, of stages that have equally many layers or one fewer.
-
-    Those with fewer come first and last, because there are the embedding and the head.
-    """
-    few, longer = layers // stages, longer_stages(layers, stages)
-    return 0, *accumulate(few + (stage in longer) for stage in range(stages - 1))
-
-
-def longer_stages(layers: int, stages: int) -> range:
-    """The stages that have one layer more than the others; none if all have equally many."""
-    more = layers % stages
-    before = (stages - more + 1) // 2 if more else 0
-    return range(before, before + more)
-
-
 def overlap_of(replicas: int) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
@@ -66,7 +59,7 @@ def overlap_of(replicas: int) -> Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegatronFlags:
+class MegatronFlags(FlagValues):
     """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
 
     Flags that change nothing here (`parallelism.training.UNCHANGING`) are words of the command line only.
@@ -79,89 +72,6 @@ class MegatronFlags:
     Gradients are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
     by this constant.
     """
-
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    ffn_hidden_size: int | None = None
-    num_attention_heads: int | None = None
-    group_query_attention: bool | None = None
-    num_query_groups: int | None = None
-    seq_length: int | None = None
-    vocab_size: int | None = None
-    padded_vocab_size: int | None = None
-    make_vocab_size_divisible_by: int | None = None
-    tokenizer_type: str | None = None
-    vocab_file: str | None = None
-    merge_file: str | None = None
-    kv_channels: int | None = None
-    swiglu: bool | None = None
-    normalization: str | None = None
-    position_embedding_type: str | None = None
-    no_position_embedding: bool | None = None
-    use_rotary_position_embeddings: bool | None = None
-    untie_embeddings_and_output_weights: bool | None = None
-    disable_bias_linear: bool | None = None
-    use_flash_attn: bool | None = None
-    attention_backend: str | None = None
-    transformer_impl: str | None = None
-    use_mcore_models: bool | None = None
-    attention_dropout: float | None = None
-    hidden_dropout: float | None = None
-    num_experts: int | None = None
-    moe_router_topk: int | None = None
-    tensor_model_parallel_size: int | None = None
-    pipeline_model_parallel_size: int | None = None
-    num_layers_per_virtual_pipeline_stage: int | None = None
-    context_parallel_size: int | None = None
-    expert_model_parallel_size: int | None = None
-    sequence_parallel: bool | None = None
-    use_distributed_optimizer: bool | None = None
-    overlap_grad_reduce: bool | None = None
-    recompute_granularity: str | None = None
-    recompute_method: str | None = None
-    recompute_num_layers: int | None = None
-    recompute_activations: bool | None = None
-    fp16: bool | None = None
-    bf16: bool | None = None
-    fp32: bool | None = None
-    micro_batch_size: int | None = None
-    global_batch_size: int | None = None
-    optimizer: str | None = None
-    sgd_momentum: float | None = None
-    loss_scale: float | None = None
-    clip_grad: float | None = None
-
-    @short_errors
-    def __post_init__(self) -> None:
-        for option in OPTIONS:
-            value = getattr(self, option.field)
-            if value is None:
-                continue
-            if option.choices and value not in option.choices + option.unmodelled:
-                raise ValueError(f"--{option.name} must be one of {', '.join(option.choices)}, got {value!r}")
-            counts = not (option.choices or option.switch or option.rate or option.amount or option.text)
-            if counts and (type(value) is not int or value < 1):
-                raise ValueError(f"--{option.name} must be a whole number of at least 1, got {value!r}")
-            if option.rate and not 0 <= value < 1:
-                raise ValueError(f"--{option.name} must be at least 0 and below 1, got {value!r}")
-            if option.amount and not 0 <= value < inf:
-                raise ValueError(f"--{option.name} must be at least 0 and finite, got {value!r}")
-        if len(several := [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]) > 1:
-            raise ValueError(f"{' and '.join(several)} exclude each other")
-        if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
-            raise ValueError(
-                "--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
-                "of them"
-            )
-
-    def given(self, about: str | None = None) -> dict[str, Any]:
-        """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""
-        values = [
-            (option, getattr(self, option.field)) for option in OPTIONS if about in (None, option.about)
-        ]
-        return {
-            option.field: value for option, value in values if value or (option.rate and value is not None)
-        }
 
     @property
     def unmodelled(self) -> list[str]:
@@ -190,18 +100,6 @@ class MegatronFlags:
             if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1
         ]
         return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
-
-    def words(self) -> tuple[str, ...]:
-        """The flags as words of a command line."""
-        words: list[str] = []
-        given = self.given()
-        for option in OPTIONS:
-            if option.field in given:
-                value = given[option.field]
-                words.append(f"--{option.name}")
-                if not option.switch:
-                    words.append(f"{value:g}" if option.rate or option.amount else str(value))
-        return tuple(words)
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -321,41 +219,78 @@ class MegatronFlags:
             if extent % size:
                 raise ValueError(f"--{axis}-parallel-size must divide the {extent} {what}, got {size}")
         microbatches = batch // (micro * dp)
-        chunks, begins = self._cut(spec, pp)
+        chunks, counts = self.cut(spec, pp)
         if chunks > 1 and microbatches % pp:
             raise ValueError(
                 f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
                 f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}"
             )
-        pipeline = Pipeline("pp", microbatches, "interleaved_1f1b" if chunks > 1 else "1f1b", chunks, begins)
+        schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
+        pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
         sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
             batch,
-            Strategy(*self._transforms(mesh, begins, spec.layers), pipeline),
+            Strategy(*self._transforms(mesh, counts), pipeline),
             mesh,
             self.trained_by,
             clip=self.clip_grad or None,
             loss_scale=self.loss_scale or None,
         )
 
-    def _cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[str, ...]]:
-        """The stages of each rank, and the regions at which all stages but the first begin."""
-        layers, each = spec.layers, self.num_layers_per_virtual_pipeline_stage
-        if pp > layers:
-            raise ValueError(f"--pipeline-model-parallel-size must be at most the {layers} layers, got {pp}")
-        chunks = 1
-        if each is not None:
-            if layers % (pp * each):
-                raise ValueError(
-                    f"--num-layers-per-virtual-pipeline-stage: {layers} layers cannot be dealt to {pp} "
-                    f"stages in parts of {each}"
-                )
-            chunks = layers // (pp * each) if pp > 1 else 1
-        return chunks, tuple(f"block.{layer}" for layer in first_layers(layers, pp * chunks)[1:])
+    def cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[int, ...]]:
+        """The stages of each rank, and the layers of each stage (`parallelism.training.stage_layers`).
 
-    def _transforms(self, mesh: Mesh, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
+        Where Megatron-LM wants stages of equally many layers, and their number does not allow it, they are as even as can
+        be.  ``ValueError`` for flags that exclude each other, and for too few layers.
+        """
+        ends = [self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers]
+        embedding, loss = (
+            bool(self.account_for_embedding_in_pipeline_split),
+            bool(self.account_for_loss_in_pipeline_split),
+        )
+        if pp == 1:
+            return 1, (spec.layers,)
+        if len(self._cut_flags) > 1:
+            raise ValueError(f"{' and '.join(self._cut_flags)} exclude each other")
+        if self.pipeline_model_parallel_layout is not None:
+            counts = layout_counts(self.pipeline_model_parallel_layout, spec.layers)
+            if len(counts) % pp:
+                raise ValueError(
+                    f"--pipeline-model-parallel-layout has {len(counts)} stages, which {pp} ranks cannot share equally"
+                )
+            return len(counts) // pp, counts
+        items = spec.layers + embedding + loss
+        if pp > items:
+            raise ValueError(f"--pipeline-model-parallel-size must be at most the {items} layers, got {pp}")
+        chunks = self.num_virtual_stages_per_pipeline_rank or 1
+        if (each := self.num_layers_per_virtual_pipeline_stage) is not None:
+            chunks = -(-items // (pp * each))
+        if any(each is not None for each in ends):
+            return chunks, with_ends(spec.layers, pp, chunks, *ends)
+        if pp * chunks > items:
+            raise ValueError(
+                f"--num-virtual-stages-per-pipeline-rank: {items} layers are too few for {pp} x {chunks} stages"
+            )
+        return chunks, with_counted_ends(spec.layers, pp * chunks, embedding=embedding, loss=loss)
+
+    @property
+    def _cut_flags(self) -> list[str]:
+        """The flags that were given about the layers of stages, one of each kind."""
+        kinds = (
+            ("pipeline_model_parallel_layout",),
+            ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+            ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        )
+        numbers = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+        given = [next((name for name in kind if getattr(self, name) is not None), None) for kind in kinds]
+        of_numbers = [name for name in numbers if getattr(self, name) is not None]
+        if len(of_numbers) > 1 or (given[0] and of_numbers):
+            given = [given[0], *of_numbers]
+        return [f"--{name.replace('_', '-')}" for name in given if name is not None]
+
+    def _transforms(self, mesh: Mesh, counts: tuple[int, ...]) -> Iterator[Transform]:
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16")
         if "dp" in mesh.axes:
@@ -370,9 +305,9 @@ class MegatronFlags:
             yield TensorParallel()
             if self.sequence_parallel:
                 yield SequenceParallel()
-        yield from self._recompute(begins, layers)
+        yield from self._recompute(counts)
 
-    def _recompute(self, begins: tuple[str, ...], layers: int) -> Iterator[Transform]:
+    def _recompute(self, counts: tuple[int, ...]) -> Iterator[Transform]:
         granularity = self.recompute_granularity or ("selective" if self.recompute_activations else None)
         if granularity != "full" and (self.recompute_method or self.recompute_num_layers):
             raise ValueError(
@@ -382,10 +317,11 @@ class MegatronFlags:
         if granularity == "selective":
             yield Recompute(ATTENTION_CORE)
         elif granularity == "full" and self.recompute_method == "block":
-            starts = [0, *(int(each.removeprefix("block.")) for each in begins), layers]
-            most = self.recompute_num_layers or 1
+            most, layers = self.recompute_num_layers or 1, sum(counts)
             again = [
-                layer for start, end in pairwise(starts) for layer in range(start, min(start + most, end))
+                layer
+                for start, count in zip(first_layers(counts), counts, strict=True)
+                for layer in range(start, start + min(most, count))
             ]
             yield Recompute("block.*" if len(again) == layers else [f"block.{layer}" for layer in again])
         elif granularity == "full":
@@ -404,16 +340,26 @@ class MegatronFlags:
         if not isinstance(run.model, TransformerSpec) or run.pipeline is None:
             return None
         kinds = {type(each): each for each in run.strategy.transforms}
-        shape, pipeline = run.mesh.shape, run.pipeline
+        shape, pipeline, layers = run.mesh.shape, run.pipeline, run.model.layers
         again: Any = kinds.get(Recompute)
         precision: Any = kinds.get(MixedPrecision)
         stages = shape["pp"] * pipeline.chunks
-        most = None if again is None else _most_again(again, run.model.layers, stages)
+        counts = counts_of(pipeline.begin, layers)
+        if counts is None or len(counts) != stages:
+            return None
+        most = None if again is None else _most_again(again, counts)
+        is_even = counts == even(layers, stages)
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
             context_parallel_size=shape.get("cp"),
-            num_layers_per_virtual_pipeline_stage=run.model.layers // stages if pipeline.chunks > 1 else None,
+            num_layers_per_virtual_pipeline_stage=layers // stages
+            if pipeline.chunks > 1 and layers % stages == 0 and is_even
+            else None,
+            num_virtual_stages_per_pipeline_rank=pipeline.chunks
+            if pipeline.chunks > 1 and layers % stages and is_even
+            else None,
+            pipeline_model_parallel_layout=None if is_even else layout_text(counts),
             sequence_parallel=SequenceParallel in kinds,
             use_distributed_optimizer=Zero in kinds,
             overlap_grad_reduce=Overlap in kinds,
@@ -447,20 +393,30 @@ def update_flags(optimizer: SGD | Adam) -> dict[str, Any]:
     return {"optimizer": "sgd", "sgd_momentum": optimizer.momentum}
 
 
-def _most_again(again: Recompute, layers: int, stages: int) -> int | None:
+def _most_again(again: Recompute, counts: Sequence[int]) -> int | None:
     """The most layers of a stage that run again, if the regions are single layers; None if they are others."""
     numbers = [name.removeprefix("block.") for name in again.regions]
     if not all(number.isdecimal() for number in numbers):
         return None
-    starts = [*first_layers(layers, stages), layers]
     most = 0
-    for start, end in pairwise(starts):
-        most = max(most, sum(start <= int(number) < end for number in numbers))
+    for start, count in zip(first_layers(counts), counts, strict=True):
+        most = max(most, sum(start <= int(number) < start + count for number in numbers))
     return most
 
 
 _AXES = {
-    "num_layers_per_virtual_pipeline_stage": "pp",
+    **dict.fromkeys(
+        (
+            "num_layers_per_virtual_pipeline_stage",
+            "num_virtual_stages_per_pipeline_rank",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+            "pipeline_model_parallel_layout",
+        ),
+        "pp",
+    ),
     "sequence_parallel": "tp",
     "use_distributed_optimizer": "dp",
     "overlap_grad_reduce": "dp",

@@ -92,6 +92,24 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "num-layers-per-virtual-pipeline-stage", "strategy", "layers of a stage of an interleaved schedule"
     ),
+    Option("num-virtual-stages-per-pipeline-rank", "strategy", "stages of a rank of an interleaved schedule"),
+    Option("decoder-first-pipeline-num-layers", "strategy", "layers of the first rank of the pipeline"),
+    Option("decoder-last-pipeline-num-layers", "strategy", "layers of the last rank of the pipeline"),
+    Option(
+        "account-for-embedding-in-pipeline-split", "strategy", "the embedding counts as a layer", switch=True
+    ),
+    Option(
+        "account-for-loss-in-pipeline-split",
+        "strategy",
+        "the head and the loss count as a layer",
+        switch=True,
+    ),
+    Option(
+        "pipeline-model-parallel-layout",
+        "strategy",
+        "the stages, as Ett|(tt|)*6t|L: E embedding, t layer, L head and loss",
+        text=True,
+    ),
     Option("context-parallel-size", "strategy", "devices along cp (1)"),
     Option("expert-model-parallel-size", "strategy", "devices along ep (1)"),
     Option(

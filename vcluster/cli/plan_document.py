@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -20,6 +20,7 @@ from parallelism.side_by_side import side_by_side
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
+from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
 from parallelism.transforms import SGD, Adam, Pipeline, Strategy
 from parallelism.transforms.parts import first_argument
@@ -104,6 +105,7 @@ def document_of(
         "batch": plans.task.batch,
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
+        "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
         "prefix": shlex.join(asked.prefix),
         "plans": rows,
@@ -118,7 +120,11 @@ def document_of(
         if rows
         else [],
         **(
-            {"tokens": tokens_text(asked.name, asked.flags), "assumed": _assumed(asked.model, plans.task)}
+            {
+                "tokens": tokens_text(asked.name, asked.flags),
+                "assumed": _assumed(asked.model, plans.task),
+                "stages": _stages(asked.model, best[0]) if best else "",
+            }
             if isinstance(asked.model, TransformerSpec)
             else {}
         ),
@@ -137,6 +143,11 @@ def document_of(
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
+
+
+def _stages(spec: TransformerSpec, plan: Plan) -> str:
+    """How the layers lie on the stages of a plan, if not equally many; empty if they do."""
+    return remark_of(spec, plan.run.pipeline.begin) if plan.run.pipeline is not None else ""
 
 
 def _assumed(spec: TransformerSpec, task: Task) -> str:
@@ -261,7 +272,9 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
     if document["why_not"]:
         more["why_not"] = [_answered(each, document["plans"][0]) for each in document["why_not"]]
     more |= {"front": document["front"]} if again else {}
-    more |= {name: document[name] for name in ("verified", "assumed", "needs") if document.get(name)}
+    more |= {
+        name: document[name] for name in ("verified", "assumed", "stages", "needs") if document.get(name)
+    }
     plans = list(map(_printed, document["plans"]))
     return json.dumps({"plans": plans, **{name: document[name] for name in COUNTS}, **more}, indent=1)
 
@@ -335,7 +348,7 @@ def _check(document: Mapping[str, Any]) -> None:
     """``ValueError`` unless the document has what is printed of it."""
     _fields(
         document,
-        (*_TEXTS, *(name for name in ("tokens", "assumed") if name in document)),
+        (*_TEXTS, *(name for name in ("tokens", "assumed", "stages") if name in document)),
         (*_NUMBERS, *(name for name in ("all_seconds",) if name in document)),
         "the document",
     )

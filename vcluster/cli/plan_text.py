@@ -38,6 +38,7 @@ MEANINGS = {
     "cp=": "context parallel",
     "sp": "sequence parallel",
     "x": "chunks a device",
+    "balanced": "the last stage has fewer layers, for the head",
     "mb=": "rows of a microbatch",
 }
 """What the short words of the tables mean."""
@@ -59,6 +60,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
             "",
         ]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
+        lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*_commands(document, again), ""]
@@ -88,7 +90,11 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
         f"step on {document['devices']} devices of {document['hardware']}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
-    return [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    lines = [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    return [
+        *lines,
+        *([f"compared with {document['validation']['text']}"] if "validation" in document else []),
+    ]
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:
@@ -153,7 +159,9 @@ def _legend(document: Mapping[str, Any]) -> list[str]:
         if value >= LEAST_TOLD * plan["seconds"]
     }
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
-        words |= {match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=)|(?<=[a-z])x(?=\d)", split)}
+        words |= {
+            match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)
+        }
     told = [
         f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}"
         for word, meaning in MEANINGS.items()

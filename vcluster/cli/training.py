@@ -9,12 +9,13 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
+from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Pipeline, Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
@@ -199,10 +200,15 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
     slow = precision_remark(run.dtype, hardware)
+    cut = ""
+    if isinstance(run.model, TransformerSpec) and run.pipeline is not None:
+        cut = remark_of(run.model, run.pipeline.begin)
     words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")  # lists of regions break, too
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
+        *wrap(f"compared with {validation_text(hardware.validation)}", WIDTH),
+        *wrap(cut, WIDTH),
         *(
             line.replace(", ", ",")
             for line in wrap(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Hardware, Pipeline, models
+from parallelism.hardware import AttentionRate, Kernel
 from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
@@ -25,7 +26,7 @@ from parallelism.planning.steady_state import _Repetitions
 from parallelism.planning.symbolic_events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps
-from parallelism.training.megatron import first_layers, longer_stages
+from parallelism.training.stage_layers import even, first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
 FEW: Any = {"biases": False, "norm": "rms", "activation": "relu"}
@@ -34,7 +35,7 @@ BLOCKS = models.TransformerSpec(
     layers=4, width=28, heads=4, vocabulary=44, sequence=8, dtype="bfloat16", **FEW)
 """What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
-PLAIN = {"cp": 1, "sp": False, "chunks": 1, "schedule": "1f1b", "zero": 0, "overlap": False,
+PLAIN = {"cp": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
          "recompute": "none", "order": "pp dp cp tp"}
 
 
@@ -91,6 +92,23 @@ def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices
     assert_as_simulated(plans, possible, rows[0])
 
 
+@pytest.mark.parametrize(("schedule", "chunks", "pp"), [
+    ("interleaved_1f1b", 2, 3), ("interleaved_1f1b", 3, 2), ("looped_bfs", 2, 3), ("1f1b", 1, 3), ("gpipe", 1, 2),
+    ("interleaved_1f1b", 5, 2),
+])
+def test_uneven_stages_from_pieces_are_the_simulated_ones(schedule: str, chunks: int, pp: int) -> None:
+    """Eleven layers on 2 to 10 stages: even but for one layer, and with a head that costs several layers."""
+    spec = replace(BLOCKS, layers=11, vocabulary=16 * BLOCKS.width)
+    task = Task(TrainedModel.of(spec, ADAM_W), 12, Hardware.preset("dgx-h100:1").placed(range(2 * pp)), 2 * pp)
+    plans, possible = table_of(task, schedule=schedule, chunks=chunks, pp=pp, tp=1, zero=[0, 1], microbatch=1)
+    counts = set()
+    for row in range(len(possible)):
+        assert_as_simulated(plans, possible, row)
+        counts.add(task.model.layers_of(pp * chunks, balanced=possible.settings(row)["balanced"]))
+    assert {len({*each}) > 1 for each in counts} == {True}
+    assert len(counts) == (1 if chunks == 5 else 2)     # with one layer a stage nothing can be taken from the last
+
+
 def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int, int, dict[str, Any]]:
     """A model, devices, a batch and fixed settings, of which only a few plans are left."""
     def one(*values: Any) -> Any:
@@ -135,6 +153,27 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     assert_as_simulated(table, possible, 0)
 
 
+@pytest.mark.parametrize("settings", [
+    {"pp": 1, "dp": 2, "tp": 2, "sp": True, "microbatch": 3},
+    {"pp": 2, "dp": 1, "tp": 2, "microbatch": 2, "recompute": "full"},
+])
+def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(settings: dict[str, Any]) -> None:
+    devices = settings["pp"] * settings["dp"] * settings["tp"]
+    spec = models.TransformerSpec(layers=2 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
+                                  dtype="bfloat16")
+    plain = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
+    kernels = {"attention": Kernel(rates=(AttentionRate(12, True, 0.01, 100.0),)), "einsum": Kernel(others=3.0),
+               "layer_norm": Kernel(launches=5.0, times=2.0), "scalars": Kernel(0, 0)}
+    fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
+    seconds = []
+    for hardware in (plain, replace(plain, kernels=kernels)):
+        table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
+        assert len(possible) == 1
+        seconds.append(assert_as_simulated(table, possible, 0))
+        assert table.is_exact(0)
+    assert seconds[0] < seconds[1]
+
+
 @pytest.mark.parametrize(("layers", "settings"), [
     (4, {"pp": 3, "microbatch": 2, "recompute": "full"}),
     pytest.param(7, {"pp": 4, "microbatch": 2, "zero": 1}, marks=pytest.mark.slow),
@@ -158,7 +197,7 @@ def test_stages_may_have_unequal_numbers_of_blocks(layers: int, settings: dict[s
 
 @pytest.mark.parametrize(("layers", "stages"), [(7, 4), (10, 8), (3, 2), (126, 16), (8, 4), (5, 1)])
 def test_the_longer_stages_are_those_of_the_cut(layers: int, stages: int) -> None:
-    first = [*first_layers(layers, stages), layers]
+    first = [*first_layers(even(layers, stages)), layers]
     lengths = [end - start for start, end in pairwise(first)]
     longer = longer_stages(layers, stages)
     assert [stage in longer for stage in range(stages)] == [each > min(lengths) for each in lengths]

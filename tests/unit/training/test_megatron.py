@@ -132,7 +132,7 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     ({"tensor_model_parallel_size": 3, "group_query_attention": True, "num_query_groups": 2}, 3, "2 heads of keys"),
     ({"context_parallel_size": 5}, 5, "--context-parallel-size must divide the 24 tokens, got 5"),
     ({"pipeline_model_parallel_size": 13}, 13, "at most the 12 layers, got 13"),
-    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 5}, 2, "in parts of 5"),
+    ({"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 7}, 2, "12 layers are too few for 2 x 7"),
     ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3, "global_batch_size": 3}, 2,
      "2 stages divide.*are 3"),
     ({"global_batch_size": 7, "micro_batch_size": 2}, 2, "2 x 2 = 4, got 7"),
@@ -196,6 +196,6 @@ def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
 def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
     run = MegatronFlags(**WIDE).run(4)
     for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.1 pp 1f1b:1",
-                 "dp recompute=block.0.attention pp 1f1b:1", "dp pp@block.5 1f1b:1"):
+                 "dp recompute=block.0.attention pp 1f1b:1", "dp pp@block.5.feed_forward 1f1b:1"):
         other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
         assert MegatronFlags.of(other) is None, text
