@@ -7,7 +7,8 @@
 where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.  Of a product whose
 shape is known e is ``efficiency`` times the part that `parallelism.hardware.rates.Products` has for the shape, if the
 hardware has such.  Where a hardware does one after the other (``memory_overlap`` below 1), that part of the shorter
-which is not behind the longer comes on top.  No compute takes less than ``issue_seconds``.
+which is not behind the longer comes on top.  No compute takes less than ``issue_seconds``.  Of an op that a stack has
+constants for, launches, bytes and attention count as `parallelism.hardware.kernels.Kernel` says.
 
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
 MPP*, 1994); in a memory those of messages of its size.  On a level with `parallelism.hardware.rates.Reached`, that is
@@ -42,11 +43,15 @@ from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
 from parallelism.hardware import Hardware, LinkPath, rate_name
 from parallelism.hardware.fields import changed
+from parallelism.hardware.kernels import COMPUTED, SCALARS, Kernel, kernel_of
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
 
 FEW_BYTES = 64
 """Work on a few numbers reads and writes at most so many: eight float64 scalars."""
+OF_ATTENTION = 5
+"""The extents in the shape of attention; products have four."""
+_PLAIN = Kernel()
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
 
@@ -126,10 +131,14 @@ class Costs:
         dtype: object = None,
         rank: int | None = None,
         shape: Shape | None = None,
+        kernel: str | None = None,
+        other_bytes: float = 0.0,
     ) -> float:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
-        ``shape`` is that of products of matrices, (count, m, n, k), if it is known that they are such.  ``rank`` counts
+        ``shape`` is that of products of matrices, (count, m, n, k), or of attention, (count, rows, keys, width, causal),
+        if it is known that they are such.  ``kernel`` is the name of the op or chain, and ``other_bytes`` are those of
+        ``nbytes`` that have another dtype: they count where the hardware has constants of that kernel.  ``rank`` counts
         where it is a straggler.
 
         ``ValueError`` for flops in a dtype that the hardware has no rate for; but the flops of work on a few numbers,
@@ -141,24 +150,55 @@ class Costs:
         if not flops and not nbytes:
             return 0.0
         hardware = self.hardware
+        known = self._kernel(kernel, flops <= nbytes <= FEW_BYTES) if hardware.kernels and kernel else _PLAIN
+        computing = self._computing(flops, nbytes, dtype, shape, known)
+        moving = known.times * self._moving(nbytes)
+        longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
+        if known.others and other_bytes:
+            longest += hardware.kernel_launch_seconds + self._moving(known.others * other_bytes)
+        taken = max(
+            known.launches * hardware.kernel_launch_seconds + longest + besides,
+            known.launches * hardware.issue_seconds,
+        )
+        return taken * hardware.slowdown(rank)
+
+    @memoized
+    def _kernel(self, name: str, is_small: bool) -> Kernel:
+        """The constants of an op or a chain; those of `SCALARS` for one on few numbers."""
+        kernels = self.hardware.kernels
+        scalars = kernels.get(SCALARS) if is_small else None
+        return scalars or kernel_of(kernels, name) or _PLAIN
+
+    def _computing(
+        self, flops: float, nbytes: float, dtype: object, shape: Shape | None, known: Kernel
+    ) -> float:
+        """The seconds of the flops."""
+        hardware = self.hardware
         free = (
             flops <= nbytes <= FEW_BYTES
             and dtype is not None
             and (rate_name(str(dtype)) not in hardware.flops_per_second)
         )
         computing = flops / hardware.peak(dtype) if flops and not free else 0.0
-        if hardware.products is not None and shape is not None:
-            computing /= hardware.efficiency(dtype) * hardware.products.reached(shape)
-        elif computing:
-            computing = _ramped(computing, hardware.flops_ramp_seconds, hardware.efficiency(dtype))
-        moving = _ramped(
+        if shape is not None and len(shape) == OF_ATTENTION:
+            _, _, keys, width, causal = shape
+            rate = known.rate(width, bool(causal))
+            if rate is not None:
+                return rate.seconds(COMPUTED[bool(causal)] * computing, keys)
+        elif hardware.products is not None and shape is not None:
+            return computing / (hardware.efficiency(dtype) * hardware.products.reached(shape))
+        return (
+            _ramped(computing, hardware.flops_ramp_seconds, hardware.efficiency(dtype)) if computing else 0.0
+        )
+
+    def _moving(self, nbytes: float) -> float:
+        """The seconds of the bytes."""
+        hardware = self.hardware
+        return _ramped(
             nbytes / hardware.memory_bytes_per_second,
             hardware.memory_ramp_seconds,
             hardware.memory_efficiency,
         )
-        longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
-        taken = max(hardware.kernel_launch_seconds + longest + besides, hardware.issue_seconds)
-        return taken * hardware.slowdown(rank)
 
     @memoized
     def path(self, source: int, target: int) -> LinkPath:

@@ -69,7 +69,8 @@ class Event:
     dtype: str | None = None
     """The dtype of the arrays that are computed with or sent."""
     shape: tuple[int, ...] | None = None
-    """Of a compute that consists of products of matrices: (count, m, n, k), so many of m x k with k x n."""
+    """Of a compute that consists of products of matrices: (count, m, n, k), so many of m x k with k x n.  Of attention:
+    (count, rows, keys, width, causal), so many heads, and 1 where a mask hides later keys."""
     location: str | None = None
     """``file:line`` of the user's code."""
     seconds: float | None = None

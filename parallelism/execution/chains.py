@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Op, Value
+from parallelism.ir.operators.attention import attention_shape
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes.waiting import Run, Start, Step, Wait
 
@@ -30,7 +31,7 @@ class DeclaredCost(NamedTuple):
     other_bytes: tuple[tuple[str, int], ...] = ()
     """Of ``nbytes``, those of values of other dtypes than ``dtype``, by dtype."""
     shape: tuple[int, ...] | None = None
-    """Of products of matrices: (count, m, n, k)."""
+    """Of products of matrices: (count, m, n, k); of attention: (count, rows, keys, width, causal)."""
 
 
 def in_chains(steps: Iterable[Step], lengths: Sequence[int]) -> list[Chain | Start | Wait]:
@@ -104,7 +105,7 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
         # An operator that counts its own bytes does not read all of its floats.
         if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
             others[other.name] += whole_number(value.type.nbytes)
-    shape = product_shape(op)
+    shape = product_shape(op) or attention_shape(op)
     return DeclaredCost(
         flops,
         nbytes,

@@ -13,6 +13,7 @@ from .host import (
     host_file as host_file,
     is_calibrated as is_calibrated,
 )
+from .kernels import AttentionRate as AttentionRate, Kernel as Kernel
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
 from .rates import Products as Products, Reached as Reached
 from .sized import sized_hardware as sized_hardware
@@ -22,4 +23,10 @@ from .stacks import (
     on_stack as on_stack,
     read_stack as read_stack,
     stack_names as stack_names,
+)
+from .validation import (
+    NOTHING as NOTHING,
+    Validation as Validation,
+    validation_json as validation_json,
+    validation_text as validation_text,
 )

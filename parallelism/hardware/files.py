@@ -20,7 +20,8 @@ from parallelism.whole_files import written_whole
 MOST_BYTES = 1 << 20
 
 Described = TypeVar("Described")
-Parts = Mapping[str, type[Any] | list[type[Any]]]
+Part = type[Any] | list[type[Any]] | dict[str, type[Any]]
+Parts = Mapping[str, Part]
 
 
 class HardwareFileError(ValueError):
@@ -92,7 +93,7 @@ def _plain(value: Any) -> Any:
         named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return {name: entry for name, entry in named.items() if entry not in (None, [], {}, "")}
     if isinstance(value, Mapping):
-        return dict(value)
+        return {name: _plain(entry) for name, entry in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
@@ -101,7 +102,8 @@ def build(
 ) -> Described:
     """A description of ``kind`` from a table of its fields; ``where`` it stands in the file, with a dot behind.
 
-    ``parts`` says by the name of a field what is described there by a table, or by each of a list of tables.
+    ``parts`` says by the name of a field what is described there by a table, or by each of a list of tables, or by each
+    table of a table with any names.
     """
     known = {}
     for field in fields(kind):  # type: ignore[arg-type]
@@ -127,17 +129,38 @@ def build(
         raise HardwareFileError(f"{origin}{error}") from None
 
 
-def _part(
-    entry: Any, path: str | PathLike[str], where: str, kind: type[Any] | list[type[Any]] | None, parts: Parts
-) -> Any:
+def _part(entry: Any, path: str | PathLike[str], where: str, kind: Part | None, parts: Parts) -> Any:
     """What an entry of a table describes; the entry itself if ``kind`` is None."""
-    if not isinstance(kind, list):
-        return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
+    if isinstance(kind, dict):
+        return by_name(kind[""], entry, path, where, parts=parts)
+    if isinstance(kind, list):
+        return list_of(kind[0], entry, path, where, parts=parts)
+    return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
+
+
+def list_of(
+    kind: type[Described], entry: Any, path: str | PathLike[str], where: str, *, parts: Parts
+) -> tuple[Described, ...]:
+    """Descriptions of one ``kind`` from a list of tables."""
     if not isinstance(entry, list):
         raise HardwareFileError(
             f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(entry)}"
         )
-    return tuple(build(kind[0], table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
+    return tuple(build(kind, table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
+
+
+def by_name(
+    kind: type[Described], table: Any, path: str | PathLike[str], where: str, *, parts: Parts
+) -> dict[str, Described]:
+    """Descriptions of one ``kind`` by their names, from a table of tables."""
+    if not isinstance(table, dict):
+        raise HardwareFileError(
+            f"{_printable(path)}: {where} must be a table of tables; got {checked.shown(table)}"
+        )
+    return {
+        name: build(kind, entry, path, f"{where}.{_printable(name)}.", parts=parts)
+        for name, entry in table.items()
+    }
 
 
 def _printable(path: object) -> str:

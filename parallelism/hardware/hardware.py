@@ -28,9 +28,11 @@ from parallelism.hardware import fields as checked, files as hardware_files, tab
 from parallelism.hardware.degradations import LinkFault, Straggler
 from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
+from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
+from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
 
@@ -82,6 +84,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         checked.numbers, names=ITEMSIZE, most=1, what="parts of the rates by dtype"
     ),
     "stack": checked.text_or_none,
+    "kernels": checked_kernels,
+    "validation": partial(checked.each, kind=Validation),
     "fused": partial(checked.switch, other="elementwise"),
     "overlapping": checked.switch,
 }
@@ -101,8 +105,11 @@ _PARTS: hardware_files.Parts = {
     "faults": [LinkFault],
     "products": Products,
     "reached": Reached,
+    "kernels": {"": Kernel},
+    "rates": [AttentionRate],
+    "validation": [Validation],
 }
-"""The descriptions in a file: a kind, or a list of one kind, by the name of the field."""
+"""The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
 Channel = tuple[int, int, int]
 """What messages share: (level, -1, port or link of that level), or (level, i, 0) for a link that fault i slows."""
@@ -134,7 +141,8 @@ class Hardware:
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them.  With
     ``overlapping``, a collective that the gradient of one operand of a product needs runs beside the product that makes
-    the gradient of the other one.  ``stack`` names the software that these numbers are of.
+    the gradient of the other one.  ``kernels`` has by the names of ops what single kernels take.  ``stack`` names the
+    software that these numbers are of, and ``validation`` has the measurements that seconds by them were compared with.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -169,6 +177,8 @@ class Hardware:
     fused: bool | str = False
     overlapping: bool = False
     stack: str = ""
+    kernels: Mapping[str, Kernel] = checked.Table({})
+    validation: tuple[Validation, ...] = ()
 
     def __post_init__(self) -> None:
         checked.check(self, **_CHECKS)

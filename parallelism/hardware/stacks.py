@@ -5,10 +5,10 @@
 
 The datasheet says what a device could do, and benchmarks what it does in one library at a time.  How a training
 software launches, fuses and multiplies is in a file of its own, ``presets/stacks``: a table with fields of `Hardware`,
-and ``reached`` by the names of links.  The source of each number begins with what it is: from a ``datasheet``,
-``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.  ``fitted_on`` has the tables
-of published runs that the stack was fitted to: they cannot tell how good its predictions are
-(`vcluster.calibration.published`).
+``reached`` by the names of links, and ``kernels`` by the names of ops.  The source of each number begins with what it
+is: from a ``datasheet``, ``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.
+``fitted_on`` has the tables of published runs that the stack was fitted to: they cannot tell how good its predictions
+are (`vcluster.calibration.published`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from parallelism.hardware import fields as checked
-from parallelism.hardware.files import HardwareFileError, build, presets, read
+from parallelism.hardware.files import HardwareFileError, build, by_name, list_of, presets, read
+from parallelism.hardware.kernels import AttentionRate, Kernel
 from parallelism.hardware.links import HostLink
 from parallelism.hardware.rates import Products, Reached
+from parallelism.hardware.validation import Validation
 from parallelism.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -32,7 +34,18 @@ if TYPE_CHECKING:
 MARKS = ("datasheet", "measured", "fitted", "estimate")
 """Where a number of a stack is from: the first word of its source."""
 _FOLDER = "presets/stacks"
-_OWN = ("name", "title", "fitted_on", "sources", "reached", "products", "host", "hardware", "measured")
+_OWN = (
+    "name",
+    "title",
+    "fitted_on",
+    "sources",
+    "reached",
+    "products",
+    "host",
+    "kernels",
+    "hardware",
+    "measured",
+)
 """What a stack has beside fields of `Hardware` as they are.  ``hardware`` names the preset that a file is for, and
 ``measured`` tells of the machine; both are for people."""
 _REQUIRED = ("name", "title", "sources")
@@ -87,6 +100,12 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     for field, kind in described.items():
         if field in table:
             changed[field] = build(kind, table[field], origin, f"{field}.", parts={})
+    if "kernels" in table:
+        changed["kernels"] = by_name(
+            Kernel, table["kernels"], origin, "kernels", parts={"rates": [AttentionRate]}
+        )
+    compared = list_of(Validation, table.get("validation", []), origin, "validation", parts={})
+    changed["validation"] = compared if table.get("hardware", hardware.name) == hardware.name else ()
     reached = table.get("reached", {})
     if not isinstance(reached, Mapping):
         raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")

@@ -11,6 +11,7 @@ from parallelism.display.quantities import given
 
 if TYPE_CHECKING:
     from parallelism.hardware.hardware import Hardware
+    from parallelism.hardware.kernels import Kernel
     from parallelism.hardware.links import Link
     from parallelism.hardware.rates import Reached
 
@@ -47,6 +48,7 @@ def rows(hardware: Hardware) -> list[Row]:
             )
             for _ in range(bool(hardware.message_overhead_seconds_per_byte))
         ],
+        *_kernels(hardware),
         *[("stack", hardware.stack) for _ in range(bool(hardware.stack))],
         *[
             (
@@ -123,6 +125,26 @@ def _products(hardware: Hardware) -> list[Row]:
         for n in (1024, 4096, 16384)
     )
     return [("products", f"{hardware.products.units} tiles at once, of {tiles}: {square}")]
+
+
+def _kernels(hardware: Hardware) -> list[Row]:
+    """What single kernels take: those of attention by the width of a head, then all others in one line."""
+    found = []
+    for name, kernel in hardware.kernels.items():
+        rates = ", ".join(
+            f"{rate.efficiency:.0%} of the peak with heads of {rate.width}{', causal' * rate.causal}, half of that "
+            f"over {rate.half_length:.0f} keys"
+            for rate in kernel.rates
+        )
+        found += [("kernels", f"{name}: {rates}")] * bool(rates)
+    words = [_kernel(name, kernel) for name, kernel in hardware.kernels.items() if not kernel.rates]
+    return [*found, ("kernels", ", ".join(words))] if words else found
+
+
+def _kernel(name: str, kernel: Kernel) -> str:
+    several = "" if kernel.launches == 1 else f" as {kernel.launches:.3g} kernels"
+    others = f", {kernel.others:.3g} times those of other dtypes behind it" if kernel.others else ""
+    return f"{name} {kernel.times:.3g} times its bytes{several}{others}"
 
 
 def _reached_on(reached: Reached) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -248,21 +249,29 @@ class Pricing:
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
             return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
-        fields = "seconds", "flops", "nbytes", "dtype", "part", "other_bytes", "shape"
-        _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
+        fields = ["seconds", "flops", "nbytes", "dtype", "part", "other_bytes", "shape"]
+        by_kernel = self.hardware is not None and bool(self.hardware.kernels)
+        _, first, place = np.unique(
+            events.key(*fields, *["name"] * by_kernel), return_index=True, return_inverse=True
+        )
         different = events.take(first)
+        names = different.values("name") if by_kernel else repeat(None, len(first))
         scale = self._scale(different, "float64").tolist()
         prices = []
-        for seconds, flops, nbytes, dtype, part, others, shape, times in zip(
-            *map(different.values, fields), scale, strict=True
+        for seconds, flops, nbytes, dtype, part, others, shape, name, times in zip(
+            *map(different.values, fields), names, scale, strict=True
         ):
             if part or seconds is not None or self.hardware is None:
                 prices.append(seconds or 0.0)
                 continue
             rated = self.priced_dtype if self.priced_dtype and dtype in (None, *_FLOATS) else dtype
-            moved = (nbytes - sum(size for _, size in others)) * times
-            moved += sum(size * self._factor(other) for other, size in others)
-            prices.append(self.costs.compute_seconds(flops, moved, dtype=rated, shape=shape))
+            moved_by_others = sum(size * self._factor(other) for other, size in others)
+            moved = (nbytes - sum(size for _, size in others)) * times + moved_by_others
+            prices.append(
+                self.costs.compute_seconds(
+                    flops, moved, dtype=rated, shape=shape, kernel=name, other_bytes=moved_by_others
+                )
+            )
         return self._slowed(events, np.array(prices, np.float64)[place])
 
     def _slowed(self, events: Columns, seconds: Floats) -> Floats:

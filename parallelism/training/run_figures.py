@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.hardware import Hardware, sized_hardware
+from parallelism.hardware import Hardware, sized_hardware, validation_json
 from parallelism.models import TransformerSpec
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
@@ -176,6 +176,7 @@ class Figures:
             "strategy": str(self.run.strategy),
             "hardware": self.hardware.name,
             "stack": getattr(self.hardware, "stack", None),
+            "validation": validation_json(self.hardware.validation),
         }
 
 

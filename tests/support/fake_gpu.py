@@ -10,6 +10,7 @@ from parallelism.hardware import Hardware
 from vcluster.calibration.gpu import items
 from vcluster.calibration.gpu.fits import moved, product_seconds
 from vcluster.calibration.gpu.items import Item
+from vcluster.calibration.gpu.kernel_fits import BACKWARD, FORWARD, LOSS, SOURCES
 from vcluster.calibration.gpu.models import Model
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "torch": "2.11.0", "multiprocessors": 132,
@@ -19,7 +20,7 @@ H100 = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "torch": "2.11.0",
 class FakeGpu:
     """Measures by the model of costs.  ``step_seconds`` is what a step of any model takes.
 
-    Products for seconds on end are slower by a factor.  ``before`` is called with each item, and may raise what a
+    Work for seconds on end is slower by a factor.  ``before`` is called with each item, and may raise what a
     library would.
     """
 
@@ -47,8 +48,9 @@ class FakeGpu:
         if item.table == items.COPIES:
             return self._copied(given)
         if item.table == items.ELEMENTWISE:
-            known = given if given["op"] != "softmax" else {**given, "op": "add"}
-            return {"forward_seconds": self._moving(known), "backward_seconds": 2 * self._moving(known)}
+            return {way: self._elementwise(given, way) for way in (FORWARD, BACKWARD)}
+        if item.table == items.ATTENTION:
+            return self._attention(given)
         if item.table == items.OPTIMIZER:
             count = 12 * given["layers"] * given["width"] ** 2
             seconds = 30 * count / (hardware.memory_bytes_per_second * hardware.memory_efficiency)
@@ -59,7 +61,28 @@ class FakeGpu:
             cost = Costs(hardware).collective(given["name"], given["nbytes"], range(given["devices"]))
             return {"seconds": cost.seconds}
         return {"seconds": hardware.kernel_launch_seconds, "forward_seconds": 1e-3, "backward_seconds": 2e-3,
-                "flops": 4e11}
+                "both_seconds": 1e-3}
+
+    def _elementwise(self, given: dict[str, Any], way: str) -> float:
+        """By the constants of the kernel that a measurement of this op tells."""
+        costs, elements = Costs(self.hardware), given["rows"] * given.get("width", 0)
+        for name, sources in SOURCES.items():
+            for source in sources:
+                if (source.op, source.way) == (given["op"], way):
+                    return costs.compute_seconds(nbytes=source.nbytes * elements, kernel=name)
+        if given["op"] == "cross_entropy_float32":      # a cast, and then the ops of the loss, which are launched with it
+            behind = sum(costs.compute_seconds(nbytes=4 * elements, kernel=name) - self.hardware.kernel_launch_seconds
+                         for name in LOSS)
+            return costs.compute_seconds(nbytes=6 * elements, kernel="convert") + behind
+        return self._moving(given)
+
+    def _attention(self, given: dict[str, Any]) -> dict[str, float]:
+        flops = 4.0 * given["batch"] * given["heads"] * given["tokens"] ** 2 * given["head_width"]
+        shape = (given["batch"] * given["heads"], given["tokens"], given["tokens"], given["head_width"], given["causal"])
+        costs, found = Costs(self.hardware), {"flops": flops}
+        for name, way, times in (("attention", FORWARD, 1.0), ("attention_gradient", BACKWARD, 2.5)):
+            found[way] = costs.compute_seconds(times * flops, dtype=given["dtype"], shape=shape, kernel=name)
+        return found
 
     def _moving(self, given: dict[str, Any]) -> float:
         try:

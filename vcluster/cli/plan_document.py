@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -105,6 +105,7 @@ def document_of(
         "batch": plans.task.batch,
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
+        "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
         "prefix": shlex.join(asked.prefix),
         "plans": rows,

@@ -90,7 +90,11 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
         f"step on {document['devices']} devices of {document['hardware']}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
-    return [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    lines = [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
+    return [
+        *lines,
+        *([f"compared with {document['validation']['text']}"] if "validation" in document else []),
+    ]
 
 
 def _search(document: Mapping[str, Any]) -> list[str]:
@@ -155,7 +159,9 @@ def _legend(document: Mapping[str, Any]) -> list[str]:
         if value >= LEAST_TOLD * plan["seconds"]
     }
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
-        words |= {match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)}
+        words |= {
+            match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)
+        }
     told = [
         f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}"
         for word, meaning in MEANINGS.items()

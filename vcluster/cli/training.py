@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -207,6 +207,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
+        *wrap(f"compared with {validation_text(hardware.validation)}", WIDTH),
         *wrap(cut, WIDTH),
         *(
             line.replace(", ", ",")

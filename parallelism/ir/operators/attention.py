@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType
+from parallelism.ir.core import Extent, Op, Operator, Rule, Shape, TensorType
 from parallelism.ir.core.extents import product, quotient
 from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
@@ -138,6 +138,23 @@ def _check(
     for type in step:
         if type.shape or type.dtype.kind not in "iu":
             raise TypeError(f"the step must be a single integer, got {type}")
+
+
+_FIRST_OF: dict[str, int] = {"attention": 0, "attention_gradient": 3}
+"""By kind of op, the place of the queries among its inputs; keys follow them."""
+
+
+def attention_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent, int] | None:
+    """The (count, rows, keys, width, causal) of attention: so many heads, and 1 where a mask hides later keys.
+
+    None for other ops.
+    """
+    first = _FIRST_OF.get(op.kind)
+    if first is None:
+        return None
+    batch, rows, heads, width = op.inputs[first].type.shape
+    keys = op.inputs[first + 1].type.shape[1]
+    return batch * heads, rows, keys, width, int(Mask.parse(op["mask"]).causal)
 
 
 def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

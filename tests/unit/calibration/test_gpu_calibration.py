@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from dataclasses import replace
@@ -15,7 +16,15 @@ from fake_gpu import H100, FakeGpu
 
 from parallelism import Hardware
 from parallelism.cost import Costs
-from parallelism.hardware import HostLink, Products, Reached, sized_hardware
+from parallelism.hardware import (
+    AttentionRate,
+    HostLink,
+    Kernel,
+    Products,
+    Reached,
+    read_stack,
+    sized_hardware,
+)
 from vcluster.__main__ import main
 from vcluster.calibration.gpu import calibration
 from vcluster.calibration.gpu.bases import base_of, one_node, preset_of
@@ -33,13 +42,19 @@ from vcluster.calibration.gpu.measuring import (
 )
 from vcluster.calibration.gpu.models import MODELS, QUICK_MODELS
 from vcluster.calibration.gpu.stack_file import write_stack
-from vcluster.calibration.gpu.training import HeldOut, run_of, table
+from vcluster.calibration.gpu.training import HeldOut, mean_error, run_of, table
 from vcluster.cli.command_line import WrongWords
 
 MADE = replace(
     Hardware.preset("dgx-h100:1"), flops_efficiency=0.73, flops_efficiencies={"bfloat16": 0.73, "float8": 0.58},
     products=Products(132, half_depth=190.0, half_intensity=6.5), memory_efficiency=0.81, memory_ramp_seconds=3e-6,
-    kernel_launch_seconds=1.7e-6, flops_ramp_seconds=0.0, host=HostLink(9e-6, 5.4e10))
+    kernel_launch_seconds=1.7e-6, flops_ramp_seconds=0.0, host=HostLink(9e-6, 5.4e10), kernels={
+        "layer_norm": Kernel(2.0, 1.4), "rms_norm_gradient": Kernel(3.0, 2.3), "swiglu_gradient": Kernel(times=1.7),
+        "rotary": Kernel(6.0, 8.5), "convert": Kernel(times=1.25), "max": Kernel(times=1.6),
+        "exponential_sums": Kernel(times=1.6),
+        "attention": Kernel(rates=(AttentionRate(64, True, 0.4, 300.0), AttentionRate(128, True, 0.6, 500.0))),
+        "attention_gradient": Kernel(rates=(AttentionRate(64, True, 0.3, 900.0), AttentionRate(128, True, 0.5, 700.0))),
+    })
 """What the fake GPU computes with, and the fit must find."""
 FEW = MODELS[:3]
 
@@ -79,15 +94,39 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(measured):
     assert found.tables.notes["issue_seconds_of_an_op"] > 0         # the host of a GPU issues ahead
 
 
+def test_the_fit_finds_the_constants_of_each_kernel(measured):
+    found, path = measured
+    for kernels in (found.found.hardware.kernels, Hardware.of(f"dgx-h100:1+{path}").kernels):
+        for name, made in MADE.kernels.items():
+            told = kernels[name]
+            if made.rates:
+                causal = [rate for rate in told.rates if rate.causal]
+                assert [rate.width for rate in causal] == [64, 128]
+                for rate, other in zip(causal, made.rates, strict=True):
+                    assert rate.efficiency == pytest.approx(other.efficiency, rel=0.01)
+                    assert rate.half_length == pytest.approx(other.half_length, rel=0.03)
+            else:
+                assert (told.launches, told.times) == pytest.approx((made.launches, made.times), rel=0.03), name
+        assert kernels["gelu"].times == pytest.approx(1, rel=0.01)          # it takes as long as its bytes
+        assert kernels["split"] == kernels["scalars"] == Kernel(0, 0)
+        assert kernels["multiply+add+divide+sqrt+..."].launches == 0
+
+
 def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_what_and_when(measured):
     found, path = measured
     told = tomllib.loads(path.read_text())
     fields = {field for field in told if field not in (
-        "name", "title", "fitted_on", "hardware", "measured", "sources")}
+        "name", "title", "fitted_on", "hardware", "measured", "sources", "kernels", "validation")}
+    fields |= {f"kernels.{name}" for name in told["kernels"]}
     assert fields == {*told["sources"]} and told["name"] == "ours" and told["fitted_on"] == []
     assert {"flops_efficiency", "flops_efficiencies", "products", "host", "memory_efficiency"} < fields
-    for source in told["sources"].values():
+    guessed = {field for field, source in told["sources"].items() if source.startswith("estimate: ")}
+    assert guessed == {"kernels.split", "kernels.scalars"}
+    for source in (source for field, source in told["sources"].items() if field not in guessed):
         assert source.startswith("measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0, driver 580.1, by")
+    (compared,) = told["validation"]
+    assert compared == {"table": "ours.json", "what": "steps of training on one GPU", "rows": len(FEW), "held_out": True,
+                        "mean_error": pytest.approx(mean_error(found.steps), rel=1e-5)}
     assert told["measured"]["tables"] == "ours.json" and told["hardware"] == "dgx-h100"
     read = Hardware.of(f"dgx-h100:1+{path}")
     for field, value in found.found.values.items():
@@ -161,14 +200,15 @@ def test_the_models_have_the_parameters_that_the_simulated_ones_have(model):
     assert (run.batch, run.microbatches) == (model.microbatch * model.microbatches, model.microbatches)
 
 
-def test_products_are_told_as_they_are_for_seconds_on_end(measured, tmp_path):
+def test_attention_is_told_as_it_is_for_seconds_on_end_and_products_as_they_are_alone(measured, tmp_path):
     found, _ = measured
     hot = without_training(FakeGpu(MADE, slower=1.25), tmp_path / "hot.toml")
-    assert hot.hardware.flops_efficiency == pytest.approx(0.73 / 1.25, rel=1e-3)
-    assert hot.hardware.efficiency("float8") == pytest.approx(0.58 / 1.25, rel=1e-3)
+    assert hot.hardware.flops_efficiency == pytest.approx(0.73, rel=1e-3)
     assert hot.hardware.products == found.found.hardware.products
-    assert hot.notes["flops_efficiency"].endswith(
-        "times 0.800: a layer alone over the same for seconds on end (4 measured)")
+    (rate, *_), (other, *_) = (each.kernels["attention"].rates for each in (hot.hardware, found.found.hardware))
+    assert rate.efficiency == pytest.approx(other.efficiency / 1.25, rel=1e-3) and rate.half_length == other.half_length
+    assert hot.hardware.kernels["layer_norm"] == found.found.hardware.kernels["layer_norm"]
+    assert hot.notes["kernels.attention"].endswith("times 0.800: alone over the same for seconds on end")
 
 
 def test_parts_without_a_constant_are_told_beside_the_one_rate_that_there_is(measured):
@@ -176,13 +216,14 @@ def test_parts_without_a_constant_are_told_beside_the_one_rate_that_there_is(mea
     notes = Tables.load(path.with_suffix(".json")).notes
     factors = {row["op"]: row for row in notes["elementwise_factors"]}
     assert factors["gelu"]["forward"] == pytest.approx(1, rel=1e-3)         # the fake GPU takes as long as its bytes
-    assert factors["gelu"]["backward"] == pytest.approx(2 * 4 / 6, rel=0.1)
+    assert factors["layer_norm"]["forward"] == pytest.approx(1.4, rel=0.05)
     assert factors["rms_norm"]["elements"] == 8192 * 4096 and "backward" not in factors["copy"]
     parts = notes["attention_parts_of_peak"]
     causal, whole = (next(row for row in parts if row["causal"] == kind) for kind in (True, False))
-    assert whole["forward"] == pytest.approx(4e11 / 1e-3 / 989.5e12, rel=1e-5)
-    assert causal["forward"] == pytest.approx(whole["forward"] / 2, rel=1e-5)
-    assert whole["backward"] == pytest.approx(1.25 * whole["forward"], rel=1e-5)
+    assert causal["tokens"] == whole["tokens"] == 4096 and causal["head_width"] == 128
+    assert causal["forward"] == pytest.approx(0.6 * 4096 / 4596, rel=0.02)
+    assert causal["backward"] == pytest.approx(0.5 * 4096 / 4796, rel=0.02)
+    assert whole["forward"] == pytest.approx(causal["forward"], rel=0.02)
     told = str(found)
     assert "flash, heads of 128, causal, 512 to 32768 tokens" in told and "takes for a parameter" in told
 
@@ -267,16 +308,30 @@ def test_kept_tables_are_of_a_gpu_with_a_preset_and_have_their_date():
         assert len(tables.measured(ATTENTION)) > 40 and len(tables.measured(LAYERS)) > 40
 
 
-def test_kept_tables_are_fitted_and_compared_again_without_a_gpu(tmp_path, capsys):
+@pytest.mark.slow_for("h200")
+@pytest.mark.timeout(300)        # seconds alone; it simulates more than any other test here
+@pytest.mark.parametrize(("name", "preset"), [("h100", "dgx-h100"), ("h200", "h200-node")])
+def test_kept_tables_give_the_stack_behind_the_preset_which_beats_one_constant_utilization(name, preset, tmp_path, capsys):
     path = tmp_path / "kept.toml"
-    assert main(["calibrate", "--gpu", "--tables", "h100", "--output", str(path)]) == 0
+    assert main(["calibrate", "--gpu", "--tables", name, "--output", str(path)]) == 0
     told = capsys.readouterr().out
-    trained = [note["name"] for note in kept("h100").notes["training"]]
-    assert told.count("held out") == len(trained) + 1 and all(name in told for name in trained)
-    read = Hardware.of(f"dgx-h100+{path}")
+    trained = [note["name"] for note in kept(name).notes["training"]]
+    assert told.count("held out") == len(trained) + 1 and all(each in told for each in trained)
+    (errors,) = re.findall(r"mean error ([0-9.]+)% held out; of one constant MFU ([0-9.]+)%", told)
+    assert float(errors[0]) < 7 and float(errors[0]) < float(errors[1]) / 2
+    read = Hardware.of(f"{preset}+{path}")
     assert 0.5 < read.flops_efficiency <= 1 and 0.7 < read.memory_efficiency < 0.95
-    assert read.sources["products"].startswith("kept, measured: on NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0")
-    assert tomllib.loads(path.read_text())["measured"]["tables"] == "h100.json"
+    assert re.match(r"kept, measured: on NVIDIA H[12]00.*, 2026-11-27, PyTorch 2.11.0", read.sources["products"])
+    found, stack = tomllib.loads(path.read_text()), read_stack(f"pytorch-{name}")
+    assert found["measured"]["tables"] == f"{name}.json" and stack["hardware"] == preset
+    (compared,), (other,) = found["validation"], stack["validation"]
+    assert compared["mean_error"] == pytest.approx(float(errors[0]) / 100, abs=1e-3) and compared["held_out"]
+    assert other == {**compared, "mean_error": pytest.approx(compared["mean_error"], abs=5e-3)}
+    for field in ("flops_efficiency", "memory_efficiency", "kernel_launch_seconds"):
+        assert found[field] == pytest.approx(stack[field], rel=1e-2)
+    assert {*found["kernels"]} == {*stack["kernels"]}
+    for kernel, values in found["kernels"].items():
+        assert values.get("times", 1) == pytest.approx(stack["kernels"][kernel].get("times", 1), rel=1e-2), kernel
 
 
 def test_tables_beside_a_stack_give_the_same_stack_again(measured, tmp_path):

@@ -5,17 +5,31 @@ from __future__ import annotations
 import pytest
 
 from parallelism import Hardware
-from parallelism.hardware import MARKS, fitted_on, on_stack, read_stack, sized_hardware, stack_names
+from parallelism.hardware import (
+    MARKS,
+    HardwareFileError,
+    Validation,
+    fitted_on,
+    on_stack,
+    read_stack,
+    sized_hardware,
+    stack_names,
+    validation_json,
+    validation_text,
+)
 
 
 def test_the_stacks_are_these():
-    assert stack_names() == ("megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100")
+    assert stack_names() == (
+        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200")
 
 
 @pytest.mark.parametrize("name", stack_names())
 def test_every_number_of_a_stack_says_what_it_is(name):
     table = read_stack(name)
-    numbers = {field for field in table if field not in ("name", "title", "fitted_on", "sources", "reached")}
+    numbers = {field for field in table if field not in (
+        "name", "title", "fitted_on", "hardware", "measured", "sources", "reached", "kernels", "validation")}
+    numbers |= {f"kernels.{kernel}" for kernel in table.get("kernels", {})}
     numbers |= {f"reached.{link}.{field}" for link, fields in table.get("reached", {}).items() for field in fields}
     assert table["name"] == name and {*table["sources"]} == numbers
     for source in table["sources"].values():
@@ -37,6 +51,37 @@ def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():
     assert "megatron-a100" in str(told)
     assert sized_hardware("dgx-a100+megatron-a100", 20).devices == 24
     assert sized_hardware("dgx-a100:2+megatron-a100", 16).devices == 16
+
+
+def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
+    told = Hardware.preset("dgx-a100:2+megatron-a100").validation
+    assert [(each.table, each.held_out) for each in told] == [
+        ("korthikanti-2022", False), ("zero-bubble-2023", True), ("nccl-a100", True)]
+    assert validation_text(told[:2]) == (
+        "18 layers and steps of korthikanti-2022, fitted: 2.8% in the mean; "
+        "8 layers of zero-bubble-2023, held out: 6.5% in the mean")
+    for name in ("h200-node+megatron-a100", "dgx-h100+megatron-h100", "dgx-a100"):
+        assert Hardware.preset(name).validation == ()
+    assert validation_json(()) == {"compared": [], "text": "nothing: errors of 10 to 30 % are usual"}
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_no_table_that_a_stack_was_fitted_to_is_told_as_held_out_whole(name):
+    """Only rows that the fit left out may be: those of groups of 4 devices in nccl-a100."""
+    table = read_stack(name)
+    for each in table.get("validation", []):
+        assert not each["held_out"] or each["table"] not in fitted_on(name) or each["table"] == "nccl-a100"
+
+
+def test_what_is_wrong_with_a_validation_is_told(tmp_path):
+    text = ('name = "mine"\ntitle = "mine"\nfitted_on = []\n[[validation]]\ntable = "t"\nwhat = "steps"\nrows = 0\n'
+            'mean_error = 0.1\nheld_out = true\n[sources]\n')
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(HardwareFileError, match=r"validation\[0\]\.rows must be a whole number of at least 1; got 0"):
+        Hardware.of(f"dgx-h100+{tmp_path / 'mine.toml'}")
+    (tmp_path / "mine.toml").write_text(text.replace("rows = 0", "rows = 3"))
+    (compared,) = Hardware.of(f"dgx-h100+{tmp_path / 'mine.toml'}").validation
+    assert compared == Validation("t", "steps", 3, 0.1, True)
 
 
 def test_a_typing_error_is_told_the_nearest_stack():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Hardware, Pipeline, models
+from parallelism.hardware import AttentionRate, Kernel
 from parallelism.ir import ceil_div, largest, symbols
 from parallelism.layouts import localize
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
@@ -150,6 +151,27 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
     assert len(possible) == 1 and hardware.overlapping and hardware.collective_share > 0
     assert_as_simulated(table, possible, 0)
+
+
+@pytest.mark.parametrize("settings", [
+    {"pp": 1, "dp": 2, "tp": 2, "sp": True, "microbatch": 3},
+    {"pp": 2, "dp": 1, "tp": 2, "microbatch": 2, "recompute": "full"},
+])
+def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(settings: dict[str, Any]) -> None:
+    devices = settings["pp"] * settings["dp"] * settings["tp"]
+    spec = models.TransformerSpec(layers=2 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
+                                  dtype="bfloat16")
+    plain = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
+    kernels = {"attention": Kernel(rates=(AttentionRate(12, True, 0.01, 100.0),)), "einsum": Kernel(others=3.0),
+               "layer_norm": Kernel(launches=5.0, times=2.0), "scalars": Kernel(0, 0)}
+    fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
+    seconds = []
+    for hardware in (plain, replace(plain, kernels=kernels)):
+        table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
+        assert len(possible) == 1
+        seconds.append(assert_as_simulated(table, possible, 0))
+        assert table.is_exact(0)
+    assert seconds[0] < seconds[1]
 
 
 @pytest.mark.parametrize(("layers", "settings"), [

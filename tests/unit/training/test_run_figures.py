@@ -58,7 +58,7 @@ def test_the_figures_are_those_of_the_simulation(name: str) -> None:
         for stage in range(run.mesh.shape["pp"])]
     json = found.json()
     assert [*json] == ["seconds", "tokens_per_second", "tflops_per_device", "mfu", "hfu", "parts", "bubble",
-                       "peak_bytes", "memory", "mesh", "strategy", "hardware", "stack"]
+                       "peak_bytes", "memory", "mesh", "strategy", "hardware", "stack", "validation"]
     assert json["mesh"] == dict(run.mesh.shape) and Strategy.parse(json["strategy"]) == run.strategy
 
 

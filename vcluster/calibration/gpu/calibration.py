@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +117,7 @@ def calibrate(
                 QUICK_STEPS if quick else STEPS,
                 say,
             )
+        write_stack(output, found.found, tables.machine, beside.name, found.steps)
     keep()
     say(f"\n{found}\n")
     for name in BESIDES:
@@ -218,11 +219,12 @@ def compared(tables: Tables, hardware: Hardware) -> list[HeldOut]:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        value
-        if isinstance(value, bool | int | float | str)
-        else dict(value if isinstance(value, Mapping) else vars(value))
-    )
+    """A constant by values that JSON has."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return asdict(value)
 
 
 def _constants(found: Fit) -> str:

@@ -15,6 +15,7 @@ from parallelism.cost import Costs
 from parallelism.hardware import ITEMSIZE, Hardware, HostLink, Products, Reached
 from parallelism.simulation import simulate
 from vcluster.calibration.fitting import Floats, fitted
+from vcluster.calibration.gpu import kernel_fits
 from vcluster.calibration.gpu.bases import base_of, folded
 from vcluster.calibration.gpu.items import (
     COLLECTIVES,
@@ -44,6 +45,8 @@ ELEMENT_BYTES = {
     "accumulate": 10,
 }
 """Bytes that a forward reads and writes for each element in 16 bits, of ops that are one kernel."""
+OF_MEMORY = ("add", "gelu_tanh", "relu", "narrow_cast", "copy")
+"""Of them those that take as long as their bytes: the rate of the memory is theirs."""
 ONE_KERNEL_BYTES = 60.0
 """An update of AdamW that takes fewer bytes for a parameter is one kernel: that reads and writes 28."""
 MANY_PARAMETERS = 1 << 20
@@ -75,10 +78,22 @@ def fit(tables: Tables) -> Fit:
     if not tables.measured(PRODUCTS):
         raise ValueError("no product was measured; a stack needs some")
     found = Fit(*base_of(tables))
-    for part in (_launch, _memory, _products, _dtypes, _under_load, _fused, _issue, _host, _collectives):
+    for part in (
+        _launch,
+        _memory,
+        _products,
+        _dtypes,
+        _fused,
+        _kernels,
+        _under_load,
+        _issue,
+        _host,
+        _collectives,
+    ):
         part(tables, found)
     if not found.known:
         rates = dict(folded(found.hardware))
+        _set_attention(found, 1 / found.hardware.efficiency("bfloat16"), "of the rates that are reached")
         for name in ("flops_efficiency", "flops_efficiencies", "memory_efficiency"):
             found.values.pop(name, None)
             found.notes.pop(name, None)
@@ -113,7 +128,7 @@ def _took(row: Row) -> float:
 
 def _memory(tables: Tables, found: Fit) -> None:
     """The rate of the memory, and how short pieces reach less of it."""
-    rows = [row for row in tables.measured(ELEMENTWISE) if row["op"] in ELEMENT_BYTES]
+    rows = [row for row in tables.measured(ELEMENTWISE) if row["op"] in OF_MEMORY]
     rows += [row for row in tables.measured(COPIES, way="device") if row["nbytes"] >= 1 << 18]
     if len(rows) < 3:
         return
@@ -141,7 +156,7 @@ def fitted_products(tables: Tables, dtype: str) -> list[Row]:
     return [
         row
         for row in tables.measured(PRODUCTS, dtype=dtype)
-        if min(row["m"], row["n"], row["k"]) >= FEW_ROWS or "multiprocessors" not in tables.machine
+        if min(row["m"], row["n"], row["k"]) > FEW_ROWS or "multiprocessors" not in tables.machine
     ]
 
 
@@ -203,24 +218,28 @@ def _dtypes(tables: Tables, found: Fit) -> None:
 
 
 def _under_load(tables: Tables, found: Fit) -> None:
-    """Layers one after the other for seconds take longer than single ones: power and heat lower the clocks."""
-    rows = tables.measured(SUSTAINED, what="layer") or tables.measured(
-        SUSTAINED, what="product", dtype="bfloat16"
-    )
-    if not rows:
-        return
-    part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
-    what = (
-        f"times {part:.3f}: a {rows[0]['what']} alone over the same for seconds on end ({len(rows)} measured)"
-    )
-    hardware = found.hardware
-    efficiencies = {dtype: value * part for dtype, value in hardware.flops_efficiencies.items()}
-    for name, value in (
-        ("flops_efficiency", hardware.flops_efficiency * part),
-        ("flops_efficiencies", efficiencies),
-    ):
-        if name in found.notes:
-            found.set(f"{found.notes[name]}; {what}", **{name: value})
+    """Attention for seconds on end takes longer than alone: power and heat lower the clocks.
+
+    So do products, where there is nothing else; but between kernels that wait for memory, as in a step of training, they
+    reach what they reach alone.  So theirs stay as they are (docs/accuracy.md has both).
+    """
+    rows = tables.measured(SUSTAINED, what="attention")
+    if rows:
+        part = min(1.0, median(row["alone_seconds"] / row["seconds"] for row in rows))
+        _set_attention(found, part, f"times {part:.3f}: alone over the same for seconds on end")
+
+
+def _set_attention(found: Fit, part: float, what: str) -> None:
+    """Attention at a part of its rates, too."""
+    kernels = dict(found.hardware.kernels)
+    for name, kernel in kernels.items():
+        if kernel.rates:
+            rates = tuple(replace(rate, efficiency=min(1.0, rate.efficiency * part)) for rate in kernel.rates)
+            kernels[name] = replace(kernel, rates=rates)
+            found.notes[f"kernels.{name}"] += f"; {what}"
+    if kernels:
+        found.hardware = replace(found.hardware, kernels=kernels)
+        found.values["kernels"] = kernels
 
 
 def _nearest(
@@ -269,6 +288,15 @@ def _fused(tables: Tables, found: Fit) -> None:
         f"{'as one kernel does' if one else 'more than one kernel'}; biases are added in products",
         fused="elementwise" if one else False,
     )
+
+
+def _kernels(tables: Tables, found: Fit) -> None:
+    """What single kernels take, where one rate does not tell it."""
+    each = [*kernel_fits.kernels(tables, found.hardware)]
+    if each and found.hardware.fused:
+        found.set("by the names of ops", kernels={one.name: one.kernel for one in each})
+        found.notes.pop("kernels")
+        found.notes |= {f"kernels.{one.name}": one.note for one in each}
 
 
 def _issue(tables: Tables, found: Fit) -> None:

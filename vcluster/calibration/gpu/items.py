@@ -171,6 +171,16 @@ def _attention() -> Iterator[Item]:
             heads=16,
             dtype="bfloat16",
         )
+    yield _of(
+        ATTENTION,
+        backend="any",
+        causal=True,
+        head_width=128,
+        tokens=4096,
+        batch=4,
+        heads=16,
+        dtype="bfloat16",
+    )
     for tokens in (4096, 2048, 16384):
         for backend in ("flash", "cudnn"):
             yield _of(

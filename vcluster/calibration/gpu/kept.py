@@ -43,8 +43,8 @@ def again(name: str, output: Path | None = None) -> Calibration:
     """
     tables = kept(name)
     found = fit(tables)
+    steps = compared(tables, found.hardware)
     if output is not None:
-        write_stack(
-            output, found, tables.machine, Path(name).name if name.endswith(".json") else f"{name}.json"
-        )
-    return Calibration(tables, found, compared(tables, found.hardware))
+        file = Path(name).name if name.endswith(".json") else f"{name}.json"
+        write_stack(output, found, tables.machine, file, steps)
+    return Calibration(tables, found, steps)

@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from parallelism.hardware import Kernel, Validation
 from parallelism.whole_files import written_whole
 from vcluster.calibration.gpu.fits import Fit
+from vcluster.calibration.gpu.training import HeldOut, mean_error
 
 
 def source(machine: Mapping[str, Any], note: str) -> str:
-    """Where a number is from: measured, on what, when, by which software."""
+    """Where a number is from: measured, on what, when, by which software; a note that calls it an estimate stands."""
+    if note.startswith("estimate: "):
+        return note
     driver = machine.get("nvidia_smi.driver_version")
     on = f"on {machine['gpu']}, {machine['date']}, PyTorch {machine['torch']}"
     on += f", driver {driver}" if driver else ""
     return f"measured: {on}, by python -m vcluster calibrate --gpu; {note}"[:480]
 
 
-def write_stack(path: Path, found: Fit, machine: Mapping[str, Any], tables: str) -> None:
-    """Writes the stack.  ``tables`` is the name of the file with the tables."""
+def write_stack(
+    path: Path, found: Fit, machine: Mapping[str, Any], tables: str, steps: Sequence[HeldOut] = ()
+) -> None:
+    """Writes the stack.  ``tables`` is the name of the file with the tables; its ``steps`` are the stack's validation."""
     with written_whole(path, encoding="utf-8") as file:
-        file.write(stack_text(path.stem, found, machine, tables))
+        file.write(stack_text(path.stem, found, machine, tables, steps))
 
 
-def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -> str:
+def stack_text(
+    name: str, found: Fit, machine: Mapping[str, Any], tables: str, steps: Sequence[HeldOut] = ()
+) -> str:
     """The stack as TOML."""
     plain = {
         field: value for field, value in found.values.items() if not _is_table(value) and "." not in field
     }
-    nested = {field: _fields(value) for field, value in found.values.items() if _is_table(value)}
+    nested = {
+        field: _fields(value)
+        for field, value in found.values.items()
+        if _is_table(value) and field != "kernels"
+    }
     lines = [
         f"# Measured by python -m vcluster calibrate --gpu. Use it as {found.preset}+{name}.toml",
         "",
@@ -43,8 +55,15 @@ def stack_text(name: str, found: Fit, machine: Mapping[str, Any], tables: str) -
     ]
     for field, table in nested.items():
         lines += ["", f"[{field}]", *(_line(*each) for each in table.items())]
+    for kernel, each in found.values.get("kernels", {}).items():
+        lines += ["", f"[kernels.{_key(kernel)}]", *_of_kernel(each)]
     for link, table in _reached(found.values).items():
         lines += ["", f"[reached.{_key(link)}]", *(_line(*each) for each in table.items())]
+    if steps:
+        compared = Validation(
+            tables, "steps of training on one GPU", len(steps), mean_error(steps), held_out=True
+        )
+        lines += ["", "[[validation]]", *(_line(*each) for each in asdict(compared).items())]
     lines += [
         "",
         "[measured]       # the machine; its tables are beside this file",
@@ -62,6 +81,21 @@ def _reached(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             link, _, name = field.removeprefix("reached.").rpartition(".")
             found.setdefault(link, {})[name] = value
     return found
+
+
+def _of_kernel(kernel: Kernel) -> list[str]:
+    """The fields of a kernel that differ from those of any other one."""
+    lines = [
+        _line(each.name, getattr(kernel, each.name))
+        for each in fields(kernel)
+        if each.name != "rates" and getattr(kernel, each.name) != each.default
+    ]
+    if kernel.rates:
+        rates = [
+            f"    {{{', '.join(_line(*each) for each in asdict(rate).items())}}}," for rate in kernel.rates
+        ]
+        lines += ["rates = [", *rates, "]"]
+    return lines
 
 
 def _is_table(value: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from parallelism.display import in_columns
 from parallelism.display.quantities import seconds as shown_seconds
@@ -23,6 +24,11 @@ class HeldOut:
     """Those of the model in a step, as MFU counts them."""
     peak: float
     """The flops per second of the device in the dtype of the products."""
+
+    @property
+    def error(self) -> float:
+        """The error of the prediction, as a part of what was measured."""
+        return self.predicted / self.measured - 1
 
     @property
     def mfu(self) -> float:
@@ -64,6 +70,11 @@ def predicted(model: Model, hardware: Hardware, measured: float) -> HeldOut:
     return HeldOut(model.name, measured, told.seconds, told.mfu * told.seconds * peak, peak)
 
 
+def mean_error(rows: Sequence[HeldOut]) -> float:
+    """The mean error of predictions, without signs."""
+    return mean(abs(row.error) for row in rows)
+
+
 def table(rows: list[HeldOut]) -> str:
     """Predicted beside measured, and what one constant utilization would say: the median of these very steps."""
     if not rows:
@@ -73,7 +84,7 @@ def table(rows: list[HeldOut]) -> str:
     errors, of_constant = [], []
     for row in rows:
         constant = row.flops / (usual * row.peak)
-        errors.append(row.predicted / row.measured - 1)
+        errors.append(row.error)
         of_constant.append(constant / row.measured - 1)
         cells.append(
             (
