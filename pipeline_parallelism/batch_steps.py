@@ -117,11 +117,8 @@ class TrainStep(ModelStep):
         )
 
         nbytes = count_bytes(resident.layers)
-        held = {
-            "parameters": nbytes + count_bytes(resident.delayed),
-            "gradients": nbytes,
-            "optimizer": count_bytes(states),
-        }
+        parameters = nbytes + count_bytes(resident.delayed)
+        held = {"parameters": parameters, "gradients": nbytes, "optimizer": count_bytes(states)}
         for category, size in held.items():
             device.hold(category, size)
         stages = self._stages(

@@ -13,8 +13,9 @@ pairs: the messages stay inside the group and their chunks inside the buffer; th
 the closed form, the steps and the phases have the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -166,10 +167,8 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
             f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received",
         ),
     )
-    sent = [Fraction(part, cost.whole) for part in cost.sent]
-    received = [Fraction(part, cost.whole) for part in cost.received]
-    if record.steps is not None:
-        stages: tuple[Any, ...] = tuple(record.steps(g, root, pairs))
+    stages = None if record.steps is None else tuple(record.steps(g, root, pairs))
+    if stages is not None:
         refuse(
             what,
             *(
@@ -183,56 +182,66 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
         plan = Algorithm(
             kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages
         )
-        for step in plan.steps:
-            for each in step:
-                refuse(
-                    what,
-                    (
-                        each.source == each.target or not all(0 <= p < g for p in (each.source, each.target)),
-                        f"a message goes from position {each.source} to {each.target}",
-                    ),
-                    (
-                        any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
-                        f"a message carries chunks {each.chunks} of {plan.chunks}",
-                    ),
-                    (each.reduce and not kind.reduces, "a message reduces, and the kind does not"),
-                )
-        for verb, by_form, count in (
-            ("sent", sent, plan.bytes_sent),
-            ("received", received, plan.bytes_received),
-        ):
-            by_steps = [Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
-            refuse(
-                what,
-                (
-                    by_form != by_steps,
-                    f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(by_steps)}",
-                ),
-            )
-        refuse(
-            what,
-            (
-                cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
-                f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
-                f"{plan.messages_sent()}",
-            ),
-        )
+        _check_messages(plan, kind, what)
+        _check_cost(plan, cost, what)
         _check_results(plan, kind, what)
     if record.phases is not None:
-        priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
-        for phase in each_phase(record.phases(g, root, pairs)):
-            messages = phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist()
-            for source, target, parts in zip(*messages, strict=True):
-                moved = Fraction(phase.sendings * parts, phase.whole)
-                priced_sent[source] += moved
-                priced_received[target] += moved
+        _check_phases(each_phase(record.phases(g, root, pairs)), cost, what)
+
+
+def _parts(numbers: Sequence[int], whole: int) -> list[Fraction]:
+    return [Fraction(part, whole) for part in numbers]
+
+
+def _check_messages(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
+    """Each message goes to another position, and carries chunks that there are."""
+    for each in chain.from_iterable(plan.steps):
+        ends = each.source, each.target
         refuse(
             what,
             (
-                (priced_sent, priced_received) != (sent, received),
-                f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}",
+                each.source == each.target or not all(0 <= p < plan.size for p in ends),
+                f"a message goes from position {each.source} to {each.target}",
             ),
+            (
+                any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
+                f"a message carries chunks {each.chunks} of {plan.chunks}",
+            ),
+            (each.reduce and not kind.reduces, "a message reduces, and the kind does not"),
         )
+
+
+def _check_cost(plan: Algorithm, cost: Cost, what: str) -> None:
+    """The closed form says what the steps send and receive."""
+    for verb, by_form, count in (
+        ("sent", _parts(cost.sent, cost.whole), plan.bytes_sent),
+        ("received", _parts(cost.received, cost.whole), plan.bytes_received),
+    ):
+        by_steps = _parts(count([1] * plan.chunks), plan.chunks_of_buffer)
+        told = f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(by_steps)}"
+        refuse(what, (by_form != by_steps, told))
+    refuse(
+        what,
+        (
+            cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
+            f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
+            f"{plan.messages_sent()}",
+        ),
+    )
+
+
+def _check_phases(phases: Iterable[Any], cost: Cost, what: str) -> None:
+    """The closed form says what the phases send and receive."""
+    sent, received = ([Fraction(0)] * len(cost.sent) for _ in range(2))
+    for phase in phases:
+        messages = phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist()
+        for source, target, parts in zip(*messages, strict=True):
+            moved = Fraction(phase.sendings * parts, phase.whole)
+            sent[source] += moved
+            received[target] += moved
+    by_form = _parts(cost.sent, cost.whole), _parts(cost.received, cost.whole)
+    told = f"closed_form says {_shown(by_form[0])} S sent, the phases {_shown(sent)}"
+    refuse(what, ((sent, received) != by_form, told))
 
 
 def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:

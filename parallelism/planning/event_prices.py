@@ -38,7 +38,7 @@ class MeshOnHardware:
     @cached_property
     def inside(self) -> Along:
         """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""
-        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", "tp"))
+        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", "ep", "tp"))
 
     @cached_property
     def lines(self) -> Along:

@@ -321,7 +321,11 @@ class EndPieces:
                 case SumPending(weight, axes):
                     block = block_of(numbered(weight, -self.first[position]))
                     kind = EventKind(COLLECTIVE, "all_reduce", types[weight].dtype.name, axes)
-                    yield Event(kind, [types[weight].nbytes], 1 if weight in summed else block)
+                    yield Event(
+                        kind,
+                        [types[weight].nbytes],
+                        block + 1 if block is not None and weight in summed else block,
+                    )
                     summed.add(weight)
                 case Update(names):
                     yield from updates.events(
@@ -340,11 +344,9 @@ def numbered(name: str, more: int) -> str:
 
 def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:
     """The end of a stage of two blocks, from that of one: the sums of the second block follow those of the first."""
-    block = [
-        place
-        for place, end in enumerate(ends)
-        if isinstance(end, SumPending) and numbered(end.weight, 1) != end.weight
-    ]
+    own = {place: block_of(end.weight) for place, end in enumerate(ends) if isinstance(end, SumPending)}
+    last = max((number for number in own.values() if number is not None), default=None)
+    block = [place for place, number in own.items() if number is not None and number == last]
     *others, update = ends
     assert isinstance(update, Update)
     names = dict.fromkeys([*update.names, *(numbered(name, 1) for name in update.names)])

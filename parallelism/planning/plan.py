@@ -46,7 +46,7 @@ class Task:
 
     def microbatches(self, settings: Mapping[str, Any]) -> int:
         """The number of microbatches of each replica."""
-        return int(self.batch // (settings["dp"] * settings["microbatch"]))
+        return int(self.batch // (settings["dp"] * settings["ep"] * settings["microbatch"]))
 
     def strategy(self, settings: Mapping[str, Any]) -> Strategy:
         """The strategy of a plan."""

@@ -41,6 +41,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+MOST_OTHERS = 8
+"""So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
+
+
 class Shape(NamedTuple):
     """The pipeline of a plan."""
 
@@ -107,9 +111,10 @@ def _why_simulated(task: Task) -> str:
     hardware = task.hardware
     if not isinstance(task.model.model, TransformerSpec):
         return "only a TransformerSpec is put together from pieces; a program is simulated"
-    spec = task.model.model
-    if len({spec.is_rotated(layer) for layer in range(spec.layers)}) > 1:
-        return "layers with and without positions differ in their ops"
+    if task.model.model.next_tokens:
+        return "modules that predict further tokens have blocks of their own"
+    if task.model.first_alike > MOST_OTHERS:
+        return f"the first {task.model.first_alike} blocks are like no others"
     if hardware.stragglers or hardware.faults:
         return f"devices of {hardware.name} differ"
     if hardware.message_overhead_seconds or hardware.message_overhead_seconds_per_byte:
@@ -166,6 +171,10 @@ class PlanCosts:
             )
         return found
 
+    def _alike(self, blocks: int, place: int) -> int:
+        """So many blocks at a place without those at the beginning that are like no others."""
+        return blocks - self.task.model.first_alike if place in (FIRST, ONLY) else blocks
+
     def actions(self, row: int, kind: str) -> StageCosts:
         """The costs of the actions of a kind of a plan."""
         split = kind in "IW"
@@ -183,14 +192,27 @@ class PlanCosts:
             s["sp"],
             s["cp"],
             s["recompute"],
-            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            self._zero_of_actions(s),
             self._adds_up(shape),
             self._registered(s),
+            self._of_experts(s),
         )
-        key = "actions", pattern, s["microbatch"], s["tp"]
+        key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"]))
+            self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"], s["ep"]))
         return self._costs[key]
+
+    def _zero_of_actions(self, settings: Mapping[str, Any]) -> int:
+        """The stage of ZeRO that the actions of a plan depend on."""
+        s = settings
+        return self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"], ep=s["ep"] > 1)
+
+    @staticmethod
+    def _of_experts(settings: Mapping[str, Any]) -> str:
+        """How experts lie: see `Pattern`."""
+        if settings["ep"] == 1:
+            return ""
+        return "split" if settings["dp"] > 1 else "alone"
 
     def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
@@ -205,10 +227,11 @@ class PlanCosts:
             "none",
             min(s["zero"], 1),
             registered=self._registered(s),
+            experts=self._of_experts(s),
         )
-        key = "ends", pattern, s["tp"], s["dp"]
+        key = "ends", pattern, s["tp"], s["dp"], s["ep"]
         if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"]))
+            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"], s["ep"]))
         return self._costs[key]
 
     def _devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
@@ -217,8 +240,9 @@ class PlanCosts:
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.is_v_shaped:
             blocks = shape.blocks_of(FIRST) * shape.chunks
-            return [(self.ends(row, in_stages=False), ONLY, blocks), (several, MIDDLE, blocks)]
-        return [(several, *each) for each in self._places(shape)[0]]
+            first = self.ends(row, in_stages=False), ONLY, self._alike(blocks, ONLY)
+            return [first, (several, MIDDLE, blocks)]
+        return [(several, place, self._alike(blocks, place)) for place, blocks in self._places(shape)[0]]
 
     @memoized
     def _places(self, shape: Shape) -> tuple[tuple[tuple[int, int], ...], Ints]:
@@ -257,12 +281,14 @@ class PlanCosts:
         s, shape = self.settings(row), self.shape(row)
         if (shape.is_v_shaped and not shape.is_even) or (s["pp"] == 1 and s["chunks"] > 1):
             return "several stages on a rank, which differ in their blocks or are the only ones"
+        if self._alike(shape.blocks_of(FIRST), FIRST) < 1:
+            return "the first stage has no block that is like those of others"
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
                 return f"{setting.name}={s[setting.name]} is not put together from pieces"
         if shape.chunks > 1 and not self._adds_up(shape):
             return "the gradients of one microbatch are kept from one stage of a device to the next"
-        if shape.is_v_shaped and s["cp"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
+        if shape.is_v_shaped and s["cp"] * s["ep"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
             # As one stage the two would sum these gradients over the devices inside of it once, at the end.
             return "two stages of a device share weights whose gradients are summed inside of each"
         return ""
@@ -275,7 +301,7 @@ class PlanCosts:
             ends,
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
-            *(s[name] for name in ("dp", "cp", "tp", "sp", "zero")),
+            *(s[name] for name in ("dp", "cp", "ep", "tp", "sp", "zero")),
             *self._registered(s),
         )
         if key not in self._of_devices:
@@ -299,14 +325,16 @@ class PlanCosts:
             works,
             shape.blocks,
             self._adds_up(shape),
-            *(s[name] for name in ("tp", "sp", "cp", "recompute", "microbatch")),
-            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
+            self._zero_of_actions(s),
+            self._of_experts(s),
             *self._registered(s),
         )
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
-                memory = self.actions(row, kind).memory(laid_out_as(place), kind, shape.blocks_of(place))
+                blocks = self._alike(shape.blocks_of(place), place)
+                memory = self.actions(row, kind).memory(laid_out_as(place), kind, blocks)
                 peaks[4 * place + KINDS.index(kind)] = memory.peak
                 if kind in "FI":
                     changes[2 * place + (kind == "I")] = memory.change
@@ -334,7 +362,7 @@ class PlanCosts:
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = tuple(s[name] for name in ("pp", "dp", "cp", "tp", "order"))
+        key = tuple(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order"))
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
@@ -356,11 +384,11 @@ class PlanCosts:
         """The bytes that a device holds during the whole step, and those of the sums of gradients."""
         s, shape = self.settings(row), self.shape(row)
         held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
-        held += end.held(place, blocks, "inputs") * (self.task.batch // s["dp"])
+        held += end.held(place, blocks, "inputs") * (self.task.batch // (s["dp"] * s["ep"]))
         if not (shape.is_v_shaped and place == ONLY):
             return held, end.held(place, blocks, "gradients")
         stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
-        return held, sum(stages.held(own, each, "gradients") for own in (FIRST, LAST))
+        return held, sum(stages.held(own, self._alike(each, own), "gradients") for own in (FIRST, LAST))
 
     def is_exact(self, row: int) -> bool:
         """Whether the `seconds` of a plan are those of its simulation; else they are fewer."""
@@ -417,7 +445,8 @@ class PlanCosts:
             s["sp"],
             s["recompute"],
             s["microbatch"],
-            self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"]),
+            self._zero_of_actions(s),
+            self._of_experts(s),
             *self._registered(s),
         )
         if key not in self._columns:
@@ -425,7 +454,7 @@ class PlanCosts:
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
-                    laid_out_as(place), kind, shape.blocks_of(place)
+                    laid_out_as(place), kind, self._alike(shape.blocks_of(place), place)
                 )
             taken = tuple(
                 (kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))

@@ -263,11 +263,12 @@ class Plans(Sequence[Plan]):
             if not self.gap
             else (f"the first is within {self.gap:.1%} of the best")
         )
+        load = self.task.model.load
         several = {1, 2} <= {*self.choices["zero"].tolist()}
         fit = f"{quantities.plural(len(self), 'plan')} fit{'s' * (len(self) == 1)}"
         return (
-            f"training in {self.task.model.dtypes}: {fit} of {self.considered} combinations; {self.timed} timed, "
-            f"{self.simulated} simulated in "
+            f"training in {self.task.model.dtypes}{load and f', {load}'}: {fit} of {self.considered} "
+            f"combinations; {self.timed} timed, {self.simulated} simulated in "
             f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}"
         )
 

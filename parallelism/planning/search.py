@@ -104,25 +104,12 @@ def find_plan(
     memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
     """
     start = perf_counter()
-    if type(batch) is not int or batch < 1:
-        raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
-    if simulations is not None and (type(simulations) is not int or simulations < 0):
-        raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
+    _check_counts(batch, simulations)
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
     optimizer = ADAM_W if optimizer is None else optimizer
     if strategies is not None:
-        if strategies != "auto" or fixed:
-            raise ValueError(
-                f'strategies is "auto", and then there are no settings to fix; got {strategies!r}'
-                f"{''.join(f', {name}={value!r}' for name, value in fixed.items())}"
-            )
-        if not isinstance(model, Function):
-            raise TypeError(
-                'strategies="auto" takes the program of a loss, such as TransformerSpec(...).function(B); '
-                f"got {model!r}"
-            )
-        step = TrainedModel.of(model, optimizer).step.specialize(**{BATCH: batch})
+        step = _step_of_auto(model, optimizer, strategies, batch, fixed)
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
@@ -168,16 +155,36 @@ def find_plan(
         known=known,
     )
     if least is not None:
+        bound = float(seconds[least])
         smallest = Plan(
-            possible.settings(least),
-            float(seconds[least]),
-            float(seconds[least]),
-            int(peaks[least]),
-            is_simulated=False,
-            plans=plans,
+            possible.settings(least), bound, bound, int(peaks[least]), is_simulated=False, plans=plans
         )
         object.__setattr__(plans, "tightest", smallest)
     return plans
+
+
+def _check_counts(batch: Any, simulations: Any) -> None:
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
+    if simulations is not None and (type(simulations) is not int or simulations < 0):
+        raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
+
+
+def _step_of_auto(
+    model: Any, optimizer: SGD | Adam, strategies: str, batch: int, fixed: Mapping[str, Any]
+) -> Function:
+    """The step for ``strategies="auto"``.  ``ValueError`` or ``TypeError`` for what does not go with it."""
+    if strategies != "auto" or fixed:
+        raise ValueError(
+            f'strategies is "auto", and then there are no settings to fix; got {strategies!r}'
+            f"{''.join(f', {name}={value!r}' for name, value in fixed.items())}"
+        )
+    if not isinstance(model, Function):
+        raise TypeError(
+            'strategies="auto" takes the program of a loss, such as TransformerSpec(...).function(B); '
+            f"got {model!r}"
+        )
+    return TrainedModel.of(model, optimizer).step.specialize(**{BATCH: batch})
 
 
 def _best_first(

@@ -21,6 +21,7 @@ from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     ContextParallel,
     DataParallel,
+    ExpertParallel,
     Recompute,
     SequenceParallel,
     TensorParallel,
@@ -35,7 +36,7 @@ Columns = Mapping[str, Ints]
 Settings = Mapping[str, Any]
 """The settings of one plan, by name."""
 
-AXES = ("pp", "dp", "cp", "tp")
+AXES = ("pp", "dp", "cp", "ep", "tp")
 """The mesh axes of a plan, outermost first in Megatron-LM's order."""
 MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": 10**4}
 """What is planned for at most: beyond it, products of settings would not fit 64 bits, or a search take hours."""
@@ -252,6 +253,8 @@ def _recompute(name: str, value: Any, model: TrainedModel) -> str:
 
 def _order(name: str, value: Any, model: TrainedModel) -> str:
     axes = tuple(value.replace("-", " ").split()) if isinstance(value, str) else ()
+    if "ep" not in axes and "tp" in axes:  # experts lie outside of tp unless it is said
+        axes = (*axes[: axes.index("tp")], "ep", *axes[axes.index("tp") :])
     if axes not in permutations(AXES):
         raise ValueError(f"order must name {', '.join(AXES)}, outermost first, got {value!r}")
     return " ".join(axes)
@@ -287,7 +290,15 @@ def always(value: Any) -> bool:
 
 
 def _has_replicas(columns: Columns) -> Bools:
-    return columns["dp"] > 1
+    found: Bools = columns["dp"] * columns["ep"] > 1
+    return found
+
+
+def _zero(model: TrainedModel, settings: Settings) -> Transform | None:
+    """ZeRO over ``dp``, and over ``ep`` for what is no expert; where experts have no replicas, over ``ep`` alone."""
+    if not settings["zero"]:
+        return None
+    return Zero(settings["zero"], "dp" if settings["dp"] > 1 else "ep")
 
 
 def _sp_as_usual(columns: Columns, model: TrainedModel) -> Ints:
@@ -345,6 +356,7 @@ SETTINGS = SettingTable(
         lambda model, given: ContextParallel("cp") if given["cp"] > 1 else None,
         "context_parallel_size",
     ),
+    _axis("ep", 12, lambda model, given: ExpertParallel("ep") if given["ep"] > 1 else None),
     _axis(
         "tp",
         13,
@@ -401,8 +413,8 @@ SETTINGS = SettingTable(
         _stage_of_zero,
         lambda model: (0, 1, 2),
         useful=_has_replicas,
-        needs="ZeRO needs replicas, dp above 1",
-        transform=lambda model, given: Zero(given["zero"], "dp") if given["zero"] else None,
+        needs="ZeRO needs replicas, dp or ep above 1",
+        transform=_zero,
         words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
         place_in_text=30,
         from_pieces=lambda stage: stage < 3,
@@ -415,7 +427,7 @@ SETTINGS = SettingTable(
         switch,
         lambda model: (0,),
         is_switch=True,
-        useful=_has_replicas,
+        useful=lambda columns: columns["dp"] > 1,
         needs="overlap needs replicas, dp above 1",
         transform=lambda model, given: overlap_of(given["dp"]) if given["overlap"] else None,
         words=lambda given: "overlap" if given["overlap"] else "",
@@ -440,7 +452,7 @@ SETTINGS = SettingTable(
     Setting(
         "order",
         _order,
-        lambda model: ("pp dp cp tp",),
+        lambda model: (" ".join(AXES),),
         is_text=True,
         words=_order_words,
         place_in_text=70,

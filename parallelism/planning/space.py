@@ -119,9 +119,9 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     _split(table, model, devices, given)
     _pipelined(table, model, given)
     table.cross(microbatch=given.get("microbatch") or _divisors(batch))
-    rows = table["dp"] * table["microbatch"]
+    rows = table["dp"] * table["ep"] * table["microbatch"]
     table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
-    table.columns["count"] = batch // (table["dp"] * table["microbatch"])
+    table.columns["count"] = batch // (table["dp"] * table["ep"] * table["microbatch"])
     for setting in SETTINGS.options:
         _with_option(table, setting, model, given)
     interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]
@@ -144,10 +144,13 @@ def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str,
     table.cross(cp=given.get("cp") or [1])
     if model.sequence is not None:
         table.refuse("cp does not divide the sequence", model.sequence % table["cp"] != 0)
+    table.cross(ep=given.get("ep") or _divisors(model.experts or 1))
+    table.refuse("ep does not divide the experts", (model.experts or 1) % table["ep"] != 0)
     table.cross(pp=given.get("pp") or sizes)
-    inside = table["tp"] * table["cp"] * table["pp"]
-    table.refuse("tp, cp and pp do not divide the devices", devices % inside != 0)
-    table.columns["dp"] = devices // (table["tp"] * table["cp"] * table["pp"])
+    inside = table["tp"] * table["cp"] * table["ep"] * table["pp"]
+    axes = "tp, cp, ep and pp" if model.experts else "tp, cp and pp"
+    table.refuse(f"{axes} do not divide the devices", devices % inside != 0)
+    table.columns["dp"] = devices // (table["tp"] * table["cp"] * table["ep"] * table["pp"])
     if "dp" in given:
         table.refuse("dp is not the one that was asked for", ~np.isin(table["dp"], given["dp"]))
 
@@ -166,20 +169,28 @@ def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[
     plain = found[0] if "schedule" in given or chunks else (0, 1)
     table.keep(~alone | ((table["schedule"] == plain[0]) & (table["chunks"] == plain[1])))
     if model.blocks:
+        _blocks_in_stages(table, model, given)
+
+
+def _blocks_in_stages(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[int]]) -> None:
+    """Refuses stages that do not fit the blocks, and those that would be simulated one by one."""
+    stages = table["pp"] * table["chunks"]
+    table.refuse("there are more stages than blocks", stages > model.blocks)
+    if model.first_alike and "pp" not in given:
         stages = table["pp"] * table["chunks"]
-        table.refuse("there are more stages than blocks", stages > model.blocks)
-        stages = table["pp"] * table["chunks"]
-        uneven = (stages > 1) & (model.blocks % stages != 0)
-        slow = model.sequence is None and "pp" not in given  # each plan of a program is simulated by itself
-        dealt = [i for i, name in enumerate(table.words["schedule"]) if _deals_unevenly(SCHEDULES[name])]
-        fixed = (table["chunks"] > 1) & ~np.isin(table["schedule"], dealt)
-        if (
-            chunks is None
-        ):  # where pp divides the blocks there are even ones, and of others the fewest stages suffice
-            most = -(-model.blocks // stages)
-            enough = -(-model.blocks // (table["pp"] * most)) == table["chunks"]
-            fixed |= (table["chunks"] > 1) & ((model.blocks % table["pp"] == 0) | ~enough)
-        table.refuse("stages do not divide the blocks", uneven & (fixed | slow))
+        others = (stages > 1) & (model.blocks // stages <= model.first_alike)
+        table.refuse("the first stage has no block that is like those of others", others)
+    stages = table["pp"] * table["chunks"]
+    uneven = (stages > 1) & (model.blocks % stages != 0)
+    slow = model.sequence is None and "pp" not in given  # each plan of a program is simulated by itself
+    dealt = [i for i, name in enumerate(table.words["schedule"]) if _deals_unevenly(SCHEDULES[name])]
+    fixed = (table["chunks"] > 1) & ~np.isin(table["schedule"], dealt)
+    # Where pp divides the blocks there are even stages, and of others the fewest stages suffice.
+    if given.get("chunks") is None:
+        most = -(-model.blocks // stages)
+        enough = -(-model.blocks // (table["pp"] * most)) == table["chunks"]
+        fixed |= (table["chunks"] > 1) & ((model.blocks % table["pp"] == 0) | ~enough)
+    table.refuse("stages do not divide the blocks", uneven & (fixed | slow))
 
 
 def _chunks_of(kind: ScheduleKind, model: TrainedModel, given: Sequence[int] | None) -> Sequence[int]:

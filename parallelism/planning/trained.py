@@ -81,17 +81,33 @@ class TrainedModel:
             regions,
             "block",
             spec.layers,
-            (
-                ("heads", spec.heads),
-                ("heads of keys and values", spec.groups),
-                ("the feed-forward width", spec.hidden),
-                ("the vocabulary", spec.vocabulary),
-                ("the width", spec.width),
-            ),
+            _split_by_tp(spec),
             spec.sequence,
             MixedPrecision(dtype.name) if narrow else None,
             optimizer,
         )
+
+    @property
+    def experts(self) -> int | None:
+        """The number of experts, over which ``ep`` may split them; None: there are none, or a program has its own."""
+        spec = self.model if isinstance(self.model, TransformerSpec) else None
+        return spec.experts.count if spec is not None and spec.experts is not None else None
+
+    @cached_property
+    def first_alike(self) -> int:
+        """The first block that is like all further ones, counted from 0: of DeepSeek-V3 that behind its dense blocks."""
+        if not isinstance(self.model, TransformerSpec):
+            return 0
+        spec = self.model
+        kinds = [
+            (
+                spec.experts is not None and spec.experts.at(layer),
+                spec.window_of(layer),
+                spec.is_rotated(layer),
+            )
+            for layer in range(spec.layers)
+        ]
+        return max((layer + 1 for layer, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
 
     @property
     def dtype(self) -> str:
@@ -106,6 +122,16 @@ class TrainedModel:
     def dtypes(self) -> str:
         """The dtype of products, and that of the main copies of weights where it is another."""
         return self.dtype if self.precision is None else f"{self.dtype} with main copies in float32"
+
+    @property
+    def load(self) -> str:
+        """How many rows experts are assumed to have; empty without experts."""
+        spec = self.model if isinstance(self.model, TransformerSpec) else None
+        if spec is None or spec.experts is None:
+            return ""
+        if spec.experts.capacity is not None:
+            return f"experts accept {spec.experts.capacity:g} times their even share of rows"
+        return f"the fullest expert has {spec.experts.load:g} times the mean rows"
 
     def of_layers(self, layers: int) -> TrainedModel | None:
         """The same model with another number of blocks; None if it is a program."""
@@ -146,6 +172,20 @@ class TrainedModel:
         if stages == 1 or not self.blocks:
             return ()
         return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
+
+
+def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism splits of a Transformer."""
+    layers = range(spec.layers)
+    experts = spec.experts
+    found = [("heads", spec.heads), ("heads of keys and values", spec.groups)]
+    if experts is None or not all(experts.at(layer) for layer in layers):
+        found.append(("the feed-forward width", spec.hidden))
+    if experts is not None:
+        found.append(("the width of an expert", spec.expert_width))
+    if experts is not None and experts.shared_width:
+        found.append(("the width of the shared experts", experts.shared_width))
+    return (*found, ("the vocabulary", spec.vocabulary), ("the width", spec.width))
 
 
 def _blocks(function: Function) -> tuple[str, int]:

@@ -50,6 +50,8 @@ class Pattern(NamedTuple):
     """Whether there are several microbatches, whose gradients are added up."""
     registered: tuple[tuple[str, Any], ...] = ()
     """The settings that were registered from outside, with their values."""
+    experts: str = ""
+    """``split`` over several devices; ``alone``: these are all that share the batch, and ZeRO is over them alone."""
 
 
 @lru_cache(maxsize=2)
@@ -90,7 +92,7 @@ class LaidOut(NamedTuple):
 
 
 class TwoBlockSteps:
-    """Events by pattern, rows of a microbatch, and devices of ``tp`` and ``dp``.  `Unpriceable` for uneven shards
+    """Events by pattern, rows of a microbatch, and devices of ``tp``, ``ep`` and ``dp``.  `Unpriceable` for uneven shards
     inside a stage; those of replicas may be uneven."""
 
     def __init__(self, model: TrainedModel, *, fused: bool | str, overlapping: bool = False) -> None:
@@ -102,23 +104,25 @@ class TwoBlockSteps:
         """Whether steps were laid out before: those of another search, or some of them, are used again."""
         return "_kept_step" in self.__dict__
 
-    def zero(self, stage: int, *, sp: bool, cp: int) -> int:
+    def zero(self, stage: int, *, sp: bool, cp: int, ep: bool = False) -> int:
         """The stage of ZeRO that the actions of stages depend on: none, if only sums over replicas differ.
 
-        Under sequence and context parallelism it says where sums over devices of a stage are taken, and it keeps ops
+        Under sequence, context and expert parallelism it says where sums over devices of a stage are taken, and it keeps ops
         apart that would be one chain.
         """
-        return min(stage, 1) if sp or cp > 1 or self.fused or self.overlapping else 0
+        return min(stage, 1) if sp or cp > 1 or ep or self.fused or self.overlapping else 0
 
     @memoized
-    def actions(self, pattern: Pattern, rows: int, tp: int) -> Events:
-        """The actions of stages."""
-        return self._actions(pattern).at(**{BATCH: rows, "tp": tp, "cp": pattern.cp})
+    def actions(self, pattern: Pattern, rows: int, tp: int, ep: int = 1) -> Events:
+        """The actions of stages, for so many rows on each of the ``ep`` devices that share a microbatch."""
+        numbers = {BATCH: rows * ep, "tp": tp, "cp": pattern.cp, "ep": ep}
+        return self._actions(pattern).at(**numbers)
 
     @memoized
-    def ends(self, pattern: Pattern, tp: int, dp: int) -> Events:
-        """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row."""
-        return self._ends(pattern, dp > 1).at(**{BATCH: 1, "tp": tp, "cp": pattern.cp, "dp": dp})
+    def ends(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> Events:
+        """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row of a device."""
+        numbers = {BATCH: ep, "tp": tp, "cp": pattern.cp, "ep": ep, "dp": dp}
+        return self._ends(pattern, dp > 1).at(**numbers)
 
     @memoized
     def _actions(self, pattern: Pattern) -> ConditionalEvents:
@@ -133,9 +137,10 @@ class TwoBlockSteps:
             if pattern.split:
                 two = self._action_sections(pattern, 2).sections
             else:
-                two = dict(_of_two_blocks(own.sections, middle.sections))
+                two = dict(_of_two_blocks(own.sections, middle.sections, first=self.model.first_alike))
             return ConditionalEvents(
-                SymbolicEvents.of({**own.sections, **two}.items()), own.splits | middle.splits
+                SymbolicEvents.of({**own.sections, **two}.items(), first=self.model.first_alike),
+                own.splits | middle.splits,
             )
 
     @memoized
@@ -148,7 +153,9 @@ class TwoBlockSteps:
                 for place in {place for (place, _), _ in own.sections} - {MIDDLE}
             }
             return ConditionalEvents(
-                SymbolicEvents.of({**own.sections, **held}.items()), own.splits, own.several
+                SymbolicEvents.of({**own.sections, **held}.items(), first=self.model.first_alike),
+                own.splits,
+                own.several,
             )
 
     @memoized
@@ -161,11 +168,13 @@ class TwoBlockSteps:
     @memoized
     def _end_sections(self, pattern: Pattern, *, replicated: bool) -> LaidOut:
         """What stages hold, and the ends of stages with one block and with two."""
-        zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp)
+        zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp, ep=bool(pattern.experts))
         stages = self._pieces(pattern._replace(zero=zero), 1)
         replicas = inside_of(dp=0 if replicated else 1)
         labels = _labels(pattern, 1)
-        first = [0, *accumulate(blocks for _, blocks in labels[:-1])]
+        # What is updated has the blocks of a first stage; those of the others are as the last of them.
+        others = self.model.first_alike
+        first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
         return LaidOut(
@@ -177,17 +186,22 @@ class TwoBlockSteps:
         self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool
     ) -> Updates:
         """The update of two blocks, and of what comes before and after them."""
-        step = self._step(pattern, 2, replicated=replicated or pattern.zero > 0)
+        step = self._step(pattern, 2, replicated=replicated or self._splits_state(pattern))
         return Updates(step, layouts, self._inside(pattern), inside_of(dp=0 if replicated else 1), self.fused)
 
     @staticmethod
+    def _splits_state(pattern: Pattern) -> bool:
+        """Whether ZeRO needs the axis of replicas, whatever its extent."""
+        return pattern.zero > 0 and pattern.experts != "alone"
+
+    @staticmethod
     def _inside(pattern: Pattern) -> Inside:
-        return inside_of(cp=pattern.cp, tp=0 if pattern.tp else 1)
+        return inside_of(cp=pattern.cp, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
         """The pieces of a step with the stages of `_labels`, on one replica."""
-        step = self._step(pattern, blocks, replicated=pattern.zero > 0)
+        step = self._step(pattern, blocks, replicated=self._splits_state(pattern))
         return StepPieces(
             step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping
         )
@@ -198,16 +212,22 @@ class TwoBlockSteps:
             return step
         return step.with_recompute((Recompute(self.model.recomputed[pattern.recompute]),))
 
+    def _counts(self, labels: Sequence[tuple[int, int]]) -> list[int]:
+        """The blocks of each stage that is laid out: of a first stage also those before the first that is like others."""
+        more = self.model.first_alike
+        return [blocks + (more if place in (FIRST, ONLY) else 0) for place, blocks in labels]
+
     @memoized
     def _kept_step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         """The step, of which nothing runs again."""
-        each = [own for _, own in _labels(pattern, blocks)]
+        each = self._counts(_labels(pattern, blocks))
         several = {True: 2, False: 1}  # any number above 1 makes the same transform
         parts = transforms_of(
             self.model,
             {
                 "dp": several[replicated],
                 "cp": pattern.cp,
+                "ep": several[bool(pattern.experts)],
                 "tp": several[pattern.tp],
                 "zero": pattern.zero,
                 "sp": pattern.sp,
@@ -249,7 +269,9 @@ def _unpriceable() -> Iterator[None]:
         raise Unpriceable(str(error)) from error
 
 
-def _of_two_blocks(own: Sections, middle: Sections) -> Iterator[tuple[Any, Sequence[Event]]]:
+def _of_two_blocks(
+    own: Sections, middle: Sections, *, first: int = 0
+) -> Iterator[tuple[Any, Sequence[Event]]]:
     """The sections of stages with two blocks, from those with one, and from those of a stage between others."""
     for ((place, blocks), *what), events in own.items():
         if place == MIDDLE or blocks == 2:
@@ -258,7 +280,7 @@ def _of_two_blocks(own: Sections, middle: Sections) -> Iterator[tuple[Any, Seque
             yield ((place, 2), *what), _of_two_sizes(events, middle, *what)
         else:
             two = middle[(MIDDLE, 2), *what]
-            yield ((place, 2), *what), with_second_block(events, compress(two, repeated(two)))
+            yield ((place, 2), *what), with_second_block(events, compress(two, repeated(two)), first=first)
 
 
 def _of_two_sizes(own: Sequence[Event], middle: Sections, *what: str) -> list[Event]:

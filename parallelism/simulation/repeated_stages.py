@@ -183,7 +183,7 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
             flops, nbytes = flops + each, nbytes + size
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more + action.freed
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
-    change = {name: size for name, size in change.items() if size}
+    peak, change = ({name: size for name, size in each.items() if size} for each in (peak, change))
     return Piece(
         action.kept,
         action.kept_more,

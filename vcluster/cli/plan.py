@@ -38,7 +38,7 @@ from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, s
 from vcluster.cli.sliced import tell_slicings
 from vcluster.runs.verified import verified
 
-ORDER = "pp dp cp tp"
+ORDER = "pp dp cp ep tp"
 _FIXED = SETTINGS.with_flag()
 """The settings of a plan that flags of Megatron-LM fix, by field."""
 _OTHER = (

@@ -152,6 +152,7 @@ def _stages(spec: TransformerSpec, plan: Plan) -> str:
 
 def _assumed(spec: TransformerSpec, task: Task) -> str:
     """What is planned for that no figure of the model says: precision, optimizer, kernel of attention, and software."""
+    load = task.model.load
     stack, slow = task.hardware.stack, precision_remark(task.model.dtype, task.hardware)
     kernel = (
         "flash attention, a kernel that writes no scores"
@@ -159,7 +160,7 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
         else ("attention that writes its scores (--use-flash-attn: a kernel that does not)")
     )
     return (
-        f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}"
+        f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
         f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
     )
 

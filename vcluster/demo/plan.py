@@ -5,8 +5,9 @@ from textwrap import wrap
 
 from parallelism.display import WIDTH, progress
 from parallelism.display.quantities import decimal_bytes, seconds
+from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
-from parallelism.planning import NoPlanFits, find_plan
+from parallelism.planning import NoPlanFits, Plan, find_plan
 from vcluster.cli.command_line import WrongWords
 from vcluster.demo.screen import Screen
 from vcluster.mpi import device_of
@@ -66,10 +67,18 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
 
     if arguments.html is not None:
         screen.record = best.simulate(), None
+    _run_small(best, hardware, arguments.backend, screen)
+    screen.heading("More of it")
+    screen.line("  python -m vcluster plan --help")
+
+
+def _run_small(best: Plan, hardware: Hardware, backend: str, screen: Screen) -> None:
+    """Run the plan of a smaller model, and tell where it differs from its simulation."""
     small = best.scaled_down()
-    device = device_of(arguments.backend)
-    screen.heading(f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device}")
-    found = verified(small, hardware, backend=arguments.backend)
+    screen.heading(
+        f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device_of(backend)}"
+    )
+    found = verified(small, hardware, backend=backend)
     screen.verdict(
         "numbers" not in found.differences,
         f"its numbers differ from those of one process by {found.apart:.1g} of the largest",
@@ -81,5 +90,3 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     ):
         equal = what not in found.differences
         screen.verdict(equal, f"{what} ({figure}) {'equals' if equal else 'is not'} that of the simulation")
-    screen.heading("More of it")
-    screen.line("  python -m vcluster plan --help")

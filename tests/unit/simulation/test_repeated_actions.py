@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
 from parallelism.events import Columns
@@ -53,6 +53,7 @@ def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
 
 @settings(max_examples=2)
 @given(pipelines, st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())
+@example(pipeline_of("interleaved_zero_bubble", 1, 1, listed=False), True, 0, False, True)
 def test_repeated_actions_are_those_of_the_loop(
     pipeline: Pipeline, split: bool, more: int, recompute: bool, pieces: bool
 ) -> None:

@@ -1,0 +1,115 @@
+"""Plans of models with experts: ``ep`` is searched, rows are put together from pieces, and the first plan is the best."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelism import Hardware, models
+from parallelism.planning import find_plan
+from parallelism.planning.plan import Task
+from parallelism.planning.plan_costs import PlanCosts
+from parallelism.planning.space import choices
+from parallelism.planning.trained import TrainedModel
+from parallelism.training.training_run import ADAM_W
+
+LATENT = models.LatentAttention(query_rank=16, key_value_rank=8, head_width=8, rotary_width=4, value_width=6)
+MIXTRAL: dict[str, Any] = {"experts": models.Experts(count=4, chosen=2)}
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": MIXTRAL,
+    "capacity": {"layers": 2, "experts": models.Experts(count=4, chosen=2, capacity=1.0, shared_width=16)},
+    "dense first": {"layers": 5, "experts": models.Experts(count=4, chosen=2, dense_layers=1, shared_width=16, width=24)},
+    "deepseek": {"layers": 8, "attention": LATENT, "experts": models.Experts(
+        count=8, chosen=2, dense_layers=2, shared_width=16, width=24, router="sigmoid", groups=4, groups_chosen=2)},
+}
+
+
+def spec(**figures: Any) -> models.TransformerSpec:
+    defaults: dict[str, Any] = {
+        "layers": 4, "width": 32, "heads": 4, "feed_forward": 48, "vocabulary": 64, "sequence": 16, "activation": "swiglu",
+        "norm": "rms", "positions": "rotary", "biases": False, "tied": False, "dtype": "bfloat16"}
+    return models.TransformerSpec(**defaults | figures)
+
+
+def check(model: models.TransformerSpec, devices: int, batch: int, fixed: dict[str, Any], count: int, seed: int) -> None:
+    """Some rows of a space from pieces are those of their simulations, and all have a price."""
+    task = Task(TrainedModel.of(model, ADAM_W), batch, Hardware.preset("dgx-h100:1").placed(range(devices)), devices)
+    possible = choices(task.model, devices, batch, fixed)
+    table = PlanCosts(task, possible)
+    found = 0
+    for row in np.random.default_rng(seed).permutation(len(possible)).tolist():
+        settings = possible.settings(row)
+        if settings["ep"] == 1 and found % 3:
+            continue
+        table.prepare(row)
+        trace = task.simulate(settings, link_sharing=False)
+        seconds = table.seconds([row])[0]
+        assert seconds <= trace.makespan_seconds * (1 + 1e-12), settings
+        if table.is_exact(row):
+            assert seconds == pytest.approx(trace.makespan_seconds, rel=1e-9), settings
+        assert table.peaks(table.shape(row), [row])[0] == max(trace.peaks().values()), settings
+        found += 1
+        if found == count:
+            break
+    assert found
+
+
+SPACES: list[tuple[str, int, dict[str, Any]]] = [
+    ("mixtral", 8, {"schedule": ["1f1b", "zero_bubble_h1"], "sp": [False, True]}),
+    ("capacity", 4, {"schedule": "1f1b", "sp": True}),
+    ("dense first", 8, {"schedule": ["1f1b", "zero_bubble_h1"], "recompute": ["none", "full"]}),
+    ("deepseek", 4, {"schedule": ["1f1b", "interleaved_1f1b", "zero_bubble_v"]}),
+    ("mixtral", 8, {"cp": [1, 2], "order": ["pp dp cp tp", "pp cp ep tp dp"], "recompute": "selective"}),
+]
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize(("name", "devices", "fixed"), SPACES, ids=[f"{name}-{number}" for number, (name, *_) in
+                                                                   enumerate(SPACES)])
+def test_rows_from_pieces_are_the_simulated_ones(name: str, devices: int, fixed: dict[str, Any]) -> None:
+    check(spec(**MODELS[name]), devices, 16, fixed, 2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_many_rows_from_pieces_are_the_simulated_ones(seed: int) -> None:
+    for name, devices, fixed in SPACES:
+        check(spec(**MODELS[name]), devices, 16, fixed, 10, seed)
+
+
+def test_the_first_plan_is_the_best_of_all_that_are_simulated() -> None:
+    plans = find_plan(spec(layers=2, **MIXTRAL), hardware="dgx-h100", devices=4, batch=4, pp=1, zero=0,
+                      recompute="none", microbatch=1)
+    assert {plan.settings["ep"] for plan in islice(plans, len(plans))} == {1, 2, 4}
+    every = [plan.simulate().makespan_seconds for plan in islice(plans, len(plans))]
+    assert plans.best.seconds == pytest.approx(min(every), rel=1e-9)
+    assert "the fullest expert has 1 times the mean rows" in str(plans).replace("\n", " ")
+
+
+def test_ep_is_told_in_plans_and_strategies_and_of_dense_models_it_is_1() -> None:
+    plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=8, ep=4, tp=2, pp=1,
+                      recompute="none", microbatch=1)
+    best = plans.best
+    assert "ep=4" in best.split and "ep=4" in str(best) and best.mesh.shape["ep"] == 4
+    dense = find_plan(spec(), hardware="dgx-h100", devices=2, batch=2, pp=1, recompute="none")
+    assert {plan.settings["ep"] for plan in islice(dense, len(dense))} == {1}
+    assert "ep does not divide the experts" in find_plan(
+        spec(**MIXTRAL), hardware="dgx-h100", devices=3, batch=6, ep=3).refused
+
+
+def test_rows_and_devices_of_ep_count_as_replicas_of_what_is_no_expert() -> None:
+    plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=16, ep=4, tp=1, pp=1, zero=1, microbatch=1,
+                      recompute="none", schedule="1f1b")
+    best = plans.best
+    assert best.mesh.shape == {"pp": 1, "dp": 2, "ep": 4} and best.microbatches == 2
+    layouts = {value.name: value.layout.short() for value in best.step.function.inputs if value.layout}
+    assert layouts["mean.p.0.expert_up"] == "[ep, None, dp]" and layouts["mean.p.0.out"] == "[(dp, ep), None]"
+
+
+@pytest.mark.parametrize(("figures", "first"), [
+    ({}, 0), (MIXTRAL, 0), (MODELS["deepseek"], 2), ({"experts": models.Experts(count=4, chosen=1, every=2)}, 3)])
+def test_the_first_block_that_is_like_all_further_ones(figures: dict[str, Any], first: int) -> None:
+    assert TrainedModel.of(spec(**figures), ADAM_W).first_alike == first
