@@ -58,7 +58,10 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
 
 
 def report(results: Results) -> str:
-    """For each number of devices a row for each operation, size and system, and what ours takes more than mpi4py's."""
+    """For each number of devices a row for each operation, size and system, and what ours takes more than mpi4py's.
+
+    Ours are ``default`` and ``library``.
+    """
     found = {(m.devices, m.operation, m.nbytes, m.system): m.seconds for m in results.of(NAME)}
     parts = []
     for devices in dict.fromkeys(devices for devices, *_ in found):
@@ -68,9 +71,9 @@ def report(results: Results) -> str:
             for system in (OURS, LIBRARY, PLAIN):
                 ours = found[devices, operation, nbytes, system]
                 case = f"{operation} {nbytes_text(nbytes)}" if nbytes else operation
-                rows.append([
-                    case if system == OURS else "", system, *map(seconds_text, (ours.median, ours.mean, ours.p99)),
-                    *(_over(nbytes, ours.median, plain.median) if system != PLAIN else ("", ""))])
+                labels = (case, "default") if system == OURS else ("", system)
+                over = _over(nbytes, ours.median, plain.median) if system != PLAIN else ("", "")
+                rows.append([*labels, *map(seconds_text, (ours.median, ours.mean, ours.p99)), *over])
         header = (f"{devices} devices", "", "median", "mean", "p99", "over", "at most")
         parts.append(table(header, rows, labels=2))
     return "\n\n".join(parts)
@@ -81,4 +84,5 @@ def _over(nbytes: int, ours: float, plain: float) -> tuple[str, str]:
     if nbytes >= LARGE_BYTES:
         return f"x {ratio_text(ours / plain)}", against(LARGE_ON_RANKS, ours / plain, f"{LARGE_ON_RANKS}")
     most = SMALL_ON_RANKS_SECONDS if nbytes <= SMALL_BYTES else None
-    return f"+{seconds_text(ours - plain)}", against(most, ours - plain, f"{SMALL_ON_RANKS_SECONDS * 1e6:.0f} us")
+    sign = "+" if ours >= plain else ""
+    return f"{sign}{seconds_text(ours - plain)}", against(most, ours - plain, f"{SMALL_ON_RANKS_SECONDS * 1e6:.0f} us")

@@ -34,58 +34,69 @@ def beside_products(program: Function) -> Order:
     collective is waited for at once.  So Megatron-LM does since 2021 (Korthikanti et al., *Reducing Activation
     Recomputation in Large Transformer Models*, 2022, arXiv:2205.05198, sections 4.2.2 and 6.2).
     """
-    ops = program.ops
-    made = {value.name: number for number, op in enumerate(ops) for value in op.outputs}
-    first_read: dict[str, int] = {}
-    for number, op in enumerate(ops):
-        for value in op.inputs:
-            first_read.setdefault(value.name, number)
-
-    def whole(name: str) -> str:
-        """The value that a value is a view of."""
-        while (number := made.get(name)) is not None and ops[number].operator.view:
-            name = ops[number].inputs[0].name
-        return name
-
-    def products_behind(name: str) -> set[int]:
-        """The products that make a value, or the terms of it."""
-        number = made.get(whole(name))
-        if number is None:
-            return set()
-        if ops[number].kind == "add":
-            return set().union(*(products_behind(value.name) for value in ops[number].inputs))
-        return {number} & reads.keys()
-
-    reads = {
-        number: {whole(value.name) for value in op.inputs}
-        for number, op in enumerate(ops)
-        if op.kind in ("einsum", "matmul")
-    }
     starts: dict[int, list[int]] = defaultdict(list)
     """By number of an op: the collectives that start before it."""
-    for number, op in enumerate(ops):
-        if op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
-            continue
-        there = made.get(op.inputs[0].name, -1) + 1
-        reader = first_read.get(op.outputs[0].name, len(ops))
-        if op.kind in ("all_reduce", "reduce_scatter"):
-            given = set().union(*(reads[each] for each in products_behind(op.inputs[0].name)))
-            if any(there <= each < reader and given & read for each, read in reads.items()):
-                starts[there].append(number)
-        elif op.kind == "all_gather" and reader in reads:
-            before = [each for each, read in reads.items() if there <= each < reader and read & reads[reader]]
-            if before:
-                starts[before[-1]].append(number)
+    layer = _Products(program)
+    for number in range(len(program.ops)):
+        start = layer.start(number)
+        if start is not None:
+            starts[start].append(number)
     started = {number for each in starts.values() for number in each}
     ordered: list[int] = []
     calls: list[tuple[int, ...]] = []
-    for number in range(len(ops) + 1):
+    for number in range(len(program.ops) + 1):
         for each in starts[number]:
             calls.append((len(ordered),))
             ordered.append(each)
-        if number < len(ops) and number not in started:
+        if number < len(program.ops) and number not in started:
             ordered.append(number)
     return Order(tuple(ordered), tuple(calls))
+
+
+class _Products:
+    """The products of a program, by number of the op, and what they read."""
+
+    def __init__(self, program: Function) -> None:
+        self.ops = program.ops
+        self._made = {value.name: number for number, op in enumerate(self.ops) for value in op.outputs}
+        self._first_read: dict[str, int] = {}
+        self._reads: dict[int, set[str]] = {}
+        for number, op in enumerate(self.ops):
+            for value in op.inputs:
+                self._first_read.setdefault(value.name, number)
+            if op.kind in ("einsum", "matmul"):
+                self._reads[number] = {self._whole(value.name) for value in op.inputs}
+
+    def start(self, number: int) -> int | None:
+        """Before which op a collective starts, if it runs beside a product; None for other ops."""
+        op = self.ops[number]
+        if op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
+            return None
+        there = self._made.get(op.inputs[0].name, -1) + 1
+        reader = self._first_read.get(op.outputs[0].name, len(self.ops))
+        between = {each: read for each, read in self._reads.items() if there <= each < reader}
+        if op.kind in ("all_reduce", "reduce_scatter"):
+            given = set().union(*(self._reads[each] for each in self._behind(op.inputs[0].name)))
+            return there if any(given & read for read in between.values()) else None
+        if op.kind == "all_gather" and reader in self._reads:
+            same = self._reads[reader]
+            return max((each for each, read in between.items() if read & same), default=None)
+        return None
+
+    def _whole(self, name: str) -> str:
+        """The value that a value is a view of."""
+        while (number := self._made.get(name)) is not None and self.ops[number].operator.view:
+            name = self.ops[number].inputs[0].name
+        return name
+
+    def _behind(self, name: str) -> set[int]:
+        """The products that make a value, or the terms of it."""
+        number = self._made.get(self._whole(name))
+        if number is None:
+            return set()
+        if self.ops[number].kind == "add":
+            return set().union(*(self._behind(value.name) for value in self.ops[number].inputs))
+        return {number} & self._reads.keys()
 
 
 def arranged(

@@ -1,6 +1,7 @@
 """Degradations of a hardware: a straggler, a link with a fault."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from parallelism.hardware import fields as checked
 
@@ -20,10 +21,10 @@ class Straggler:
     factor: float
 
     def __post_init__(self) -> None:
-        checked.store(
+        checked.check(
             self,
-            rank=checked.whole_number("rank", self.rank, least=0),
-            factor=checked.number("factor", self.factor, least=1),
+            rank=partial(checked.whole_number, least=0),
+            factor=partial(checked.number, least=1),
         )
 
 
@@ -51,16 +52,12 @@ class LinkFault:
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
             raise ValueError("source or target must be a rank; got None for both")
-        ends = {"source": self.source, "target": self.target}
-        checked.store(
+        given = [end for end in ("source", "target") if getattr(self, end) is not None]
+        checked.check(
             self,
-            **{
-                end: checked.whole_number(end, rank, least=0)
-                for end, rank in ends.items()
-                if rank is not None
-            },
-            delay_seconds=checked.number("delay_seconds", self.delay_seconds, "of seconds"),
-            bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1),
+            **dict.fromkeys(given, partial(checked.whole_number, least=0)),
+            delay_seconds=checked.seconds,
+            bandwidth_factor=checked.share,
         )
 
     def concerns(self, source: int, target: int) -> bool:

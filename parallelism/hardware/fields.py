@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 from typing import Any, TypeVar
 
@@ -27,6 +28,11 @@ def changed(described: Value, **values: Any) -> Value:
     copied: Value = object.__new__(type(described))
     copied.__dict__.update(described.__dict__, **values)
     return copied
+
+
+def check(described: object, **checks: Callable[[str, Any], Any]) -> None:
+    """Replaces fields of a frozen description by what these functions make of a field's name and its value."""
+    store(described, **{field: check(field, getattr(described, field)) for field, check in checks.items()})
 
 
 def number(
@@ -99,6 +105,19 @@ def text(field: str, value: Any, most: int = 80) -> str:
     return value
 
 
+def text_or_none(field: str, value: Any, most: int = 80) -> Any:
+    """A checked text of one printable line, or an empty one."""
+    return value and text(field, value, most)
+
+
+def switch(field: str, value: Any, other: str = "") -> Any:
+    """A checked bool, or a text that may stand in its place."""
+    if not isinstance(value, bool) and (not other or value != other):
+        words = f' or "{other}"' if other else ""
+        raise TypeError(f"{field} must be true or false{words}; got {shown(value)}")
+    return value
+
+
 def texts(field: str, values: Any, most: int) -> Table[str]:
     """A checked table of texts by name."""
     if not isinstance(values, Mapping):
@@ -137,6 +156,12 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with too many digits, a list too deep
         return f"a {type(value).__name__} too large to print"
     return words if len(words) <= 60 else f"{words[:60]}..."
+
+
+seconds = partial(number, of="of seconds")
+bandwidth = partial(number, of="of bytes a second", above=0)
+share = partial(number, above=0, most=1)
+"""A checked part of a whole, above 0."""
 
 
 class Table(Mapping[str, Value]):

@@ -15,22 +15,21 @@ work takes on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from math import inf, prod
 from operator import mul
 from os import PathLike
 from typing import Any, NamedTuple
 
-from parallelism.algorithms import KINDS
 from parallelism.hardware import fields as checked, files as hardware_files, table as hardware_table
 from parallelism.hardware.degradations import LinkFault, Straggler
 from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.links import HostLink, Link, Piece
-from parallelism.hardware.rates import Products, Reached
+from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
@@ -54,6 +53,38 @@ ITEMSIZE = {
 """The dtypes that a rate can be given for, and the bytes of a number.  NumPy has not all of them."""
 
 MOST_DEVICES = 1 << 24
+
+_SECONDS = (
+    "kernel_launch_seconds",
+    "flops_ramp_seconds",
+    "memory_ramp_seconds",
+    "issue_seconds",
+    "message_overhead_seconds",
+    "message_overhead_seconds_per_byte",
+)
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "name": checked.text,
+    **dict.fromkeys(_SECONDS, checked.seconds),
+    **dict.fromkeys(("flops_efficiency", "memory_efficiency"), checked.share),
+    **dict.fromkeys(("memory_overlap", "collective_share"), partial(checked.number, most=1)),
+    "flops_per_second": partial(
+        checked.numbers, names=ITEMSIZE, of="of flops a second", what="rates by dtype", least=1
+    ),
+    "memory_bytes": partial(checked.number, of="of bytes", above=0),
+    "memory_bytes_per_second": checked.bandwidth,
+    "collective_bytes_per_second": by_collective,
+    "links": partial(checked.each, kind=Link),
+    "stragglers": partial(checked.each, kind=Straggler),
+    "faults": partial(checked.each, kind=LinkFault),
+    "title": partial(checked.text_or_none, most=200),
+    "sources": partial(checked.texts, most=500),
+    "flops_efficiencies": partial(
+        checked.numbers, names=ITEMSIZE, most=1, what="parts of the rates by dtype"
+    ),
+    "stack": checked.text_or_none,
+    "fused": partial(checked.switch, other="elementwise"),
+    "overlapping": checked.switch,
+}
 
 
 def rate_name(dtype: str) -> str:
@@ -140,74 +171,13 @@ class Hardware:
     stack: str = ""
 
     def __post_init__(self) -> None:
-        values: dict[str, Any] = {
-            "name": checked.text("name", self.name),
-            **{
-                field: checked.number(field, getattr(self, field), "of seconds")
-                for field in (
-                    "kernel_launch_seconds",
-                    "flops_ramp_seconds",
-                    "memory_ramp_seconds",
-                    "issue_seconds",
-                    "message_overhead_seconds",
-                    "message_overhead_seconds_per_byte",
-                )
-            },
-            **{
-                field: checked.number(field, getattr(self, field), above=0, most=1)
-                for field in ("flops_efficiency", "memory_efficiency")
-            },
-            **{
-                field: checked.number(field, getattr(self, field), most=1)
-                for field in ("memory_overlap", "collective_share")
-            },
-            "flops_per_second": checked.numbers(
-                "flops_per_second",
-                self.flops_per_second,
-                ITEMSIZE,
-                "of flops a second",
-                what="rates by dtype",
-                least=1,
-            ),
-            "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
-            "memory_bytes_per_second": checked.number(
-                "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0
-            ),
-            "collective_bytes_per_second": checked.numbers(
-                "collective_bytes_per_second",
-                self.collective_bytes_per_second,
-                tuple(KINDS.records),
-                "of bytes a second",
-                what="numbers by collective",
-            ),
-            "links": checked.each("links", self.links, Link),
-            "stragglers": checked.each("stragglers", self.stragglers, Straggler),
-            "faults": checked.each("faults", self.faults, LinkFault),
-            "title": self.title and checked.text("title", self.title, 200),
-            "sources": checked.texts("sources", self.sources, 500),
-            "flops_efficiencies": checked.numbers(
-                "flops_efficiencies",
-                self.flops_efficiencies,
-                ITEMSIZE,
-                most=1,
-                what="parts of the rates by dtype",
-            ),
-            "stack": self.stack and checked.text("stack", self.stack),
-        }
-        if not values["links"]:
+        checked.check(self, **_CHECKS)
+        if not self.links:
             raise ValueError("links must be at least one Link; got none")
         if not isinstance(self.host, HostLink):
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
         if self.products is not None and not isinstance(self.products, Products):
             raise TypeError(f"products must be a Products; got {checked.shown(self.products)}")
-        for field, words, others in (
-            ("fused", ' or "elementwise"', ("elementwise",)),
-            ("overlapping", "", ()),
-        ):
-            given = getattr(self, field)
-            if not isinstance(given, bool) and given not in others:
-                raise TypeError(f"{field} must be true or false{words}; got {checked.shown(given)}")
-        checked.store(self, **values)
         if self.devices > MOST_DEVICES:
             raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")
         for i, (link, inside) in enumerate(zip(self.links, self._insides, strict=True)):
@@ -216,6 +186,9 @@ class Hardware:
                     f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}"
                 )
         checked.store(self, placement=checked.places(self.placement, self.devices))
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
             named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]

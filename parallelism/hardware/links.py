@@ -16,6 +16,7 @@ SimGrid has them of MPI within a node (Clauss et al., *Single Node On-Line Simul
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -53,13 +54,11 @@ class Piece:
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        checked.store(
+        checked.check(
             self,
-            from_bytes=checked.number("from_bytes", self.from_bytes, "of bytes", above=0),
-            latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
-            bytes_per_second=checked.number(
-                "bytes_per_second", self.bytes_per_second, "of bytes a second", above=0
-            ),
+            from_bytes=partial(checked.number, of="of bytes", above=0),
+            latency_seconds=checked.seconds,
+            bytes_per_second=checked.bandwidth,
         )
 
 
@@ -117,10 +116,8 @@ class Link:
             self,
             name=checked.text("name", name),
             extents=tuple(checked.whole_number("extents", side, most=most) for side in sides),
-            latency_seconds=checked.number("latency_seconds", latency_seconds, "of seconds"),
-            bytes_per_second=checked.number(
-                "bytes_per_second", bytes_per_second, "of bytes a second", above=0
-            ),
+            latency_seconds=checked.seconds("latency_seconds", latency_seconds),
+            bytes_per_second=checked.bandwidth("bytes_per_second", bytes_per_second),
             shape=shape,
             ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
             pieces=_pieces("pieces", pieces, shape),
@@ -253,10 +250,4 @@ class HostLink:
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        checked.store(
-            self,
-            latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
-            bytes_per_second=checked.number(
-                "bytes_per_second", self.bytes_per_second, "of bytes a second", above=0
-            ),
-        )
+        checked.check(self, latency_seconds=checked.seconds, bytes_per_second=checked.bandwidth)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -19,6 +20,22 @@ from parallelism.hardware import fields as checked
 
 Shape = tuple[int, ...]
 """Of products: (count, m, n, k), so many products of m x k with k x n matrices."""
+
+
+def by_collective(field: str, values: Any) -> Mapping[str, float]:
+    """A checked table of bytes per second, by collective."""
+    kinds = tuple(KINDS.records)
+    return checked.numbers(field, values, kinds, "of bytes a second", what="numbers by collective")
+
+
+def _tiles(field: str, tiles: Any) -> tuple[tuple[int, int], ...]:
+    listed = isinstance(tiles, list | tuple) and len(tiles) > 0
+    if not listed or any(not isinstance(tile, list | tuple) or len(tile) != 2 for tile in tiles):
+        raise ValueError(f"{field} must be a list of pairs of rows and columns; got {checked.shown(tiles)}")
+    pairs = []
+    for rows, columns in tiles:
+        pairs.append((checked.whole_number(field, rows), checked.whole_number(field, columns)))
+    return tuple(pairs)
 
 
 @dataclass(frozen=True)
@@ -44,24 +61,12 @@ class Products:
     half_intensity: float = 0.0
 
     def __post_init__(self) -> None:
-        tiles: Any = self.tiles
-        if (
-            not isinstance(tiles, list | tuple)
-            or not tiles
-            or any(not isinstance(tile, list | tuple) or len(tile) != 2 for tile in tiles)
-        ):
-            raise ValueError(
-                f"tiles must be a list of pairs of rows and columns; got {checked.shown(self.tiles)}"
-            )
-        checked.store(
+        checked.check(
             self,
-            units=checked.whole_number("units", self.units, most=1 << 20),
-            tiles=tuple(
-                (checked.whole_number("tiles", rows), checked.whole_number("tiles", columns))
-                for rows, columns in self.tiles
-            ),
-            half_depth=checked.number("half_depth", self.half_depth),
-            half_intensity=checked.number("half_intensity", self.half_intensity),
+            units=partial(checked.whole_number, most=1 << 20),
+            tiles=_tiles,
+            half_depth=checked.number,
+            half_intensity=checked.number,
         )
 
     def reached(self, shape: Shape) -> float:
@@ -96,27 +101,16 @@ class Reached:
     in_switch_from: int = 2
 
     def __post_init__(self) -> None:
-        def rate(field: str) -> float | None:
-            value: Any = getattr(self, field)
-            return None if value is None else checked.number(field, value, "of bytes a second", above=0)
-
-        checked.store(
+        rates = ("message_bytes_per_second", "bus_bytes_per_second")
+        checked.check(
             self,
-            message_bytes_per_second=rate("message_bytes_per_second"),
-            bus_bytes_per_second=rate("bus_bytes_per_second"),
-            base_seconds=checked.number("base_seconds", self.base_seconds, "of seconds"),
-            step_seconds=None
-            if self.step_seconds is None
-            else checked.number("step_seconds", self.step_seconds, "of seconds"),
-            in_switch_bytes_per_second=checked.numbers(
-                "in_switch_bytes_per_second",
-                self.in_switch_bytes_per_second,
-                tuple(KINDS.records),
-                "of bytes a second",
-                what="numbers by collective",
-            ),
-            in_switch_from=checked.whole_number("in_switch_from", self.in_switch_from, least=2),
+            **{field: checked.bandwidth for field in rates if getattr(self, field) is not None},
+            base_seconds=checked.seconds,
+            in_switch_bytes_per_second=by_collective,
+            in_switch_from=partial(checked.whole_number, least=2),
         )
+        if self.step_seconds is not None:
+            checked.check(self, step_seconds=checked.seconds)
 
     def bus(self, collective: str, size: int) -> float | None:
         """The rate of a port in a collective over ``size`` devices; None: that of the wire."""

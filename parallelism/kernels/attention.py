@@ -42,7 +42,7 @@ def attend(
 ) -> Attended:
     """Attention of all rows to all columns that ``mask`` allows."""
     weights = _scores(q * _scale(q, scale), k, mask)
-    highest = _finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
+    highest = finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     weights -= highest
     np.exp(weights, out=weights)
     totals = weights.sum(axis=-1)
@@ -58,7 +58,7 @@ def attend(
 def merge(a: Attended, b: Attended) -> Attended:
     """Attention to the columns of both results, which must have no column in common."""
     lse = np.logaddexp(a.lse, b.lse)
-    base = _finite(lse)
+    base = finite(lse)
     of_a, of_b = (np.exp(part.lse - base).swapaxes(1, 2)[..., None] for part in (a, b))
     return Attended(a.out * of_a + b.out * of_b, lse)
 
@@ -84,7 +84,7 @@ def attend_backward(
     q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
     scaled = q * _scale(q, scale)
     weights = _scores(scaled, k, mask)
-    weights -= _finite(lse)[..., None]
+    weights -= finite(lse)[..., None]
     np.exp(weights, out=weights)
     used = weights if factors is None else weights * factors
     np.matmul(used.swapaxes(2, 3), _by_head(grad), out=_by_head(v_grad))
@@ -149,6 +149,6 @@ def _by_head(x: Array) -> Array:
     return x.swapaxes(1, 2)
 
 
-def _finite(lse: Array) -> Array:
+def finite(lse: Array) -> Array:
     """``lse`` with 0 in place of -inf, so that it can be subtracted."""
     return np.where(np.isneginf(lse), 0, lse).astype(lse.dtype, copy=False)

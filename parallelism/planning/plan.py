@@ -189,6 +189,12 @@ class Plan:
         """
         return self.plans.why_not(self, **fixed)
 
+    if not TYPE_CHECKING:  # a type checker reports the call itself
+
+        def __call__(self, *args, **kwargs):
+            """Raise ``TypeError`` for ``plans.best()``, with what to write."""
+            raise TypeError("plans.best is no method: write plans.best, without (); a plan cannot be called")
+
     def __str__(self) -> str:
         return f"{self.strategy.text_on(self.mesh)}"
 

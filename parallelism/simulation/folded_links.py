@@ -1,4 +1,4 @@
-"""The links that collectives use in a folded simulation, in which only the representatives of lanes are simulated.
+"""The links that collectives use in a folded simulation, in which only the representatives of equal devices are simulated.
 
 A simulated collective uses the links of its real group.  Other collectives and messages may use the same links, but a
 folded simulation does not contain all of them.  It is exact in two cases:
@@ -20,8 +20,8 @@ from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.hardware import Channel, Hardware
 from parallelism.operation.errors import keys_by_value
 from parallelism.simulation.event_classes import Ints, Templates
-from parallelism.simulation.folding import CannotFold, Lanes
-from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
+from parallelism.simulation.folding import CannotFold, EqualDevices
+from parallelism.timeline import CollectivePrice, Pricing, Route, route_of
 
 MOST_GROUPS = 4096
 """The most collectives that are checked for shared links; with more, folding is refused."""
@@ -47,33 +47,33 @@ class PricedCollectives(NamedTuple):
         return np.array([price.seconds for price in self.prices])[self.price]
 
 
-def folded_ways(
+def folded_routes(
     templates: Templates,
     pricing: Pricing,
-    lanes: Lanes,
+    equal: EqualDevices,
     used: PricedCollectives,
     keys: Ints,
     *,
     messages: bool,
-) -> tuple[tuple[Way | None, ...], Ints]:
-    """The `Way` of each different collective, and for each event its number.
+) -> tuple[tuple[Route | None, ...], Ints]:
+    """The `Route` of each different collective, and for each event its number.
 
     ``keys`` has the number of the collective that each event is part of; ``messages``: whether there are messages.
     ``ValueError`` if others share links with a collective, so that one collective cannot stand for its equals.
     """
     hardware = pricing.hardware
     assert hardware is not None
-    own, whole = own_ports(hardware), len(lanes.first) == templates.mesh.size
+    own, whole = own_ports(hardware), len(equal.first) == templates.mesh.size
     if not whole and not own:
         _check_alone(templates, pricing, used, messages)
     members = keys_by_value(dict(enumerate(keys.tolist())))
-    ways: list[Way | None] = [None]
+    routes: list[Route | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
     for key, events in members.items():
         priced = tuple((int(used.ranks[event]), int(used.price[event])) for event in events)
         if priced not in known:
-            known[priced] = len(ways)
+            known[priced] = len(routes)
             crossing: dict[Channel, float] = {}
             for event, (rank, price) in zip(events, priced, strict=True):
                 if own:
@@ -81,11 +81,11 @@ def folded_ways(
                     crossing |= _over_ports(hardware, used.prices[price], member, rank)
                 else:
                     crossing |= used.prices[price].crossing
-            ways.append(
-                way_of(hardware, used.prices[priced[0][1]]._replace(crossing=ChannelLoads.of(crossing)))
+            routes.append(
+                route_of(hardware, used.prices[priced[0][1]]._replace(crossing=ChannelLoads.of(crossing)))
             )
         of_key[key] = known[priced]
-    return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
+    return tuple(routes), np.array([of_key[key] for key in keys.tolist()], np.int64)
 
 
 def own_ports(hardware: Hardware) -> bool:

@@ -1,10 +1,10 @@
 """Finds the devices that do the same at the same times, before anything is timed.  One of them can stand for all.
 
-The devices are divided into *lanes* of equal devices.  At first, two devices are in one lane if they have equal
+The devices are divided into sets of equal devices.  At first, two devices are in one set if they have equal
 programs, groups with equal prices (`same_prices`), equal slowdowns, and messages over paths of equal length.  Then
-devices whose partners (the members of their groups, and the peers of their messages) are in different lanes are
+devices whose partners (the members of their groups, and the peers of their messages) are in different sets are
 separated.  This is repeated until nothing changes.  The result is the coarsest equitable partition (Paige and Tarjan,
-*Three partition refinement algorithms*, 1987).  The devices of a lane then arrive at every collective at the same time
+*Three partition refinement algorithms*, 1987).  The devices of a set then arrive at every collective at the same time
 and leave it at the same time, as follows by induction over the events.
 
 If the number of elements of an array is not a multiple of the number of devices that all_reduce it, some devices move
@@ -12,7 +12,7 @@ one element more than others.  These devices count as equal.
 
 Messages share links, which is a problem if only some of the devices are simulated.  So two conditions must hold: a link
 that the messages of representatives cross is crossed by no other messages, and equal messages meet equal messages on
-their links.  Otherwise folding is refused with `CannotFold`.  The *representative* of a lane is its lowest rank.
+their links.  Otherwise folding is refused with `CannotFold`.  The *representative* of a set is its lowest rank.
 """
 
 from collections.abc import Sequence
@@ -34,28 +34,28 @@ class CannotFold(ValueError):
     """One of several equal devices cannot stand for the others, because they share links."""
 
 
-class Lanes(NamedTuple):
-    """The devices of a mesh, divided into lanes of equal devices."""
+class EqualDevices(NamedTuple):
+    """The devices of a mesh, divided into sets of equal devices."""
 
-    lane_of: Ints
-    """The lane of each rank."""
+    set_of: Ints
+    """The number of the set of each rank."""
     first: Ints
-    """The representative of each lane: its lowest rank, which stands for all others."""
+    """The representative of each set: its lowest rank, which stands for all others."""
 
     @property
     def sizes(self) -> Ints:
-        """The number of devices in each lane."""
-        return np.bincount(self.lane_of)
+        """The number of devices in each set."""
+        return np.bincount(self.set_of)
 
 
-def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
-    """The lanes, sorted by their lowest ranks.  On a hardware with broken links each device has a lane of its own.
+def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> EqualDevices:
+    """The sets, sorted by their lowest ranks.  On a hardware with broken links each device has a set of its own.
 
     ``ValueError`` if messages of equal devices share links.
     """
     ranks = np.arange(templates.mesh.size)
     if hardware is not None and hardware.faults:
-        return Lanes(ranks, ranks)
+        return EqualDevices(ranks, ranks)
     keys = [templates.class_of, *templates.differences()]
     messages = _messages(templates, ranks)
     if hardware is not None:
@@ -64,7 +64,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
                 keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
-        keys += [_codes_at(ends[0], _Ways(hardware, *ends).lengths, len(ranks)) for ends in messages]
+        keys += [_codes_at(ends[0], _Routes(hardware, *ends).lengths, len(ranks)) for ends in messages]
     colour = _codes(combined(*keys))
     while True:
         partners = [
@@ -85,7 +85,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
     first, colour = first[order], np.argsort(order)[colour.ravel()]
     if hardware is not None and link_sharing and messages:
         _check_links(hardware, colour, first, messages)
-    return Lanes(colour, first)
+    return EqualDevices(colour, first)
 
 
 def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
@@ -104,7 +104,7 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
-    """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
+    """A number for each group: equal for groups with the same colours (numbers of sets), in any order."""
     return (
         _codes_of_rows(np.sort(colour[groups], axis=1)) if colour.any() else np.zeros(len(groups), np.int64)
     )
@@ -160,7 +160,7 @@ def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
     return messages
 
 
-class _Ways:
+class _Routes:
     """The paths of messages: the length of each, and the channels that each crosses."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
@@ -184,13 +184,13 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     """``ValueError`` unless representatives share links only with each other, and equal messages meet equal traffic."""
     source, target = map(np.concatenate, zip(*messages, strict=True))
     like = combined(np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages]), colour[source])
-    ways = _Ways(hardware, source, target)
-    channel = _codes(ways.channel)
-    among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
+    routes = _Routes(hardware, source, target)
+    channel = _codes(routes.channel)
+    among, count = np.bincount(channel, weights=np.isin(source, first)[routes.message]), np.bincount(channel)
     # The kinds of messages on each channel; and on each path its channels by these.
-    users = _bags(like[ways.message], channel, len(count))
+    users = _bags(like[routes.message], channel, len(count))
     if (
-        not _all_alike(like, _bags(users[channel], ways.message, len(like)))
+        not _all_alike(like, _bags(users[channel], routes.message, len(like)))
         or ((among > 0) & (among < count)).any()
     ):
         raise CannotFold(_SHARED)
@@ -208,10 +208,10 @@ def _bags(values: Ints, owner: Ints, owners: int) -> Ints:
     return numbers
 
 
-def _all_alike(like: Ints, ways: Ints) -> bool:
-    """Whether messages that are alike have equal ``ways``."""
+def _all_alike(like: Ints, routes: Ints) -> bool:
+    """Whether messages that are alike have equal ``routes``."""
     _, first, place = np.unique(like, return_index=True, return_inverse=True)
-    return bool((ways == ways[first][place]).all())
+    return bool((routes == routes[first][place]).all())
 
 
 _SHARED = (

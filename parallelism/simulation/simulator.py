@@ -26,8 +26,8 @@ from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
-from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
-from parallelism.simulation.folding import CannotFold, Lanes, fold as folded, priced_alike, same_prices
+from parallelism.simulation.folded_links import PricedCollectives, folded_routes, own_ports
+from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded, priced_alike, same_prices
 from parallelism.simulation.operations import Simulable, SimulatedOperation, simulated_operation
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.repeated_stages import MESSAGES
@@ -39,7 +39,7 @@ from parallelism.timeline import (
     Prices,
     Pricing,
     Roles,
-    Way,
+    Route,
     replay_columns,
     roles_of,
 )
@@ -125,7 +125,7 @@ def step_parts(
         trace,
         [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
         each.lengths,
-        each.lanes.sizes.tolist(),
+        each.equal.sizes.tolist(),
         pieces.priced,
         pieces.same_price,
     )
@@ -140,12 +140,12 @@ def equal_devices(
     numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None,
     link_sharing: bool = True,
-) -> Lanes:
-    """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments.
+) -> EqualDevices:
+    """The sets of equal devices that ``simulate(..., fold=True)`` finds for the same arguments.
 
     >>> from parallelism import Mesh, equal_devices, models
-    >>> lanes = equal_devices(models.mlp((16, 32, 8), 64), "dgx-h100", mesh=Mesh(dp=4))
-    >>> lanes.sizes.tolist()
+    >>> equal = equal_devices(models.mlp((16, 32, 8), 64), "dgx-h100", mesh=Mesh(dp=4))
+    >>> equal.sizes.tolist()
     [4]
     """
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
@@ -196,7 +196,7 @@ class _Simulation:
         simulated = self.placed_on(pricing)
         pieces = _Pieces(simulated.mesh, pricing)
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
-        if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.lanes):
+        if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.equal):
             each = _representatives(simulated.templates(), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
         return _Folded(each, pieces, trace)
@@ -205,7 +205,7 @@ class _Simulation:
         self, events: Columns, mesh: Mesh, pricing: Pricing, each: "_Representatives | None" = None
     ) -> Trace:
         """The trace with these events, of all devices or of representatives."""
-        ranks = range(mesh.size) if each is None else each.lanes.first.tolist()
+        ranks = range(mesh.size) if each is None else each.equal.first.tolist()
         has_pieces = each is not None and any(part.pieces for part in each.templates.classes)
         priced = Priced(
             "modelled",
@@ -238,7 +238,7 @@ class _Representatives:
     """The devices that are simulated in place of all equal ones, with their events."""
 
     templates: Templates
-    lanes: Lanes
+    equal: EqualDevices
     events: Columns
     lengths: list[int]
     """The number of events of each representative."""
@@ -247,27 +247,27 @@ class _Representatives:
 
 
 def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:
-    lanes = folded(templates, pricing.hardware, pricing.shares_links)
-    return _Representatives(templates, lanes, *templates.by_rank(lanes.first.tolist()))
+    equal = folded(templates, pricing.hardware, pricing.shares_links)
+    return _Representatives(templates, equal, *templates.by_rank(equal.first.tolist()))
 
 
 def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     """The events of the representatives with their times."""
     templates, events, looks = each.templates, each.events, each.looks
-    roles = _folded_roles(events, templates.axes_of[looks], each.lanes)
+    roles = _folded_roles(events, templates.axes_of[looks], each.equal)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
     own = _collective_prices(templates, pricing, looks[at], events.numbers("rank")[at])
     prices.seconds[at] = own.seconds
     names = list(dict.fromkeys([None, *(price.algorithm for price in own.prices)]))
-    name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
+    name, route = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in own.prices], np.int32)[own.price]
-    ways: tuple[Way | None, ...] = (None,)
+    routes: tuple[Route | None, ...] = (None,)
     if pricing.shares_links:
-        ways, way[at] = folded_ways(
+        routes, route[at] = folded_routes(
             templates,
             pricing,
-            each.lanes,
+            each.equal,
             own,
             roles.keys[at],
             messages=bool(events.isin("kind", {"send"}).any()),
@@ -277,7 +277,7 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
         each.lengths,
         pricing,
         roles=roles,
-        prices=Prices(prices.seconds, Table(tuple(names), name), ways, way),
+        prices=Prices(prices.seconds, Table(tuple(names), name), routes, route),
     )
 
 
@@ -346,7 +346,7 @@ class _Pieces:
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
         if not events.asynchronous:
             return columns.with_columns(duration_seconds=seconds)
-        lanes = Lanes(
+        equal = EqualDevices(
             np.zeros(self.mesh.size, np.int64), np.array([rank])
         )  # all members call at the same time
         nothing = np.zeros(len(columns), np.int64)
@@ -354,7 +354,7 @@ class _Pieces:
             columns,
             [len(columns)],
             self.pricing,
-            roles=_folded_roles(columns, templates.axes_of[looks], lanes),
+            roles=_folded_roles(columns, templates.axes_of[looks], equal),
             prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing),
         )
 
@@ -371,13 +371,13 @@ class _Pieces:
             )
         return self._alike[key]
 
-    def are_of_equals(self, lanes: Lanes) -> bool:
-        """Whether all members of each group in a piece are in one lane, so that they begin the piece at one time."""
+    def are_of_equals(self, equal: EqualDevices) -> bool:
+        """Whether all members of each group in a piece are in one set, so that they begin the piece at one time."""
         for (axes, ranks), alike in self._alike.items():
             if alike is not None:
                 groups = members(self.mesh, axes)
-                lane = lanes.lane_of[groups[np.isin(groups, np.frombuffer(ranks, np.int64)).any(axis=1)]]
-                if (lane != lane[:, :1]).any():
+                sets = equal.set_of[groups[np.isin(groups, np.frombuffer(ranks, np.int64)).any(axis=1)]]
+                if (sets != sets[:, :1]).any():
                     return False
         return True
 
@@ -398,7 +398,7 @@ class _Folded(NamedTuple):
     trace: Trace
 
 
-def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
+def _folded_roles(events: Columns, axes: Ints, equal: EqualDevices) -> Roles:
     """Roles of the events for the replay, with each rank replaced by its representative in groups and peers.
 
     ``axes`` has, for each event, the number of the axes of its collective.  Groups along different axes stay apart,
@@ -407,12 +407,12 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
     groups = [
-        ranks and tuple(lanes.first[distinct(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values
+        ranks and tuple(equal.first[distinct(equal.set_of[list(ranks)])].tolist()) for ranks in group.values
     ]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(groups))}
     between = events.present("peer") & (peer != HOST)
     representative = peer.copy()
-    representative[between] = lanes.first[lanes.lane_of[peer[between]]]
+    representative[between] = equal.first[equal.set_of[peer[between]]]
     sequence = events.numbers("sequence")
     roles = roles_of(
         events.with_columns(

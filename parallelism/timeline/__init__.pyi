@@ -1,6 +1,6 @@
-from .collective_pricing import FREE as FREE, CollectivePrice as CollectivePrice, way_of as way_of
+from .collective_pricing import FREE as FREE, CollectivePrice as CollectivePrice, route_of as route_of
 from .engine import LaneEvents as LaneEvents, Replay as Replay
-from .fair_sharing import Way as Way
+from .fair_sharing import Route as Route
 from .matching import (
     COLLECTIVE as COLLECTIVE,
     COMPUTE as COMPUTE,

@@ -20,7 +20,7 @@ from parallelism.cost.channel_loads import NO_LOADS, ChannelLoads
 from parallelism.events import Columns, Table
 from parallelism.events.columns import combined
 from parallelism.hardware import Channel, Hardware, Ints
-from parallelism.timeline.fair_sharing import LEAST, Way
+from parallelism.timeline.fair_sharing import LEAST, Route
 from parallelism.timeline.matching import group_sizes
 
 Floats = npt.NDArray[np.float64]
@@ -43,11 +43,11 @@ FREE = CollectivePrice()
 
 def collective_prices(
     costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True
-) -> tuple[Floats, Table, tuple[Way | None, ...], npt.NDArray[np.int64]]:
+) -> tuple[Floats, Table, tuple[Route | None, ...], npt.NDArray[np.int64]]:
     """The prices of events of collectives, also of those inside others; a byte is priced as ``scale`` bytes.
 
-    They are the seconds and algorithms of the events; the different ways over the links, of which None uses no links;
-    and for each event the index of its way.  Without ``sharing`` no ways are computed.
+    They are the seconds and algorithms of the events; the different routes over the links, of which None uses no links;
+    and for each event the index of its route.  Without ``sharing`` no routes are computed.
     """
     _, first, operation, members = np.unique(
         events.key("group", "sequence"), return_index=True, return_inverse=True, return_counts=True
@@ -67,7 +67,7 @@ def collective_prices(
     return (
         np.array([found.seconds for found in prices])[of_event],
         Table(tuple(names), name_of[of_event]),
-        tuple(way_of(costs.hardware, found) for found in prices),
+        tuple(route_of(costs.hardware, found) for found in prices),
         of_event,
     )
 
@@ -156,7 +156,7 @@ def _with_reshardings(
     return prices, of_event
 
 
-def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
+def route_of(hardware: Hardware, price: CollectivePrice) -> Route | None:
     """The links of a collective, each with the bytes that cross it spread over the seconds; at most its bandwidth."""
     used: list[tuple[tuple[int, int], Ints, Floats]] = []
     for (level, fault), (numbers, nbytes) in sorted(price.crossing.by_level.items(), key=itemgetter(0)):
@@ -167,7 +167,7 @@ def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
     if not used:
         return None
     most = max(float(parts.max()) for *_, parts in used)
-    return Way(
+    return Route(
         tuple(
             ((*key, number), part)
             for key, numbers, parts in used

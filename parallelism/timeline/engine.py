@@ -30,7 +30,7 @@ from math import inf
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parallelism.timeline.fair_sharing import SharedLinks, Way
+from parallelism.timeline.fair_sharing import Route, SharedLinks
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, SEND, WAIT
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Sharing(NamedTuple):
 
     capacity: Callable[[Channel], float]
     """The part of a link's bandwidth that a channel has."""
-    message_way: Callable[[int, int], tuple[Way | None, float]]
+    message_route: Callable[[int, int], tuple[Route | None, float]]
     """The links between two ranks, and the seconds that a message takes behind them."""
     message_bytes: Sequence[int]
     ranks: Sequence[int]
     peers: Sequence[int]
-    collective_ways: Sequence[Way | None]
-    collective_way: Sequence[int] | None
-    """The index in ``collective_ways`` of each event; None if no collective uses links."""
+    collective_routes: Sequence[Route | None]
+    collective_route: Sequence[int] | None
+    """The index in ``collective_routes`` of each event; None if no collective uses links."""
 
 
 class Replay:
@@ -121,7 +121,7 @@ class Replay:
         self.links: SharedLinks | None = None
         if sharing is not None:
             self.sharing = sharing
-            self.message_ways: dict[tuple[int, int], tuple[Way | None, float]] = {}
+            self.message_routes: dict[tuple[int, int], tuple[Route | None, float]] = {}
             self.queues: list[deque[int]] = [
                 deque() for _ in lengths
             ]  # by lane: collectives all members reached
@@ -247,14 +247,14 @@ class Replay:
         if not self.sharing.message_bytes[i]:
             return False
         ends = self.sharing.ranks[i], self.sharing.peers[i]
-        known = self.message_ways.get(ends)
+        known = self.message_routes.get(ends)
         if known is None:
-            known = self.message_ways[ends] = self.sharing.message_way(*ends)
-        way, lag = known
-        if way is not None:
+            known = self.message_routes[ends] = self.sharing.message_route(*ends)
+        route, lag = known
+        if route is not None:
             overhead = self.overheads[i]
-            links.begin(i, way, self.costs[i] + overhead, lag + overhead, max(start, self.now))
-        return way is not None
+            links.begin(i, route, self.costs[i] + overhead, lag + overhead, max(start, self.now))
+        return route is not None
 
     def begin(self) -> None:
         """Begins the collectives that all members reached at this moment, or puts them into the members' queues."""
@@ -283,12 +283,12 @@ class Replay:
         if self.behind[i]:
             return
         assert self.links is not None
-        indices = self.sharing.collective_way
-        way = None if indices is None else self.sharing.collective_ways[indices[i]]
-        if way is None or not self.costs[i]:
+        indices = self.sharing.collective_route
+        route = None if indices is None else self.sharing.collective_routes[indices[i]]
+        if route is None or not self.costs[i]:
             self.links.alone(i, self.now + self.costs[i])
         else:
-            self.links.begin(i, way, self.costs[i], 0.0, self.now)
+            self.links.begin(i, route, self.costs[i], 0.0, self.now)
 
     def conclude(self, i: int, end: float) -> None:
         """A collective is over."""

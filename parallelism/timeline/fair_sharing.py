@@ -51,7 +51,7 @@ _FULL = 1 - 1e-9
 _GONE = -1
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """The links that a transfer uses."""
 
     channels: tuple[tuple[Channel, float], ...]
@@ -124,7 +124,9 @@ class SharedLinks:
         self._room: list[float] = []
         self._weight: list[float] = []
         self._seen: list[int] = []
-        self._ways: dict[int, tuple[_Uses, Way]] = {}  # by id, which is faster than a hash; kept alive here
+        self._routes: dict[
+            int, tuple[_Uses, Route]
+        ] = {}  # by id, which is faster than a hash; kept alive here
         self._flows: dict[int, _Flow] = {}
         self._arrivals: dict[int, tuple[float, float]] = {}
         self._crowds: dict[int, _Crowd] = {}
@@ -136,16 +138,16 @@ class SharedLinks:
         self.unsettled = False
         """Whether any rates may have changed."""
 
-    def begin(self, number: int, way: Way, seconds: float, lag: float, now: float) -> None:
+    def begin(self, number: int, route: Route, seconds: float, lag: float, now: float) -> None:
         """A transfer enters its links; by itself it takes ``seconds``, the last ``lag`` of them behind the links."""
-        known = self._ways.get(id(way))
+        known = self._routes.get(id(route))
         if known is None:
             channels, parts = zip(
-                *((self._numbered(channel), part) for channel, part in way.channels), strict=True
+                *((self._numbered(channel), part) for channel, part in route.channels), strict=True
             )
-            known = self._ways[id(way)] = (channels, None if min(parts) == 1.0 else parts), way
+            known = self._routes[id(route)] = (channels, None if min(parts) == 1.0 else parts), route
         uses = known[0]
-        flow = _Flow(number, *uses, way.rate, (seconds - lag) * way.rate, now + (seconds - lag), now)
+        flow = _Flow(number, *uses, route.rate, (seconds - lag) * route.rate, now + (seconds - lag), now)
         self._flows[number] = flow
         self._arrivals[number] = now + seconds, lag
         crowd, alone = None, uses[1] is None and not self.unsettled

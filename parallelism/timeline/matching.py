@@ -131,7 +131,9 @@ def group_sizes(collectives: Columns) -> Places:
     return collectives.mapped("group", lambda ranks: -1 if ranks is None else len(ranks), np.int64)
 
 
-def with_children_placed(events: Columns, ends: Sequence[int], starts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def with_children_at_parents(
+    events: Columns, ends: Sequence[int], starts: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
     """Start times in which everything inside an operation starts with it, whichever of the two was recorded first.
 
     ``ends[lane]`` is the place after the last event of a lane.
@@ -140,12 +142,12 @@ def with_children_placed(events: Columns, ends: Sequence[int], starts: npt.NDArr
     begin = 0
     for end in ends:
         place = {serials[i]: i for i in range(begin, end)}
-        placed: set[int] = set()
+        seen: set[int] = set()
         for i in range(begin, end):
             path = []
             at: int | None = i
-            while at is not None and at not in placed and parents[at] is not None:
-                placed.add(at)
+            while at is not None and at not in seen and parents[at] is not None:
+                seen.add(at)
                 path.append(at)
                 at = place.get(parents[at])
             for child in path:

@@ -27,7 +27,7 @@ from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
 from parallelism.hardware import ITEMSIZE, Hardware, rate_name
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
-from parallelism.timeline.fair_sharing import Way
+from parallelism.timeline.fair_sharing import Route
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, Roles
 
 HOST_NAME = "host"
@@ -64,10 +64,10 @@ class Prices(NamedTuple):
     seconds: Floats
     algorithms: Table | None = None
     """The algorithms of the collectives; None: there are no collectives, or they are free."""
-    ways: tuple[Way | None, ...] = (None,)
-    """The different ways of collectives over the links."""
-    way: npt.NDArray[np.int64] | None = None
-    """For each event the index of its way; None: the first for all."""
+    routes: tuple[Route | None, ...] = (None,)
+    """The different routes of collectives over the links."""
+    route: npt.NDArray[np.int64] | None = None
+    """For each event the index of its route; None: the first for all."""
 
 
 def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
@@ -195,22 +195,22 @@ class Pricing:
                 scale = self._scale(collectives)
                 if self.priced_dtype is not None:
                     scale = np.where(collectives.present("dtype"), scale, np.inf)
-                name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
-                alone, algorithms, ways, way[at] = collective_prices(
+                name, route = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
+                alone, algorithms, routes, route[at] = collective_prices(
                     self.costs, collectives, scale, sharing=self.link_sharing
                 )
                 seconds[at] = np.where(found.roles[at] == COLLECTIVE, alone, 0.0)
                 name[at] = algorithms.index
-                return Prices(seconds, Table(algorithms.values, name), ways, way)
+                return Prices(seconds, Table(algorithms.values, name), routes, route)
         return Prices(seconds)
 
-    def way(self, source: int, target: int) -> tuple[Way | None, float]:
+    def route(self, source: int, target: int) -> tuple[Route | None, float]:
         """The links of a message, and its latency behind them."""
         path = self.costs.path(source, target)
         if not path.channels or self.hardware is None:
             return None, path.latency_seconds
         rate = path.bytes_per_second / self.hardware.links[path.channels[0][0]].bytes_per_second
-        return Way(tuple((channel, 1.0) for channel in path.channels), rate), path.latency_seconds
+        return Route(tuple((channel, 1.0) for channel in path.channels), rate), path.latency_seconds
 
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""

@@ -34,7 +34,7 @@ import numpy as np
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.events.columns import as_values
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
-from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_placed
+from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_at_parents
 from parallelism.timeline.pricing import Prices, Pricing, Seen
 from parallelism.timeline.resumption import resumed
 from parallelism.timeline.undisturbed import Steps, Times, undisturbed
@@ -94,12 +94,12 @@ def replay_columns(
         ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
         sharing = Sharing(
             pricing.costs.hardware.part,
-            pricing.way,
+            pricing.route,
             pricing.message_bytes(events)[steps].data,
             ranks,
             peers,
-            prices.ways,
-            None if prices.way is None else prices.way[steps].data,
+            prices.routes,
+            None if prices.route is None else prices.route[steps].data,
         )
     lanes = Steps(
         np.diff(until, prepend=0),
@@ -122,7 +122,7 @@ def replay_columns(
     starts[steps], durations[steps] = own.starts, own.durations
     starts, durations = starts / unit, durations / unit
     if events.present("parent").any():
-        starts = with_children_placed(events, ends.tolist(), starts)
+        starts = with_children_at_parents(events, ends.tolist(), starts)
     return events.with_columns(
         start_seconds=starts if starts.any() else None,
         duration_seconds=durations if durations.any() else None,

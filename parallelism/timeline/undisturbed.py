@@ -19,7 +19,7 @@ from parallelism.arrays import distinct
 from parallelism.events import ABSENT
 from parallelism.events.columns import codes, combined
 from parallelism.timeline.engine import Sharing
-from parallelism.timeline.fair_sharing import Way
+from parallelism.timeline.fair_sharing import Route
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, WAIT, Places
 
 Numbers = npt.NDArray[Any]
@@ -316,10 +316,10 @@ class _Crossing(NamedTuple):
 
     shared: npt.NDArray[np.bool_]
     """Which of the sends are such."""
-    way: Places
-    """The number of the way of each send among ``ways``."""
-    ways: Sequence[tuple[Way | None, float]]
-    """The different ways, each with the seconds behind its links."""
+    route: Places
+    """The number of the route of each send among ``routes``."""
+    routes: Sequence[tuple[Route | None, float]]
+    """The different routes, each with the seconds behind its links."""
 
     @classmethod
     def of(cls, sharing: Sharing | None, sends: Places) -> "_Crossing":
@@ -327,12 +327,12 @@ class _Crossing(NamedTuple):
         if sharing is None or not len(sends):
             return cls(np.zeros(len(sends), np.bool_), np.zeros(len(sends), np.int64), ())
         ranks, peers = (np.asarray(each)[sends] for each in (sharing.ranks, sharing.peers))
-        _, first, way = np.unique(
+        _, first, route = np.unique(
             combined(codes(ranks), codes(peers)), return_index=True, return_inverse=True
         )
-        ways = [sharing.message_way(ranks[i], peers[i]) for i in first.tolist()]
-        used = np.array([each is not None for each, _ in ways])[way]
-        return cls(used & (np.asarray(sharing.message_bytes)[sends] != 0), way, ways)
+        routes = [sharing.message_route(ranks[i], peers[i]) for i in first.tolist()]
+        used = np.array([each is not None for each, _ in routes])[route]
+        return cls(used & (np.asarray(sharing.message_bytes)[sends] != 0), route, routes)
 
     def first_disturbed(
         self,
@@ -349,37 +349,37 @@ class _Crossing(NamedTuple):
         ``starts``, ``seconds`` and ``overheads`` are those of all sends, ``meets`` a step of each collective, which
         begins at ``begun`` and takes the ``costs`` of the step.
         """
-        lags = np.array([lag for _, lag in self.ways] or [0.0])[self.way] + overheads
-        transfers: list[tuple[Numbers, Numbers, Places, Sequence[Way | None]]] = [
+        lags = np.array([lag for _, lag in self.routes] or [0.0])[self.route] + overheads
+        transfers: list[tuple[Numbers, Numbers, Places, Sequence[Route | None]]] = [
             (
                 starts[self.shared],
                 (seconds - lags)[self.shared],
-                self.way[self.shared],
-                [way for way, _ in self.ways],
+                self.route[self.shared],
+                [route for route, _ in self.routes],
             )
         ]
-        if sharing.collective_way is not None and len(meets):
+        if sharing.collective_route is not None and len(meets):
             used = np.flatnonzero(costs[meets])
             transfers.append(
                 (
                     begun[used],
                     costs[meets][used],
-                    np.asarray(sharing.collective_way)[meets][used],
-                    sharing.collective_ways,
+                    np.asarray(sharing.collective_route)[meets][used],
+                    sharing.collective_routes,
                 )
             )
         channels: list[Places] = []
         begins: list[Numbers] = []
         ends: list[Numbers] = []
         number: dict[Any, int] = {}
-        for begin, lasts, way, ways in transfers:
-            for i in distinct(way).tolist():
-                each = ways[i]
+        for begin, lasts, route, routes in transfers:
+            for i in distinct(route).tolist():
+                each = routes[i]
                 if each is None:
                     continue
                 if not _has_all(each, sharing):
                     return 0.0
-                at = np.flatnonzero(way == i)
+                at = np.flatnonzero(route == i)
                 taken = [number.setdefault(channel, len(number)) for channel, _ in each.channels]
                 channels.append(np.repeat(taken, len(at)))
                 begins.append(np.tile(begin[at], len(taken)))
@@ -394,6 +394,6 @@ class _Crossing(NamedTuple):
         return float(begin[1:][meets_other].min(initial=float("inf")))
 
 
-def _has_all(way: Way, sharing: Sharing) -> bool:
+def _has_all(route: Route, sharing: Sharing) -> bool:
     """Whether a transfer that is alone on these links gets what it asks for."""
-    return way.rate <= 1 and all(sharing.capacity(channel) >= 1 for channel, _ in way.channels)
+    return route.rate <= 1 and all(sharing.capacity(channel) >= 1 for channel, _ in route.channels)

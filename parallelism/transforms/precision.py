@@ -192,41 +192,57 @@ def _one_by_one(update: Function, owners: Mapping[str, str | None]) -> Function:
     of all gradients, is made before.  What that needs of a parameter is not kept: it is made again for the parameter.
     """
     owner = _owners(update, owners)
-    maker = {value: number for number, op in enumerate(update.ops) for value in op.outputs}
-    known = {value.name for value in update.values}
-    numbers_left = (name for name in map(str, count()) if name not in known)
-    taken, ops = {value.name for value in update.inputs}, list[Op]()
-    kept = {value: value for value in update.inputs}
-    """By value of the update: the one that is made for all that need it."""
-
-    def make(results: Iterable[Value]) -> None:
-        """Makes these results, and whatever they need and is not there."""
-        wanted, numbers, values = {*results}, set[int](), dict[Value, Value]()
-        behind = [*wanted]
-        while behind:
-            value = behind.pop()
-            if value not in kept and maker[value] not in numbers:
-                numbers.add(maker[value])
-                behind += update.ops[maker[value]].inputs
-        for op in (update.ops[number] for number in sorted(numbers)):
-            made = []
-            for value in op.outputs:
-                again = next(numbers_left) if value.name in taken and value.name.isdecimal() else value.name
-                values[value] = renamed_value(value, free_name(again, taken))
-                if value in wanted or owner[value] is None:
-                    kept[value] = values[value]
-                made.append(values[value])
-            inputs = tuple(values.get(value) or kept[value] for value in op.inputs)
-            ops.append(op.with_values(inputs, tuple(made)))
-
+    ordered = _Ordered(update, owner)
     for op in update.ops:
         if owner[op.outputs[0]] is None and any(owner[value] is not None for value in op.inputs):
             for value in op.inputs:
-                make([value])  # one term after the other
-            make(op.outputs)
+                ordered.make([value])  # one term after the other
+            ordered.make(op.outputs)
     for name in dict.fromkeys([None, *(owner[value] for value in update.outputs)]):
-        make(value for value in update.outputs if owner[value] == name)
-    return Function(update.name, update.inputs, tuple(ops), tuple(kept[value] for value in update.outputs))
+        ordered.make(value for value in update.outputs if owner[value] == name)
+    outputs = tuple(ordered.kept[value] for value in update.outputs)
+    return Function(update.name, update.inputs, tuple(ordered.ops), outputs)
+
+
+class _Ordered:
+    """The ops of an update in another order, in which some run several times."""
+
+    def __init__(self, update: Function, owner: Mapping[Value, str | None]) -> None:
+        self.update, self.owner, self.ops = update, owner, list[Op]()
+        self.kept = {value: value for value in update.inputs}
+        """By value of the update: the one that is made for all that need it."""
+        self._maker = {value: number for number, op in enumerate(update.ops) for value in op.outputs}
+        self._taken = {value.name for value in update.inputs}
+        known = {value.name for value in update.values}
+        self._numbers_left = (name for name in map(str, count()) if name not in known)
+
+    def make(self, results: Iterable[Value]) -> None:
+        """Makes these results, and whatever they need and is not there."""
+        wanted, values = {*results}, dict[Value, Value]()
+        for number in sorted(self._needed(wanted)):
+            op = self.update.ops[number]
+            for value in op.outputs:
+                values[value] = self._named(value)
+                if value in wanted or self.owner[value] is None:
+                    self.kept[value] = values[value]
+            inputs = tuple(values.get(value) or self.kept[value] for value in op.inputs)
+            self.ops.append(op.with_values(inputs, tuple(values[value] for value in op.outputs)))
+
+    def _needed(self, wanted: Iterable[Value]) -> set[int]:
+        """The numbers of the ops that make these values and what they need, as far as it is not kept."""
+        numbers, behind = set[int](), [*wanted]
+        while behind:
+            value = behind.pop()
+            if value not in self.kept and self._maker[value] not in numbers:
+                numbers.add(self._maker[value])
+                behind += self.update.ops[self._maker[value]].inputs
+        return numbers
+
+    def _named(self, value: Value) -> Value:
+        """The value with a name that is free: its own, if it is not taken."""
+        again = value.name in self._taken and value.name.isdecimal()
+        name = next(self._numbers_left) if again else value.name
+        return renamed_value(value, free_name(name, self._taken))
 
 
 def _owners(update: Function, owners: Mapping[str, str | None]) -> dict[Value, str | None]:

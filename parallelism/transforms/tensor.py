@@ -296,17 +296,13 @@ class _Splits:
             if value in self._outputs:
                 return "its result is returned"
             for op in self.users.get(value.name, ()):
-                of = relation_of(op)
-                for given, letters in zip(op.inputs, of.inputs, strict=True):
-                    if given is not value:
-                        continue
-                    if letters[dim] is None:
+                for following in _followed(op, value, dim):
+                    if not following:
                         return f"the {op.kind} behind it needs its result whole"
-                    for output, made in zip(op.outputs, of.outputs, strict=True):
-                        place = made.index(letters[dim]) if letters[dim] in made else -1
-                        if place >= 0 and (output.name, place) not in seen:
-                            seen.add((output.name, place))
-                            new.append((output, place))
+                    place = (following[0].name, following[1])
+                    if place not in seen:
+                        seen.add(place)
+                        new.append(following)
         return "no product behind it takes up the split of its result"
 
     def _lasts(self, value: Value, dim: int) -> bool:
@@ -336,18 +332,26 @@ class _Splits:
         if value in self._outputs:
             yield ()
         for op in self.users.get(value.name, ()):
-            of = relation_of(op)
-            product = product_of(op, self.parameters)
-            for place, given in enumerate(op.inputs):
-                letter = of.inputs[place][dim] if given is value else ""
-                if letter is None:
-                    yield ()
-                if (
-                    product is not None
-                    and letter in product.contracted
-                    and (op not in self.scope and self.dims.get(product.weight.name) is None)
-                ):
-                    yield ()  # the next product is to stay as it is
-                for output, letters in zip(op.outputs, of.outputs, strict=True):
-                    if letter and letter in letters:
-                        yield output, letters.index(letter)
+            if op not in self.scope and self._sums(op, value, dim):
+                yield ()  # the next product is to stay as it is
+            yield from _followed(op, value, dim)
+
+    def _sums(self, op: Op, value: Value, dim: int) -> bool:
+        """Whether an op is a product that sums over this dim of a value, with a weight that is not split."""
+        product = product_of(op, self.parameters)
+        if product is None or self.dims.get(product.weight.name) is not None:
+            return False
+        letters = zip(op.inputs, relation_of(op).inputs, strict=True)
+        return any(given is value and each[dim] in product.contracted for given, each in letters)
+
+
+def _followed(op: Op, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:
+    """The dims of what an op makes that are split if this dim of its input is; () where it needs the dim whole."""
+    of = relation_of(op)
+    for given, letters in zip(op.inputs, of.inputs, strict=True):
+        letter = letters[dim] if given is value else ""
+        if letter is None:
+            yield ()
+        for output, made in zip(op.outputs, of.outputs, strict=True):
+            if letter and letter in made:
+                yield output, made.index(letter)

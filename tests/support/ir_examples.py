@@ -240,6 +240,7 @@ for _kind in ("attention", "attention_gradient"):
 example("attention_weights", (2, 3, 3), scale=0.5, mask="causal", starts=(0, 0, 0))
 example("attention_weights", (1, 2, 7), scale=2.0, mask="causal:3", starts=(0, 5, 0))
 example("attention_weights", (3, 4), scale=1, mask="whole", starts=(0, 0))
+example("attention_weights", (2, 5, 2), scale=0.5, mask="causal:2", starts=(0, 1, 0))      # the last rows attend to none
 example("rotary", (3, 2, 4), base=100.0, inverse=False, starts=(0, 0, 0))
 example("rotary", (2, 5, 1, 2), base=7.0, inverse=True, starts=(0, 4, 0, 0))
 for _kind in ("dropout", "dropout_gradient"):

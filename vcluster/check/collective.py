@@ -13,12 +13,13 @@ from parallelism.display.quantities import plural
 from parallelism.trace import Trace
 from vcluster.check.answer import Answer
 from vcluster.check.cases import Case, agrees, rounded, tagged
-from vcluster.check.contributions import finding_of
 from vcluster.check.failures import Finding, each_of, failure_of
 from vcluster.check.figures import known, measured, table_of, verdict
+from vcluster.check.mistakes import finding_of
 from vcluster.check.ring import off_the_ring, wrong_step
 from vcluster.check.watched import Watch, cluster_of, watch
 from vcluster.code import ClusterTimeoutError
+from vcluster.runs import VirtualCluster
 
 _SIZES = (4, 3, 2, 5, 1)
 """The most telling first."""
@@ -48,11 +49,17 @@ _SORTS = (
 _ROOTED = (_Sort("a root other than 0", lambda size: 2 * size, root=lambda size: size - 1),)
 
 
-class _Failed(NamedTuple):
+class _Run(NamedTuple):
+    """A case that was run."""
+
     sort: _Sort
     size: int
     case: Case
     watch: Watch
+
+    @property
+    def is_right(self) -> bool:
+        return self.watch.error is None and all(map(agrees, self.watch.outputs, self.case.expected))
 
     @property
     def where(self) -> str:
@@ -62,6 +69,31 @@ class _Failed(NamedTuple):
         dtype = "" if given.dtype == np.float64 else f" of {given.dtype}"
         root = f", root {self.case.root}" if self.case.root else ""
         return f"on {self.size} {'rank' if self.size == 1 else 'ranks'} with shape {text}{dtype}{root}"
+
+
+class _Exercise(NamedTuple):
+    """A function, and the collective that it should be."""
+
+    kind: CollectiveKind
+    mine: Callable[..., Any]
+
+    @property
+    def takes_root(self) -> bool:
+        return self.kind.rooted and "root" in _parameters(self.mine)
+
+    def run(self, cluster: VirtualCluster, sort: _Sort, size: int) -> _Run:
+        case = _case(self.kind, sort, size)
+        mine = _with_root(self.mine, case.root) if self.takes_root else self.mine
+        return _Run(sort, size, case, watch(cluster, mine, [case.inputs]))
+
+    def runs(self, size: int) -> Iterator[_Run]:
+        """All sorts of cases on so many ranks; one alone where it fails with an error."""
+        with cluster_of(size) as cluster:
+            for sort in (*_SORTS, *(_ROOTED if self.takes_root else ())):
+                run = self.run(cluster, sort, size)
+                yield run
+                if run.watch.error is not None and sort is _EVEN:
+                    return  # a deadlock takes a tenth of a second
 
 
 def check_collective(
@@ -112,74 +144,69 @@ def check_collective(
         raise TypeError(f"mine must be a function (device, x), got {mine!r}")
     if algorithm is not None:
         record_of(kind, algorithm, 4)
-    takes_root = record.rooted and "root" in _parameters(mine)
+    exercise = _Exercise(record, mine)
     subject = f"{kind} by {getattr(mine, '__name__', 'a function')}"
-    failed: list[_Failed] = []
+    failed, passed = _tried(exercise)
+    cases = len(failed) + len(passed)
+    finding = _explained(failed, passed, algorithm, hop) if failed else None
+    if finding is None:
+        telling = passed[_EVEN.name, 4]
+        assert telling.trace is not None
+        finding = _flaw(kind, telling, telling.trace, hop)
+        if finding is None and sends_wait:
+            runs, finding = _with_waiting_sends(exercise)
+            cases += runs
+        if finding is None:
+            return _costs(record, subject, telling.trace, algorithm, cases, neighbours=hop is not None)
+    return Answer(False, subject, finding.sentence, finding.details, finding.likely, cases=cases)
+
+
+def _tried(exercise: _Exercise) -> tuple[list[_Run], dict[tuple[str, int], Watch]]:
+    """The runs that failed, and those that did not."""
+    failed: list[_Run] = []
     passed: dict[tuple[str, int], Watch] = {}
     for size in _SIZES:
-        with cluster_of(size) as cluster:
-            for sort in (*_SORTS, *(_ROOTED if takes_root else ())):
-                case = _case(record, sort, size)
-                seen = watch(cluster, _with_root(mine, case.root) if takes_root else mine, [case.inputs])
-                if seen.error is None and all(map(agrees, seen.outputs, case.expected)):
-                    passed[sort.name, size] = seen
-                else:
-                    failed.append(_Failed(sort, size, case, seen))
-                    if seen.error is not None and sort is _EVEN:
-                        break  # a deadlock takes a tenth of a second
+        for run in exercise.runs(size):
+            if run.is_right:
+                passed[run.sort.name, size] = run.watch
+            else:
+                failed.append(run)
         if failed and isinstance(failed[-1].watch.error, ClusterTimeoutError):
             break
-    cases = len(failed) + len(passed)
-    if failed:
-        finding = _explained(failed, passed, algorithm, hop)
-        return Answer(False, subject, finding.sentence, finding.details, finding.likely, cases=cases)
-    telling = passed[_EVEN.name, 4]
-    assert telling.trace is not None
-    if itself := _uses_itself(kind, telling.trace):
-        return Answer(
-            False,
-            subject,
+    return failed, passed
+
+
+def _flaw(kind: str, watch: Watch, trace: Trace, hop: int | None) -> Finding | None:
+    """What is wrong with a function whose results are right."""
+    if itself := _uses_itself(kind, trace):
+        return Finding(
             f"the result is right, and {itself} of the device makes it",
             likely=f"the exercise is to write {kind} with messages",
-            cases=cases,
         )
-    if telling.changed:
-        return Answer(
-            False,
-            subject,
-            f"the result is right, but {each_of(telling.changed)} writes into the "
-            "argument x, which belongs to the caller",
+    if watch.changed:
+        return Finding(
+            f"the result is right, but {each_of(watch.changed)} writes into the argument x, which belongs to the caller",
             likely="+= and [...] = change an array in place: x, or an array that shares its memory",
-            cases=cases,
         )
-    if hop is not None and (elsewhere := off_the_ring(telling, hop)) is not None:
-        return Answer(
-            False,
-            subject,
-            f"the result is right, but on 4 ranks {elsewhere.sentence}",
-            (),
-            elsewhere.likely,
-            cases=cases,
-        )
-    if sends_wait:
-        for size in _WAITING_SIZES:
-            with cluster_of(size, channel_capacity=0) as cluster:
-                case = _case(record, _EVEN, size)
-                seen = watch(cluster, _with_root(mine, 0) if takes_root else mine, [case.inputs])
-            cases += 1
-            if seen.error is not None:
-                finding = failure_of(seen, waits=True)
-                where = _Failed(_EVEN, size, case, seen).where
-                return Answer(
-                    False,
-                    subject,
-                    f"the result is right while channels hold messages. With "
-                    f"channel_capacity=0, {where}: {finding.sentence}",
-                    finding.details,
-                    finding.likely,
-                    cases=cases,
-                )
-    return _costs(record, subject, telling.trace, algorithm, cases, neighbours=hop is not None)
+    elsewhere = None if hop is None else off_the_ring(watch, hop)
+    if elsewhere is None:
+        return None
+    return Finding(f"the result is right, but on 4 ranks {elsewhere.sentence}", likely=elsewhere.likely)
+
+
+def _with_waiting_sends(exercise: _Exercise) -> tuple[int, Finding | None]:
+    """The number of runs where a send waits until its message is received, and what is wrong with the last one."""
+    for runs, size in enumerate(_WAITING_SIZES, 1):
+        with cluster_of(size, channel_capacity=0) as cluster:
+            run = exercise.run(cluster, _EVEN, size)
+        if run.watch.error is not None:
+            finding = failure_of(run.watch, waits=True)
+            sentence = (
+                f"the result is right while channels hold messages. With channel_capacity=0, {run.where}: "
+                f"{finding.sentence}"
+            )
+            return runs, finding._replace(sentence=sentence)
+    return len(_WAITING_SIZES), None
 
 
 def _costs(
@@ -270,13 +297,8 @@ def _case(kind: CollectiveKind, sort: _Sort, size: int) -> Case:
     parts = np.array_split(np.arange(length), size)
     for rank in range(size):
         shape = (len(parts[rank]) if kind.in_shards else length, *more)
-        inputs.append(
-            tagged(rank, shape, sort.dtype)
-            if kind.gives == "all" or rank == root
-            else None
-            if kind.cuts
-            else tagged(rank, shape, sort.dtype)
-        )
+        is_given = kind.gives == "all" or rank == root or not kind.cuts
+        inputs.append(tagged(rank, shape, sort.dtype) if is_given else None)
     return Case(kind, root, tuple(inputs), tuple(_expected(kind, inputs, size, root)))
 
 
@@ -289,21 +311,21 @@ def _expected(kind: CollectiveKind, inputs: list[Any], size: int, root: int) -> 
             continue
         if kind.cuts:
             arrays = [np.array_split(array, size)[position] for array in arrays]
-        yield (
-            kind.function(arrays)
-            if kind.function is not None
-            else sum(arrays[1:], arrays[0])
-            if kind.reduces
-            else np.concatenate(arrays)
-            if kind.joins
-            else list(arrays)
-            if kind.lists
-            else arrays[0]
-        )
+        yield _combined(kind, arrays)
+
+
+def _combined(kind: CollectiveKind, arrays: list[Any]) -> Any:
+    if kind.function is not None:
+        return kind.function(arrays)
+    if kind.reduces:
+        return sum(arrays[1:], arrays[0])
+    if kind.joins:
+        return np.concatenate(arrays)
+    return list(arrays) if kind.lists else arrays[0]
 
 
 def _explained(
-    failed: list[_Failed],
+    failed: list[_Run],
     passed: dict[tuple[str, int], Watch],
     algorithm: str | None,
     hop: int | None,
@@ -352,7 +374,7 @@ def _explained(
     return Finding(f"{first.where}: {finding.sentence}", details, likely)
 
 
-def _common(failed: list[_Failed], passed: dict[tuple[str, int], Watch]) -> str:
+def _common(failed: list[_Run], passed: dict[tuple[str, int], Watch]) -> str:
     """Which cases fail, where others pass."""
     sorts = {each.sort.name for each in failed}
     sizes = {each.size for each in failed}

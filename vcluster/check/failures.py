@@ -108,20 +108,8 @@ def _why_blocked(waiting: dict[int, Said], watch: Watch, waits: bool) -> str:
         said.verb == "send" for each in before.values() for said in each
     ):
         return "every rank receives before it sends, so nobody ever sends"
-    for rank, (verb, peer) in waiting.items():
-        if verb == "recv":
-            sent = Counter(said.peer for said in watch.said[peer] if said.verb == "send")
-            wanted = sum(said == ("recv", peer) for said in watch.said[rank])
-            if not sent[rank] and sent:
-                return (
-                    f"the directions of send and receive do not agree: rank {rank} receives from rank {peer}, "
-                    f"which sends to {ranks_in_words(sorted(sent))}"
-                )
-            if peer not in waiting:
-                return (
-                    f"one receive too many, or one send too few: rank {rank} waits for message {wanted} from rank "
-                    f"{peer}, which sent {sent[rank]} to it and has returned"
-                )
+    if told := _unserved(waiting, watch):
+        return told
     if any(
         verb == "recv" and before[rank] and before[rank][-1].verb == "recv"
         for rank, (verb, _) in waiting.items()
@@ -133,6 +121,26 @@ def _why_blocked(waiting: dict[int, Said], watch: Watch, waits: bool) -> str:
             "its message is received"
         )
     return "each rank waits for a message that its peer sends only later"
+
+
+def _unserved(waiting: dict[int, Said], watch: Watch) -> str:
+    """Of a rank that receives from another one, which sends to others, or has sent all that it sends."""
+    for rank, (verb, peer) in waiting.items():
+        if verb != "recv":
+            continue
+        sent = Counter(said.peer for said in watch.said[peer] if said.verb == "send")
+        if not sent[rank] and sent:
+            return (
+                f"the directions of send and receive do not agree: rank {rank} receives from rank {peer}, "
+                f"which sends to {ranks_in_words(sorted(sent))}"
+            )
+        if peer not in waiting:
+            wanted = sum(said == ("recv", peer) for said in watch.said[rank])
+            return (
+                f"one receive too many, or one send too few: rank {rank} waits for message {wanted} from rank "
+                f"{peer}, which sent {sent[rank]} to it and has returned"
+            )
+    return ""
 
 
 def _undelivered(error: UndeliveredMessageError, watch: Watch) -> Finding:

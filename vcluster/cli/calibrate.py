@@ -6,9 +6,13 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parallelism.hardware import VARIABLE, host_file
 from vcluster.cli.command_line import Parser, WrongWords, accessing, whole, writable
+
+if TYPE_CHECKING:
+    from vcluster.calibration.calibrate import Medium
 
 
 def calibrate(program: str, words: Sequence[str]) -> int:
@@ -64,37 +68,44 @@ takes about a minute; run nothing else meanwhile.""",
     for name in ("output", "seconds", "gpu_device", "quick", "tables"):
         if getattr(arguments, name):
             raise WrongWords(f"--{name.replace('_', '-')} is an option of --gpu")
-    if arguments.check and arguments.file is not None:
-        raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
-    path = None if arguments.check else arguments.file or host_file()
-    if path is None and not arguments.check:
-        raise WrongWords(f"{VARIABLE} is empty, so hardware='host' has no file; name a file, or use --check")
-    if path is not None:
-        with accessing(path):
-            if arguments.file is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            writable(path)
-    from vcluster.calibration.calibrate import SHARED_MEMORY, calibrate as measured, over_mpi
+    path = _file_to_write(arguments)
+    from vcluster.calibration.calibrate import SHARED_MEMORY, calibrate as measured
 
-    medium = SHARED_MEMORY
-    if arguments.mpi:
-        from vcluster.code import ClusterError
-        from vcluster.mpi import current
-        from vcluster.mpi.nodes import ranks_by_node
-
-        try:
-            job = current(arguments.devices)
-            medium = over_mpi(
-                len(ranks_by_node([job.places[rank] for rank in job.next_ranks(arguments.devices)]))
-            )
-        except (ClusterError, ImportError) as error:
-            raise WrongWords(
-                str(error).replace("script.py", "-m vcluster calibrate --mpi FILE.json")
-            ) from None
+    medium = _medium(arguments.devices) if arguments.mpi else SHARED_MEMORY
     print(measured(arguments.devices, path, medium))
     if path is not None:
         print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
     return 0
+
+
+def _file_to_write(arguments: argparse.Namespace) -> Path | None:
+    """The file for the hardware, which can be written; None with ``--check``."""
+    if arguments.check:
+        if arguments.file is not None:
+            raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
+        return None
+    path: Path | None = arguments.file or host_file()
+    if path is None:
+        raise WrongWords(f"{VARIABLE} is empty, so hardware='host' has no file; name a file, or use --check")
+    with accessing(path):
+        if arguments.file is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        writable(path)
+    return path
+
+
+def _medium(devices: int) -> Medium:
+    """What joins the ranks of this MPI job."""
+    from vcluster.calibration.calibrate import over_mpi
+    from vcluster.code import ClusterError
+    from vcluster.mpi import current
+    from vcluster.mpi.nodes import ranks_by_node
+
+    try:
+        job = current(devices)
+        return over_mpi(len(ranks_by_node([job.places[rank] for rank in job.next_ranks(devices)])))
+    except (ClusterError, ImportError) as error:
+        raise WrongWords(str(error).replace("script.py", "-m vcluster calibrate --mpi FILE.json")) from None
 
 
 def _published(name: str) -> int:

@@ -205,14 +205,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
 def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
     """Find and tell the layouts of a program, or stages of different sizes.  Returns 1 if none fit."""
     asked = "--auto" if arguments.auto else "--slices"
-    refused = ("fix", "why_not", "save", "load", "verify", "again", *(("html",) if arguments.slices else ()))
-    for name in (*refused, *(("auto",) if arguments.slices else ())):
-        if getattr(arguments, name):
-            raise WrongWords(
-                f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
-                if name != "auto"
-                else "--auto and --slices are two searches; leave one out"
-            )
+    _check_without_strategies(arguments, asked)
     optimizer, flags = optimizer_and_flags(arguments)
     try:
         model, batch = _model_and_batch(arguments, flags)
@@ -241,6 +234,26 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
             bought = dual(plans.best) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
+    _tell_layouts(plans, bought, arguments, flags)
+    return int(not plans)
+
+
+def _check_without_strategies(arguments: argparse.Namespace, asked: str) -> None:
+    """`WrongWords` for options that are for plans of strategies, or for the other search."""
+    refused = ["fix", "why_not", "save", "load", "verify", "again"]
+    if arguments.slices:
+        refused.append("html")
+    for name in refused:
+        if getattr(arguments, name):
+            raise WrongWords(
+                f"--{name.replace('_', '-')} is for plans of strategies; leave it out with {asked}"
+            )
+    if arguments.slices and arguments.auto:
+        raise WrongWords("--auto and --slices are two searches; leave one out")
+
+
+def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags: MegatronFlags) -> None:
+    """Prints the layouts that were found, with what more memory would bring, and writes the page."""
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
             write_layouts(plans, arguments.html)
@@ -253,7 +266,6 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         print(f"\nThe page is {arguments.html}")
     if not plans:
         print(f"nothing fits: {plans.refused[0].reason}", file=sys.stderr)
-    return int(not plans)
 
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:

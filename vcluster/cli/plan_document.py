@@ -353,78 +353,77 @@ def _check(document: Mapping[str, Any]) -> None:
     )
     _mapping(document.get("refused"), "refused")
     for name in ("plans", "front", "why_not", "needs"):
-        if not isinstance(document.get(name), list) or not all(
-            isinstance(each, dict) for each in document[name]
-        ):
-            raise ValueError(f"{name} must be a list of objects")
-    for plan in [
-        *document["plans"],
-        *(each["plan"] for each in document["why_not"] if each.get("plan") is not None),
-    ]:
-        if not isinstance(plan, dict):
-            raise ValueError("a plan must be an object")
-        _fields(plan, _PLAN_TEXTS, _PLAN_NUMBERS, "a plan")
-        _mapping(plan.get("parts"), "parts")
-        _mapping(plan.get("mesh"), "mesh")
-        if not isinstance(plan.get("memory"), list):
-            raise ValueError("memory must be a list")
-        for stage in plan["memory"]:
-            _mapping(stage, "memory")
-        if not isinstance(plan.get("links"), dict):
-            raise ValueError("links must be an object")
-    if (run := document.get("verified")) is not None:
-        if not isinstance(run, dict) or not isinstance(run.get("differences"), list):
-            raise ValueError("verified must be an object with differences")
-        _fields(
-            run, ("strategy",), ("apart", "seconds", "received_bytes", *({"limit"} & run.keys())), "verified"
-        )
-        _mapping(run.get("mesh"), "mesh")
+        _check_that(_is_list_of(dict, document.get(name)), f"{name} must be a list of objects")
+    answered = [each["plan"] for each in document["why_not"] if each.get("plan") is not None]
+    for plan in [*document["plans"], *answered]:
+        _check_plan(plan)
+    run = document.get("verified")
+    if run is not None:
+        _check_run(run)
     for each in document["front"]:
-        _fields(
-            each, ("split", *(["flags"] if "flags" in each else [])), ("seconds", "peak_bytes"), "the front"
-        )
+        _fields(each, ("split", *({"flags"} & each.keys())), ("seconds", "peak_bytes"), "the front")
     _check_columns(document.get("all"))
     for each in document["why_not"]:
         _fields(each, ("question", "answer"), (), "why_not")
     for each in document["needs"]:
         _fields(each, ("without", "split"), ("stage",), "needs")
         _mapping(each.get("memory"), "memory")
-        if not isinstance(each.get("setting"), dict):
-            raise ValueError("setting must be an object")
+        _check_that(isinstance(each.get("setting"), dict), "setting must be an object")
+
+
+def _check_that(is_right: bool, wanted: str) -> None:
+    if not is_right:
+        raise ValueError(wanted)
+
+
+def _is_list_of(kind: type, found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(each, kind) for each in found)
+
+
+def _check_plan(plan: Any) -> None:
+    _check_that(isinstance(plan, dict), "a plan must be an object")
+    _fields(plan, _PLAN_TEXTS, _PLAN_NUMBERS, "a plan")
+    _mapping(plan.get("parts"), "parts")
+    _mapping(plan.get("mesh"), "mesh")
+    _check_that(isinstance(plan.get("memory"), list), "memory must be a list")
+    for stage in plan["memory"]:
+        _mapping(stage, "memory")
+    _check_that(isinstance(plan.get("links"), dict), "links must be an object")
+
+
+def _check_run(run: Any) -> None:
+    is_right = isinstance(run, dict) and isinstance(run.get("differences"), list)
+    _check_that(is_right, "verified must be an object with differences")
+    numbers = ("apart", "seconds", "received_bytes", *({"limit"} & run.keys()))
+    _fields(run, ("strategy",), numbers, "verified")
+    _mapping(run.get("mesh"), "mesh")
 
 
 def _check_columns(found: Any) -> None:
     """``ValueError`` unless these are columns of one length, with a word for each number of a word."""
-    columns = found.get("columns") if isinstance(found, dict) else None
-    names = found.get("names") if isinstance(found, dict) else None
-    if (
-        not isinstance(columns, dict)
-        or not isinstance(names, list)
-        or not all(isinstance(name, str) for name in names)
-    ):
-        raise ValueError("all must be an object with the names of settings")
-    switches = found.get("switches", [])
-    if not isinstance(switches, list) or not all(isinstance(name, str) for name in switches):
-        raise ValueError("switches must be names of settings")
-    words = found.get("words")
-    if not isinstance(words, dict) or {*columns} != {*names} or not {*words} <= {*columns}:
-        raise ValueError("all must have a column for each setting")
+    found = found if isinstance(found, dict) else {}
+    columns, names, words = (found.get(name) for name in ("columns", "names", "words"))
+    _check_that(
+        isinstance(columns, dict) and _is_list_of(str, names),
+        "all must be an object with the names of settings",
+    )
+    _check_that(_is_list_of(str, found.get("switches", [])), "switches must be names of settings")
+    each_has_one = isinstance(words, dict) and {*columns} == {*names} and {*words} <= {*columns}
+    _check_that(each_has_one, "all must have a column for each setting")
     numbers = [found.get("seconds"), found.get("peaks"), found.get("full"), *columns.values()]
-    if (
-        not all(
-            isinstance(each, list) and all(isinstance(x, int | float) and abs(x) < inf for x in each)
-            for each in numbers
-        )
-        or len({len(each) for each in numbers}) != 1
-    ):
-        raise ValueError("the columns of all must be lists of numbers, as many in each")
+    _check_that(
+        all(map(_is_list_of_numbers, numbers)) and len({len(each) for each in numbers}) == 1,
+        "the columns of all must be lists of numbers, as many in each",
+    )
     for name, texts in words.items():
-        if (
-            not isinstance(texts, list)
-            or not all(isinstance(text, str) for text in texts)
-            or any(not isinstance(x, int) or not 0 <= x < len(texts) for x in columns[name])
-        ):
-            raise ValueError(f"{name} must be numbers of words")
+        are_words = _is_list_of(str, texts) and _is_list_of(int, columns[name])
+        _check_that(
+            are_words and all(0 <= x < len(texts) for x in columns[name]), f"{name} must be numbers of words"
+        )
+
+
+def _is_list_of_numbers(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(x, int | float) and abs(x) < inf for x in found)
 
 
 def _fields(found: Mapping[str, Any], texts: Sequence[str], numbers: Sequence[str], what: str) -> None:

@@ -23,8 +23,11 @@ from vcluster.code.pickling import dump, load, type_name
 LONGEST_TRACEBACK = 200
 """Maximal number of frames that are kept of an endless recursion: half from each end."""
 
-LONGEST_TEXT = 8_000
+LONGEST_TEXT = 2_000
 """Characters of the text of an exception that cross to the host: three quarters of them from its beginning."""
+
+LONGEST_WHOLE = 8_000
+"""Characters of an exception that crosses whole because it has more in it than texts, which could be cut."""
 
 MOST_MEMBERS = 16
 """Maximal number of exceptions of a group, and of notes, that cross to the host."""
@@ -293,23 +296,24 @@ def _bounded(text: str) -> str:
 
 
 def _pickled(exception: BaseException) -> bytes | None:
+    own = getattr(exception, "text", None) if isinstance(exception, SyntaxError) else None
     with suppress(BaseException):
-        crossing = exception
-        own = getattr(exception, "text", None) if isinstance(exception, SyntaxError) else None
-        if (
-            max(len(_text(exception)), len(own or "")) > LONGEST_TEXT
-            or sum(map(len, _notes(exception))) > LONGEST_TEXT
-        ):
-            crossing = _shortened(exception)
-        return dump(crossing, "the exception")
+        length = max(len(_text(exception)), len(own or ""), sum(map(len, _notes(exception))))
+        if length > LONGEST_TEXT and (_has_texts_alone(exception) or length > LONGEST_WHOLE):
+            exception = _shortened(exception)
+        return dump(exception, "the exception")
     return None
+
+
+def _has_texts_alone(exception: BaseException) -> bool:
+    """Whether an exception is made of texts and numbers, and nothing else."""
+    values = all(isinstance(value, str | int | float | None) for value in exception.args)
+    return values and not {*vars(exception)} - {"__notes__"}
 
 
 def _shortened(exception: BaseException) -> BaseException:
     """An exception of the same type with short texts.  Raises for one that has more in it than texts and numbers."""
-    if not all(isinstance(value, str | int | float | None) for value in exception.args) or {
-        *vars(exception)
-    } - {"__notes__"}:
+    if not _has_texts_alone(exception):
         raise TypeError(f"{type(exception).__name__} has more than a text")
     args = list(exception.args)
     for i, value in enumerate(args):

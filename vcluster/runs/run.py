@@ -45,6 +45,16 @@ class Kernel(Protocol[Returned]):
     def __call__(self, device: VirtualDevice, /, *args: Any, **kwargs: Any) -> Returned: ...
 
 
+class _Outputs(list[Output]):
+    """The outputs of a run, by rank."""
+
+    if not TYPE_CHECKING:  # a type checker reports the call itself
+
+        def __call__(self, *args, **kwargs):
+            """Raise ``TypeError`` for ``run.outputs()``, with what to write."""
+            raise TypeError("run.outputs is no method: write run.outputs, without ()")
+
+
 class Run(Sequence[Output]):
     """A finished run. It is a sequence of the outputs, by rank.
 
@@ -66,7 +76,7 @@ class Run(Sequence[Output]):
         pricing: Pricing | None = None,
     ) -> None:
         self.mesh = mesh
-        self.outputs = outputs
+        self.outputs: list[Output] = _Outputs(outputs)
         """The return value of the program on each device, by rank."""
         self._program = program if isinstance(program, Operation) else None
         self._declares_all = getattr(program, "declares_all", False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,64 +85,82 @@ def _matmul_integer(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-@meaning(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
-def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    axes, ndim, a = axes_of(reader, node, x), len(x[0].shape), x[0]
+class _Reduction(NamedTuple):
+    """How elements are combined, what is done to each before, and what to the result and the number of elements."""
+
+    kind: str = "sum"
+    before: Callable[[Any], Any] = lambda a: a
+    after: Callable[[Any, Any], Any] = lambda result, count: result
+
+
+def _square(a: Any) -> Any:
+    return ew("multiply", a, a)
+
+
+def _mean(total: Any, count: Any) -> Any:
+    return ew("divide" if is_floating(total.dtype) else "floor_divide", total, number(count, total))
+
+
+_OF_NUMBERS = {
+    "ReduceSum": _Reduction(),
+    "ReduceMean": _Reduction(after=_mean),
+    "ReduceMax": _Reduction("max"),
+    "ReduceMin": _Reduction("min"),
+    "ReduceProd": _Reduction("prod"),
+}
+"""Those that give a number alone as it is."""
+_REDUCTIONS = _OF_NUMBERS | {
+    "ReduceL1": _Reduction(before=lambda a: ew("absolute", a)),
+    "ReduceL2": _Reduction(before=_square, after=lambda total, count: ew("sqrt", total)),
+    "ReduceLogSum": _Reduction(after=lambda total, count: ew("log", total)),
+    "ReduceSumSquare": _Reduction(before=_square),
+}
+
+
+def _reduced(reader: Reader, node: GraphNode, x: list[Any]) -> tuple[tuple[int, ...], bool]:
+    """The dims of a reduction, and whether they are kept, with extent 1."""
+    ndim, axes = len(x[0].shape), axes_of(reader, node, x)
     if not axes:
-        if node.get("noop_with_empty_axes", 0):
-            axes = []
-            if node.kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
-                return a
-        else:
-            axes = list(range(ndim))
-    kept, along = bool(node.get("keepdims", 1)), tuple(sorted({axis % ndim for axis in axes}))
-    match node.kind:
-        case "ReduceL1":
-            a = ew("absolute", a)
-        case "ReduceL2" | "ReduceSumSquare":
-            a = ew("multiply", a, a)
-    if node.kind == "ReduceLogSumExp":
-        if any(a.shape[d] == 0 for d in along):
-            return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
-        top = emit("max", whole(a), axes=along, keepdims=True)
-        total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
-        result = ew("add", total, top)
-        return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
-    kind = {"ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod"}.get(node.kind, "sum")
-    if kind in ("max", "min") and any(a.shape[d] == 0 for d in along):
-        worst = (
-            (np.inf if kind == "min" else -np.inf)
-            if is_floating(a.dtype)
-            else a.dtype.kind != "b" and (np.iinfo(a.dtype).max if kind == "min" else np.iinfo(a.dtype).min)
-        )
-        shape = [1 if d in along else n for d, n in enumerate(a.shape) if kept or d not in along]
-        return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
+        axes = [] if node.get("noop_with_empty_axes", 0) else list(range(ndim))
+    return tuple(sorted({axis % ndim for axis in axes})), bool(node.get("keepdims", 1))
+
+
+@meaning(*_REDUCTIONS)
+def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    (along, kept), reduction = _reduced(reader, node, x), _REDUCTIONS[node.kind]
+    if not along and node.get("noop_with_empty_axes", 0) and node.kind in _OF_NUMBERS:
+        return x[0]
+    a, kind = reduction.before(x[0]), reduction.kind
+    extents = [a.shape[dim] for dim in along]
+    if kind in ("max", "min") and 0 in extents:
+        return _of_no_elements(a, kind, along, kept)
     if a.dtype.kind == "b":
         kind = {"max": "any", "min": "all"}[kind]
     result = convert(emit(kind, whole(a), axes=along, keepdims=kept), a.dtype)
-    match node.kind:
-        case "ReduceMean":
-            return (
-                ew("divide", result, number(prod(a.shape[d] for d in along), result))
-                if is_floating(a.dtype)
-                else ew("floor_divide", result, number(prod(a.shape[d] for d in along), result))
-            )
-        case "ReduceL2":
-            return ew("sqrt", result)
-        case "ReduceLogSum":
-            return ew("log", result)
-    return result
+    return reduction.after(result, prod(extents))
+
+
+@meaning("ReduceLogSumExp")
+def _log_sum_exp(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    (along, kept), a = _reduced(reader, node, x), x[0]
+    if any(a.shape[dim] == 0 for dim in along):
+        return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
+    top = emit("max", whole(a), axes=along, keepdims=True)
+    total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
+    result = ew("add", total, top)
+    return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
+
+
+def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
+    """The maximum or the minimum of no elements: the least, or the largest, that there is."""
+    worst: Any = np.inf if kind == "min" else -np.inf
+    if a.dtype.kind == "b":
+        worst = False
+    elif not is_floating(a.dtype):
+        limits = np.iinfo(a.dtype)
+        worst = limits.max if kind == "min" else limits.min
+    shape = [1 if dim in along else n for dim, n in enumerate(a.shape) if kept or dim not in along]
+    return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
 
 
 @meaning("ArgMax", "ArgMin")

@@ -46,41 +46,36 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         raise node.wrong(f"mode must be nearest, linear or cubic, got {mode!r}")
     if mode == "nearest" and node.get("antialias", 0):
         raise node.unsupported("antialias=1 needs the mode linear or cubic")
-    # Sums are rounded once, at the end, as ONNX's reference does it.
-    wide = (
-        a.dtype
-        if is_floating(a.dtype) and a.dtype.itemsize >= 4
-        else np.dtype(np.float32 if is_floating(a.dtype) else np.float64)
-    )
-    result, value = a, node.get("extrapolation_value", 0.0)
+    result, outside = a, list[Any]()
+    for dim in _resized_dims(reader, node, x):
+        places = _checked_places(node, dim)
+        indices, weights = _nearest(node, places) if mode == "nearest" else _weighted(node, dim, places, mode)
+        result = _along(node, result, dim.axis, np.clip(indices, 0, dim.extent - 1), weights)
+        beyond = (places < 0) | (places > dim.extent - 1)
+        if _crops(node) and beyond.any():
+            outside.append(beyond.reshape([-1 if d == dim.axis else 1 for d in range(len(a.shape))]))
+    result, value = _narrowed(result, a.dtype), node.get("extrapolation_value", 0.0)
     if a.dtype.kind in "iu":
         value = min(max(round(value), np.iinfo(a.dtype).min), np.iinfo(a.dtype).max)
-    outside: list[Any] = []
-    for dim in _resized_dims(reader, node, x):
-        with np.errstate(all="ignore"):
-            places = _places(node, dim)
-        if not (np.abs(places) < 2**53).all():
-            raise node.wrong(
-                f"roi and scales must give places near dim {dim.axis}, got {places.min():g} to "
-                f"{places.max():g}"
-            )
-        indices, weights = _nearest(node, places) if mode == "nearest" else _weighted(node, dim, places, mode)
-        indices = np.clip(indices, 0, dim.extent - 1)
-        picked = (np.count_nonzero(weights, axis=1) == 1) & (weights.sum(1) == 1)
-        if picked.all():
-            result = taken(result, indices[np.arange(len(indices)), weights.argmax(1)], dim.axis)
-        else:
-            if a.dtype.kind == "b":
-                raise node.unsupported("bools have no sums: only the nearest element is supported")
-            result = _sums(convert(result, wide), indices, weights, dim.axis)
-        if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-            beyond = (places < 0) | (places > dim.extent - 1)
-            if beyond.any():
-                outside.append(beyond.reshape([-1 if d == dim.axis else 1 for d in range(len(a.shape))]))
-    result = _narrowed(result, a.dtype)
     for beyond in outside:
         result = ew("where", beyond, number(value, result), result)
     return result
+
+
+def _along(
+    node: GraphNode, x: Any, axis: int, indices: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]
+) -> Any:
+    """One dim resized: elements are picked where one has all the weight, and summed otherwise."""
+    if (np.count_nonzero(weights, axis=1) == 1).all() and (weights.sum(1) == 1).all():
+        return taken(x, indices[np.arange(len(indices)), weights.argmax(1)], axis)
+    if x.dtype.kind == "b":
+        raise node.unsupported("bools have no sums: only the nearest element is supported")
+    # Sums are rounded once, at the end, as ONNX's reference does it.
+    if not is_floating(x.dtype):
+        x = convert(x, np.dtype(np.float64))
+    elif x.dtype.itemsize < 4:
+        x = convert(x, np.dtype(np.float32))
+    return _sums(x, indices, weights, axis)
 
 
 def _sums(x: Any, indices: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], axis: int) -> Any:
@@ -120,35 +115,13 @@ def _narrowed(x: Any, dtype: np.dtype[Any]) -> Any:
 def _resized_dims(reader: Reader, node: GraphNode, x: list[Any]) -> list[_Resized]:
     """The dims that change, in the order of the node's axes."""
     shape = x[0].shape
-    crops = node.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    roi, scales, sizes = (
-        reader.ints(node, x[i], name) if len(x) > i and x[i] is not None and (i != 1 or crops) else []
-        for i, name in ((1, "roi"), (2, "scales"), (3, "sizes"))
-    )
-    axes = axes_of(reader, node, [])
-    if axes is None:
-        axes = list(range(len(shape)))
-    if any(not -len(shape) <= axis < len(shape) for axis in axes):
-        raise node.wrong(f"axes must be from {-len(shape)} to {len(shape) - 1}, got {axes}")
-    axes = [axis % len(shape) for axis in axes]
-    for name, numbers, count in (
-        ("scales", scales, len(axes)),
-        ("sizes", sizes, len(axes)),
-        ("roi", roi, 2 * len(axes)),
-    ):
-        if numbers and len(numbers) != count:
-            raise node.wrong(f"{name} must have {count} numbers, got {len(numbers)}")
-    if bool(scales) == bool(sizes):
-        raise node.wrong("either scales or sizes must be given")
-    if crops and not roi:
-        raise node.wrong("tf_crop_and_resize needs roi")
+    axes = _resized_axes(reader, node, len(shape))
+    roi, scales, sizes = _given_sizes(reader, node, x, len(axes))
     if sizes and node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         scales, sizes = _kept_ratio(node, [shape[axis] for axis in axes], sizes)
     found = []
     for i, axis in enumerate(axes):
-        begin, end = (
-            (np.float32(roi[i]), np.float32(roi[len(axes) + i])) if crops else (np.float32(0), np.float32(1))
-        )
+        begin, end = np.float32(roi[i] if roi else 0), np.float32(roi[len(axes) + i] if roi else 1)
         part = end - begin
         n, whole_dim = shape[axis], begin == 0 and part == 1
         if whole_dim and (not sizes or sizes[i] == n) and (not scales or isclose(scales[i], 1)):
@@ -158,6 +131,35 @@ def _resized_dims(reader: Reader, node: GraphNode, x: list[Any]) -> list[_Resize
         new, scale = _new_extent(node, n, scales[i] if scales else None, sizes[i] if sizes else None)
         found.append(_Resized(axis, n, new, scale, begin, part))
     return found
+
+
+def _resized_axes(reader: Reader, node: GraphNode, ndim: int) -> list[int]:
+    axes = axes_of(reader, node, [])
+    if axes is None:
+        axes = list(range(ndim))
+    if any(not -ndim <= axis < ndim for axis in axes):
+        raise node.wrong(f"axes must be from {-ndim} to {ndim - 1}, got {axes}")
+    return [axis % ndim for axis in axes]
+
+
+def _given_sizes(reader: Reader, node: GraphNode, x: list[Any], count: int) -> list[list[Any]]:
+    """What is given as the node's roi, scales and sizes for so many dims; a roi only where it is cropped to it."""
+    found, crops = [], _crops(node)
+    for i, (name, wanted) in enumerate((("roi", 2 * count), ("scales", count), ("sizes", count)), 1):
+        given = len(x) > i and x[i] is not None and (name != "roi" or crops)
+        found.append(reader.ints(node, x[i], name) if given else [])
+        if found[-1] and len(found[-1]) != wanted:
+            raise node.wrong(f"{name} must have {wanted} numbers, got {len(found[-1])}")
+    roi, scales, sizes = found
+    if bool(scales) == bool(sizes):
+        raise node.wrong("either scales or sizes must be given")
+    if crops and not roi:
+        raise node.wrong("tf_crop_and_resize needs roi")
+    return found
+
+
+def _crops(node: GraphNode) -> bool:
+    return bool(node.get("coordinate_transformation_mode") == "tf_crop_and_resize")
 
 
 def _new_extent(node: GraphNode, n: int, scale: float | None, size: int | None) -> tuple[int, float]:
@@ -218,6 +220,16 @@ def _places(node: GraphNode, dim: _Resized) -> np.ndarray[Any, Any]:
             middle = np.full_like(y, dim.part * (n - 1) / 2)
             return (middle if length == 1 else y * dim.part * (n - 1) / (length - 1)) + dim.begin * (n - 1)
     raise node.unsupported(f"coordinate_transformation_mode={mode!r} is not supported")
+
+
+def _checked_places(node: GraphNode, dim: _Resized) -> np.ndarray[Any, Any]:
+    with np.errstate(all="ignore"):
+        places = _places(node, dim)
+    if not (np.abs(places) < 2**53).all():
+        raise node.wrong(
+            f"roi and scales must give places near dim {dim.axis}, got {places.min():g} to {places.max():g}"
+        )
+    return places
 
 
 def _nearest(

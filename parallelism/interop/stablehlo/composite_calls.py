@@ -89,7 +89,8 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
     scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
-    return jax.nn.softmax(_masked(jax, op, scores, op["starts"][-2]), -1)
+    scores = _masked(jax, op, scores, op["starts"][-2])
+    return jax.numpy.exp(scores - _finite(jax, jax.nn.logsumexp(scores, -1)))
 
 
 def _masked(jax: Any, op: Op, scores: Any, start: int) -> Any:

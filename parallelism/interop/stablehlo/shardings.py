@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import combinations, pairwise, permutations
+from itertools import chain, combinations, pairwise, permutations
 from math import prod
 from typing import Any, NamedTuple
 
@@ -190,36 +190,37 @@ def _ordered(mesh: Mesh, count: int) -> Iterable[tuple[str, ...]]:
 def found_mesh(groups: Iterable[RankGroups], tiles: Iterable[Tiles], replicas: int, partitions: int) -> Mesh:
     """The mesh of the fewest axes along which these groups and tiles lie, as far as they lie along axes."""
     size = replicas * partitions
-    cuts = {1, size, partitions}
-    for each in groups:
-        for group in each:
-            steps = np.diff(group)
-            cuts.update(int(step) for step in np.abs(steps))
-            if len(set(steps.tolist())) == 1:
-                cuts.add(int(abs(steps[0])) * len(group))
-            elif len(steps):
-                cuts.update(_runs(group))
-    for tile in tiles:
-        for dim in range(tile.places.shape[1]):
-            column = tile.places[:, dim]
-            changes = np.flatnonzero(np.diff(column)) + 1
-            cuts.update(changes[:1].tolist())
-            if tile.counts[dim] > 1 and len(changes):
-                cuts.add(int(changes[0]) * tile.counts[dim])
-    chain = [1]
+    cuts = {size, partitions, *_cuts_of_groups(groups), *_cuts_of_tiles(tiles)}
+    bounds = [1]
     for cut in sorted(cut for cut in cuts if 0 < cut <= size):
-        if cut % chain[-1] == 0 and cut != chain[-1] and size % cut == 0:
-            chain.append(cut)
-    extents = [after // before for before, after in pairwise(chain)][::-1] or [1]
-    if replicas == 1 or partitions == 1:
-        names = (
-            ["partition" if replicas == 1 else "replica"]
-            if len(extents) == 1
-            else [f"axis{i}" for i in range(len(extents))]
-        )
-    else:
-        names = ["replica", "partition"] if len(extents) == 2 else [f"axis{i}" for i in range(len(extents))]
+        if cut % bounds[-1] == 0 and cut != bounds[-1] and size % cut == 0:
+            bounds.append(cut)
+    extents = [after // before for before, after in pairwise(bounds)][::-1] or [1]
+    sides = {"replica": replicas, "partition": partitions}
+    names = [name for name, count in sides.items() if count > 1] or ["partition"]
+    if len(names) != len(extents):
+        names = [f"axis{i}" for i in range(len(extents))]
     return Mesh(**dict(zip(names, extents, strict=True)))
+
+
+def _cuts_of_groups(groups: Iterable[RankGroups]) -> Iterable[int]:
+    """Numbers of neighbouring ranks at which an axis may begin or end: the steps of groups, and where these change."""
+    for group in chain.from_iterable(groups):
+        steps = np.diff(group).tolist()
+        yield from map(abs, steps)
+        if len(set(steps)) == 1:
+            yield abs(steps[0]) * len(group)
+        elif steps:
+            yield from _runs(group)
+
+
+def _cuts_of_tiles(tiles: Iterable[Tiles]) -> Iterable[int]:
+    """The same of tiles: how many neighbours have one tile, and all tiles of a dim."""
+    for tile in tiles:
+        for count, column in zip(tile.counts, tile.places.T, strict=True):
+            changes = np.flatnonzero(np.diff(column)) + 1
+            if len(changes):
+                yield from (int(changes[0]), int(changes[0]) * count)
 
 
 def _runs(group: Sequence[int]) -> Iterable[int]:

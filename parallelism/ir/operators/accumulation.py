@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.ir.core import Operator, TensorType
 from parallelism.ir.core.table import register
-from parallelism.ir.operators.activations import alike
+from parallelism.ir.operators.activations import one_shape
 
 
 def _dtype(buffer: TensorType, x: TensorType) -> np.dtype[Any]:
@@ -27,7 +27,7 @@ def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
 register(
     Operator(
         "accumulate",
-        lambda buffer, x: alike(buffer, x),
+        lambda buffer, x: one_shape(buffer, x),
         _dtype,
         _accumulate,
         lambda g, y, buffer, x: (g, g),

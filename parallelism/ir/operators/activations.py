@@ -30,7 +30,7 @@ def floating(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
     return x.dtype
 
 
-def alike(*types: TensorType, outputs: int = 1) -> Rule:
+def one_shape(*types: TensorType, outputs: int = 1) -> Rule:
     """The rule of an elementwise operator whose inputs and outputs all have one shape."""
     names = letters(types[0].ndim)
     return rule(
@@ -54,7 +54,7 @@ def _activation(name: str, flops: int, gradient_flops: int) -> None:
     register(
         Operator(
             gradient,
-            lambda grad, x: alike(grad, x),
+            lambda grad, x: one_shape(grad, x),
             floating,
             lambda grad, x: kernels.backward(x, grad),
             flops=gradient_flops,
@@ -98,7 +98,7 @@ register(
 register(
     Operator(
         "swiglu",
-        lambda gate, x: alike(gate, x),
+        lambda gate, x: one_shape(gate, x),
         floating,
         swiglu,
         lambda g, y, gate, x: apply("swiglu_gradient", g, gate, x),
@@ -108,7 +108,7 @@ register(
 register(
     Operator(
         "swiglu_gradient",
-        lambda grad, gate, x: alike(grad, gate, x, outputs=2),
+        lambda grad, gate, x: one_shape(grad, gate, x, outputs=2),
         floating,
         lambda grad, gate, x: swiglu_backward(gate, x, grad),
         flops=13,

@@ -37,6 +37,7 @@ from parallelism.kernels import (
     row_products,
     spread_heads,
 )
+from parallelism.kernels.attention import finite
 
 # -- one operator ------------------------------------------------------------------------------------------------------
 
@@ -201,39 +202,16 @@ class _Part:
             self.factors = kept.astype(self.dtype) / (1 - rate)
 
 
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *step: Any,
-    scale: float,
-    mask: str,
-    rate: float,
-    seed: int,
-    whole: Sequence[int],
-    starts: Sequence[int],
-) -> Any:
-    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
+def _attention(q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any) -> Any:
+    part = _Part(q, k, v, step, **options)
     out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale)
     return out.astype(q.dtype, copy=False), lse
 
 
 def _attention_gradient(
-    grad: Any,
-    out: Any,
-    lse: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *step: Any,
-    scale: float,
-    mask: str,
-    rate: float,
-    seed: int,
-    whole: Sequence[int],
-    starts: Sequence[int],
+    grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any
 ) -> Any:
-    part = _Part(q, k, v, step, mask, rate, seed, whole, starts)
+    part = _Part(q, k, v, step, **options)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
     q_grad, *others = attend_backward(
         part.q,
@@ -314,15 +292,17 @@ def _weights_rule(scores: TensorType, scale: float, mask: str, starts: Shape) ->
 
 
 def _weights(scores: Any, scale: float, mask: str, starts: Sequence[int]) -> Any:
+    """The softmax of each row over the columns that it attends to; 0 where it attends to none."""
     weights = scores.astype(sums_dtype(scores.dtype))
     weights *= scale
     rows = np.arange(starts[-2], starts[-2] + scores.shape[-2])
     allowed = Mask.parse(mask).allowed(rows, np.arange(scores.shape[-1]))
     if allowed is not None:
         np.copyto(weights, -np.inf, where=~allowed)
-    weights -= weights.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights -= finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     np.exp(weights, out=weights)
-    weights /= weights.sum(axis=-1, keepdims=True)
+    totals = weights.sum(axis=-1, keepdims=True)
+    weights /= np.where(totals == 0, 1, totals)
     return weights.astype(scores.dtype, copy=False)
 
 

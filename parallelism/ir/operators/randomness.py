@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating, limits_of
 from parallelism.ir.core import Operator, Rule, Shape, TensorType, is_negative, register, shape_text
-from parallelism.ir.operators.activations import alike, floating
+from parallelism.ir.operators.activations import floating, one_shape
 from parallelism.ir.operators.shapes import created
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import dropout, dropout_mask, splitmix64
@@ -115,7 +115,7 @@ def _dropout_gradient_rule(grad: TensorType, mask: TensorType, rate: float) -> R
         raise TypeError(
             f"the mask must be of bools (i1) and the rate in [0, 1), got {mask.dtype} and rate={rate}"
         )
-    return alike(grad, mask)
+    return one_shape(grad, mask)
 
 
 register(

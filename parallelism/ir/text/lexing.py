@@ -36,7 +36,7 @@ class Token(NamedTuple):
     kind: str
     """One of value, function, name, float, integer, string, mark, end, unknown."""
     text: str
-    place: int
+    offset: int
 
 
 class Reader:
@@ -49,18 +49,20 @@ class Reader:
         self._factors = 0
         self.next = self._token(0)
 
-    def _token(self, place: int) -> Token:
-        space = _SPACE.match(self.text, place)
-        place = space.end() if space else place
-        match = _TOKEN.match(self.text, place)
+    def _token(self, offset: int) -> Token:
+        space = _SPACE.match(self.text, offset)
+        offset = space.end() if space else offset
+        match = _TOKEN.match(self.text, offset)
         if match is None:
-            return Token("end" if place == len(self.text) else "unknown", self.text[place : place + 1], place)
-        return Token(match.lastgroup or "", match[0], place)
+            return Token(
+                "end" if offset == len(self.text) else "unknown", self.text[offset : offset + 1], offset
+            )
+        return Token(match.lastgroup or "", match[0], offset)
 
     def take(self) -> Token:
         """Return the next token and advance."""
         token = self.next
-        self.next = self._token(token.place + len(token.text))
+        self.next = self._token(token.offset + len(token.text))
         return token
 
     def has(self, text: str) -> bool:
@@ -86,19 +88,19 @@ class Reader:
     def wrong(self, wanted: str) -> NoReturn:
         """Raise `ParseError`: ``wanted`` was expected in place of the next token."""
         actual = "the end" if self.next.kind == "end" else repr(self.next.text[:60])
-        self.fail(f"expected {wanted}, got {actual}", self.next.place)
+        self.fail(f"expected {wanted}, got {actual}", self.next.offset)
 
-    def fail(self, message: str, place: int) -> NoReturn:
+    def fail(self, message: str, offset: int) -> NoReturn:
         """Raise `ParseError` at this position of the text."""
-        line = self.text.count("\n", 0, place) + 1
-        column = place - self.text.rfind("\n", 0, place)
+        line = self.text.count("\n", 0, offset) + 1
+        column = offset - self.text.rfind("\n", 0, offset)
         raise ParseError(message if len(message) < 1000 else message[:1000] + " ...", line, column) from None
 
     def nested(self, read: Callable[[], T]) -> T:
         """Read what is in brackets, inside those that are open."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
-            self.fail(f"brackets are nested more than {MOST_DEPTH} deep", self.next.place)
+            self.fail(f"brackets are nested more than {MOST_DEPTH} deep", self.next.offset)
         inner = read()
         self._depth -= 1
         return inner
@@ -119,7 +121,7 @@ class Reader:
         token = self.expect_kind("integer", wanted)
         if len(token.text) > MOST_DIGITS:
             self.fail(
-                f"a number has at most {MOST_DIGITS} digits, this one has {len(token.text)}", token.place
+                f"a number has at most {MOST_DIGITS} digits, this one has {len(token.text)}", token.offset
             )
         return int(token.text)
 
@@ -127,7 +129,7 @@ class Reader:
 
     def extent(self) -> Extent:
         """Read a sum of products, such as ``2*B*D+1``; it may be a fraction."""
-        place = self.next.place
+        offset = self.next.offset
         try:
             total = -self._product() if self.has("-") else self._product()
             while self.next.text in ("+", "-") and self.next.kind == "mark":
@@ -135,16 +137,16 @@ class Reader:
         except ParseError:
             raise
         except (ValueError, ZeroDivisionError) as error:
-            self.fail(str(error), place)
+            self.fail(str(error), offset)
         return total
 
     def whole_extent(self) -> Extent:
         """Read an extent; a number must be whole."""
-        place = self.next.place
+        offset = self.next.offset
         self._factors = 0
         extent = self.extent()
         if not isinstance(extent, int) and not extent.symbols:
-            self.fail(f"an extent must be whole, got {extent}", place)
+            self.fail(f"an extent must be whole, got {extent}", offset)
         return extent
 
     def _product(self) -> Extent:
@@ -157,7 +159,7 @@ class Reader:
         token = self.next
         self._factors += 1
         if self._factors > MOST_FACTORS:
-            self.fail(f"an expression has at most {MOST_FACTORS} numbers and names", token.place)
+            self.fail(f"an expression has at most {MOST_FACTORS} numbers and names", token.offset)
         if token.kind == "integer":
             return self.integer()
         if token.text in ("max", "ceil") and token.kind == "name":
@@ -185,52 +187,52 @@ class Reader:
     def type(self) -> TensorType:
         """Read a type, such as ``tensor<8xBx(2*D)xf32>``."""
         start = self.next
-        match = _TYPE.match(self.text, start.place) if start.text == "tensor" else None
+        match = _TYPE.match(self.text, start.offset) if start.text == "tensor" else None
         if match and match[0] in self._types:
             self.next = self._token(match.end())
             return self._types[match[0]]
         self.expect("tensor")
-        shape, place = self._shape(self.expect("<").place + 1)
-        dtype = _DTYPE.match(self.text, place)
+        shape, offset = self._shape(self.expect("<").offset + 1)
+        dtype = _DTYPE.match(self.text, offset)
         if dtype is None or dtype[1] not in DTYPES:
-            got = self.text[place : place + 12].partition("\n")[0]
+            got = self.text[offset : offset + 12].partition("\n")[0]
             self.fail(
-                f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", place
+                f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", offset
             )
         try:
             result = TensorType(DTYPES[dtype[1]], tuple(shape))
         except ValueError as error:
-            self.fail(str(error), start.place)
+            self.fail(str(error), start.offset)
         self.next = self._token(dtype.end())
         if match and match.end() == dtype.end():
             self._types[match[0]] = result
         return result
 
-    def _shape(self, place: int) -> tuple[list[Extent], int]:
-        """Read extents with an ``x`` behind each, from a place of the text on; and the place behind them."""
+    def _shape(self, offset: int) -> tuple[list[Extent], int]:
+        """Read extents with an ``x`` behind each, from an offset of the text on; and the offset behind them."""
         shape: list[Extent] = []
         while True:
             if len(shape) > MOST_DIMS:
-                self.fail(f"a tensor has at most {MOST_DIMS} dims", place)
-            if self.text.startswith("(", place):
-                extent, place = self._extent_in_parentheses(place)
+                self.fail(f"a tensor has at most {MOST_DIMS} dims", offset)
+            if self.text.startswith("(", offset):
+                extent, offset = self._extent_in_parentheses(offset)
                 shape.append(extent)
                 continue
-            match = _EXTENT.match(self.text, place)
+            match = _EXTENT.match(self.text, offset)
             if match is None:
-                return shape, place
+                return shape, offset
             if len(match[0]) > MOST_DIGITS + 1 and match[1]:
-                self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(match[1])}", place)
+                self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(match[1])}", offset)
             shape.append(int(match[1]) if match[1] else symbol(match[2]))
-            place = match.end()
+            offset = match.end()
 
-    def _extent_in_parentheses(self, place: int) -> tuple[Extent, int]:
-        """Read an extent such as ``(2*D)x``; and the place behind it."""
-        self.next = self._token(place + 1)
+    def _extent_in_parentheses(self, offset: int) -> tuple[Extent, int]:
+        """Read an extent such as ``(2*D)x``; and the offset behind it."""
+        self.next = self._token(offset + 1)
         extent = self.nested(self.whole_extent)
-        place = self.next.place + 1
+        offset = self.next.offset + 1
         if self.next.text != ")":
             self.wrong("')'")
-        if not self.text.startswith("x", place):
-            self.fail(f"expected 'x' after an extent, got {self.text[place : place + 1]!r}", place)
-        return extent, place + 1
+        if not self.text.startswith("x", offset):
+            self.fail(f"expected 'x' after an extent, got {self.text[offset : offset + 1]!r}", offset)
+        return extent, offset + 1

@@ -62,7 +62,7 @@ class _Parser(Reader):
             if self.next.kind not in ("value", "string"):
                 self.wrong("an op, or return")
             ops.append(self.op())
-        place = self.take().place
+        offset = self.take().offset
         outputs = self.listed(self.used, "}")
         if self.next.kind != "end":
             self.wrong("the end")
@@ -72,11 +72,11 @@ class _Parser(Reader):
             for v, p in zip(outputs, promised, strict=True)
         ):
             texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, outputs)]
-            self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", place)
+            self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", offset)
         try:
             return Function(name, tuple(inputs), tuple(ops), tuple(outputs), tuple(said.items()))
         except IRError as error:
-            self.fail(str(error), place)
+            self.fail(str(error), offset)
 
     def input(self) -> Value:
         token = self.expect_kind("value", "an input, as %x: tensor<8xf32>")
@@ -94,31 +94,33 @@ class _Parser(Reader):
         try:
             operator(kind)
         except ValueError as error:
-            self.fail(str(error), start.place)
+            self.fail(str(error), start.offset)
         self.expect("(")
         inputs = self.listed(self.used, ")")
         attributes = self.attributes() if self.next.text == "{" else {}
         self.expect(":")
-        place = self.expect("(").place
-        types = self.listed(lambda: (self.next.place, self.type()), ")")
+        offset = self.expect("(").offset
+        types = self.listed(lambda: (self.next.offset, self.type()), ")")
         if len(types) != len(inputs):
-            self.fail(f"there must be a type for each input: {len(inputs)} inputs, {len(types)} types", place)
+            self.fail(
+                f"there must be a type for each input: {len(inputs)} inputs, {len(types)} types", offset
+            )
         for value, (at, type) in zip(inputs, types, strict=True):
             if value.type != type:
                 self.fail(f"%{value.name} is defined as {value.type} and used as {type}", at)
         self.expect("->")
-        place = self.next.place
+        offset = self.next.offset
         results_laid = self.listed(self.laid_type, ")") if self.has("(") else [self.laid_type()]
         region = self.region() if self.has("region") else None
         frozen = tuple(sorted(attributes.items()))
         try:
             expected = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
         except (ValueError, TypeError) as error:
-            self.fail(str(error), start.place)
+            self.fail(str(error), start.offset)
         if tuple(type for type, _ in results_laid) != expected:
-            self.fail(f"{kind} must return {', '.join(map(str, expected)) or 'nothing'} here", place)
+            self.fail(f"{kind} must return {', '.join(map(str, expected)) or 'nothing'} here", offset)
         if len(results) != len(expected):
-            self.fail(f"{kind} returns {len(expected)} values, but {len(results)} are named", start.place)
+            self.fail(f"{kind} returns {len(expected)} values, but {len(results)} are named", start.offset)
         outputs = [self.define(token, *laid) for token, laid in zip(results, results_laid, strict=True)]
         return Op(kind, tuple(inputs), frozen, tuple(outputs), region)
 
@@ -128,13 +130,13 @@ class _Parser(Reader):
         token = self.expect_kind("value", "a value, as %0")
         value = self.known.get(token.text[1:])
         if value is None:
-            self.fail(f"{token.text[:60]} is not defined", token.place)
+            self.fail(f"{token.text[:60]} is not defined", token.offset)
         return value
 
     def define(self, token: Token, type: TensorType, layout: TensorSharding | None) -> Value:
         name = token.text[1:]
         if name in self.known:
-            self.fail(f"{token.text[:60]} is defined already; every value is defined once", token.place)
+            self.fail(f"{token.text[:60]} is defined already; every value is defined once", token.offset)
         self.known[name] = Value(name, type, layout)
         return self.known[name]
 
@@ -142,7 +144,7 @@ class _Parser(Reader):
         try:
             return str(json.loads(token.text))
         except ValueError as error:
-            self.fail(f"this string cannot be read: {error}", token.place)
+            self.fail(f"this string cannot be read: {error}", token.offset)
 
     def region(self) -> str:
         self.expect("=")
@@ -151,7 +153,7 @@ class _Parser(Reader):
         try:
             return check_path(path)
         except ValueError as error:
-            self.fail(str(error), token.place)
+            self.fail(str(error), token.offset)
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
@@ -160,14 +162,14 @@ class _Parser(Reader):
         return type, self.layout(type.ndim) if self.next.text == "[" else None
 
     def layout(self, ndim: int) -> TensorSharding:
-        place = self.expect("[").place
+        offset = self.expect("[").offset
         dims = self.listed(lambda: ... if self.has("...") else self.axes(), "]")
         partial: tuple[str, ...] = ()
-        op = Token("name", "sum", place)
+        op = Token("name", "sum", offset)
         if self.has("partial"):
             self.expect("=")
             partial = self.axes()
-            after = self._token(self.next.place + 1) if self.next.text == "," else self.next
+            after = self._token(self.next.offset + 1) if self.next.text == "," else self.next
             if after.text == "op" and after.kind == "name":
                 self.has(",")
                 self.take()
@@ -176,7 +178,7 @@ class _Parser(Reader):
         try:
             return TensorSharding(*dims, partial=partial, op=op.text).over(ndim)
         except ValueError as error:
-            self.fail(str(error), op.place if op.text not in OPS else place)
+            self.fail(str(error), op.offset if op.text not in OPS else offset)
 
     def axes(self) -> tuple[str, ...]:
         if self.has("("):
@@ -199,7 +201,7 @@ class _Parser(Reader):
     def attribute(self, attributes: dict[str, Any]) -> None:
         token = self.expect_kind("name", "the name of an attribute")
         if token.text in attributes:
-            self.fail(f"attribute {token.text[:60]} is given twice", token.place)
+            self.fail(f"attribute {token.text[:60]} is given twice", token.offset)
         self.expect("=")
         attributes[token.text] = self.attribute_value()
 
@@ -215,7 +217,7 @@ class _Parser(Reader):
             self.take()
             return tuple(self.nested(lambda: self.listed(self.attribute_value, "]")))
         negative = token.text == "-"
-        number = self._token(token.place + 1) if negative else token
+        number = self._token(token.offset + 1) if negative else token
         if number.kind == "float" or number.text == "inf":
             self.next = number
             return -float(self.take().text) if negative else float(self.take().text)

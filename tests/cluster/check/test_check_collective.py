@@ -396,7 +396,7 @@ MISTAKES = {
     "nothing is added": ("all_reduce", ignores_what_arrives, "each rank returns its own array"),
     "no return": ("all_reduce", returns_nothing, "a return is missing"),
     "reduce for all_reduce": ("all_reduce", only_rank_0, "only rank 0 has the sum"),
-    "return on one rank": ("all_reduce", some_return_none, "ranks 1-3 returns nothing"),
+    "return on one rank": ("all_reduce", some_return_none, "ranks 1-3 return nothing"),
     "mean": ("all_reduce", lambda device, x: ring_sum(device, x) / device.size, "a mean stands for a sum"),
     "summed twice": ("all_reduce", lambda device, x: ring_sum(device, ring_sum(device, x)), "counted 4 times"),
     "joined": ("all_reduce", ring_gather, "the arrays are joined, in place of added up"),

@@ -120,10 +120,10 @@ def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh,
     simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")
     assert_simulated(simulated, trace)
     folded = simulate(executable, "dgx-h100", priced_dtype="bfloat16", fold=True)
-    lanes = equal_devices(executable, "dgx-h100")
+    equal = equal_devices(executable, "dgx-h100")
     assert told(folded) == [event for rank in folded.ranks for event in told(simulated, rank)]
     for rank in range(mesh.size):
-        stands = lanes.first[lanes.lane_of[rank]]
+        stands = equal.first[equal.set_of[rank]]
         assert [e[1:5] for e in told(simulated, rank)] == [e[1:5] for e in told(folded, stands)]
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 import numpy as np
 import psutil
 import pytest
+from gone import gone
 from paths import ROOT
 
 from vcluster import DeviceFailedError, VirtualCluster
@@ -262,7 +263,7 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
             assert wait([each.sentinel], 30)
             each.join()
             assert each.exitcode == -signal.SIGKILL
-            assert _gone(each.pid)
+            assert gone(each.pid)
         assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
 
 
@@ -307,7 +308,7 @@ def test_stopping_the_fork_server_ends_what_it_started():
     with blocked("forkserver", 3) as started:
         server = processes.SERVER.pid
         stop_fork_server()
-        assert _gone(server)
+        assert gone(server)
         for each in started:
             each.join()
             assert each.exitcode == -signal.SIGKILL
@@ -455,25 +456,6 @@ EACH_AND_AGAIN = (*START_METHODS, "forkserver", "fork")
 """The last is a copy of a host that holds the pipes of all the others."""
 
 
-def _gone(pid: int) -> bool:
-    """Waits until the process has ended, whether or not its new parent has noticed."""
-    if hasattr(os, "pidfd_open"):
-        try:
-            ended = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
-        gone = wait([ended], 30) == [ended]
-        os.close(ended)
-        return gone
-    try:
-        psutil.Process(pid).wait(30)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
-
-
 MULTIPROCESSING = """
 import multiprocessing
 from vcluster.processes.device_process import start_process
@@ -500,7 +482,7 @@ def test_processes_ignore_the_interrupt_of_the_whole_group_and_end_with_their_ho
         assert host.stdout.readline().split() == ["True"] * len(EACH_AND_AGAIN)
         host.kill()
         assert host.communicate() == ("", "")
-    assert all(_gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -515,7 +497,7 @@ def test_kill_9_of_the_host_leaves_no_process_and_nothing_in_the_file_system(wor
         pids = [int(word) for word in host.stdout.readline().split()]
         assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
         host.kill()
-    assert all(_gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -526,7 +508,7 @@ def test_the_end_of_the_host_leaves_no_process(end):
     assert (done.stderr, done.returncode) == ("", 0)
     pids = done.stdout.split()
     assert len(pids) == len(EACH_AND_AGAIN) + 1  # the fork server
-    assert all(_gone(int(pid)) for pid in pids)
+    assert all(gone(int(pid)) for pid in pids)
 
 
 @pytest.mark.slow
@@ -541,4 +523,4 @@ def test_interrupting_the_whole_group_ends_the_host_alone_and_its_end_leaves_no_
         os.killpg(host.pid, signal.SIGINT)
         out, err = host.communicate(timeout=50)
     assert (out.split(), err, host.returncode) == (["True"] * len(EACH_AND_AGAIN), "", 0)
-    assert all(_gone(int(pid)) for pid in pids)
+    assert all(gone(int(pid)) for pid in pids)

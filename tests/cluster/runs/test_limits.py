@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gone import gone
 
 import vcluster.runs.run_loop
 from vcluster import (
@@ -179,6 +180,7 @@ def test_a_death_is_told_with_the_operation_it_waited_in(processes):
         elif device.rank == 0:
             until_it_waits(device, 1)
             os.kill(pids[1], signal.SIGKILL)
+            assert gone(pids[1])        # else both wait for each other, which may be told first
         device.barrier()
 
     with pytest.raises(DeviceFailedError) as caught:

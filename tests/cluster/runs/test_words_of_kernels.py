@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +55,11 @@ def test_other_errors_of_types_are_left_alone(cluster: VirtualCluster) -> None:
         with pytest.raises(DeviceFailedError) as raised:
             cluster.run(kernel)
         assert "without ()" not in str(raised.value) and "is a method" not in str(raised.value)
+
+
+def test_outputs_that_are_called_say_what_to_write(cluster: VirtualCluster) -> None:
+    outputs: Any = cluster.run(lambda device: device.rank).outputs
+    with pytest.raises(TypeError, match=r"^run\.outputs is no method: write run\.outputs, without \(\)$"):
+        outputs()
+    assert outputs == [0, 1] and isinstance(outputs, list) and repr(outputs) == "[0, 1]"
+    assert pickle.loads(pickle.dumps(outputs)) == [0, 1]      # noqa: S301

@@ -57,11 +57,11 @@ def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, row
     _, trace = run(program, mesh, inputs_of(program, rows))
     simulated = simulate(step, **ON)
     assert_simulated(simulated, trace)
-    folded, lanes = simulate(step, fold=True, **ON), equal_devices(step, "dgx-h100")
-    assert folded.ranks == tuple(lanes.first.tolist()) and len(folded) <= len(simulated)
+    folded, equal = simulate(step, fold=True, **ON), equal_devices(step, "dgx-h100")
+    assert folded.ranks == tuple(equal.first.tolist()) and len(folded) <= len(simulated)
     assert folded.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
     for rank in range(mesh.size):
-        stands = int(lanes.first[lanes.lane_of[rank]])
+        stands = int(equal.first[equal.set_of[rank]])
         assert folded.peak_bytes(stands) == simulated.peak_bytes(rank)
         assert folded.flops(stands) == simulated.flops(rank)
         assert folded.filter(kind=("send", "recv")).bytes_received(stands) == simulated.filter(
@@ -114,8 +114,8 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
     for options in ({}, {"fold": True}):
         simulated = simulate(program, mesh=mesh, batch=12, **options, **ON)
         assert told(simulated) == told(simulate(PipelinedStep(program, mesh, 12), **options, **ON))
-    lanes = equal_devices(program, "dgx-h100", mesh=mesh, batch=12)
-    assert lanes.first.tolist() == equal_devices(PipelinedStep(program, mesh, 12), "dgx-h100").first.tolist()
+    equal = equal_devices(program, "dgx-h100", mesh=mesh, batch=12)
+    assert equal.first.tolist() == equal_devices(PipelinedStep(program, mesh, 12), "dgx-h100").first.tolist()
     for wrong in ({}, {"mesh": mesh}, {"batch": 12}):
         with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh with a batch of some rows"):
             simulate(program, **wrong, **ON)
@@ -139,8 +139,8 @@ def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
 def test_equal_devices_are_found_where_only_the_priced_dtype_has_a_rate():
     step = PipelinedStep(program_of(2, 2), Mesh(pp=2, dp=2), 4)
     folded = simulate(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", fold=True, link_sharing=False)
-    lanes = equal_devices(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", link_sharing=False)
-    assert folded.ranks == tuple(lanes.first.tolist())
+    equal = equal_devices(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", link_sharing=False)
+    assert folded.ranks == tuple(equal.first.tolist())
     with pytest.raises(ValueError, match="tpu-v5p has no rate for float64"):
         equal_devices(step, "tpu-v5p:1x1x4")
 

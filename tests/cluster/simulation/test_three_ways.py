@@ -391,11 +391,11 @@ def assert_agree(simulated, trace):
 def assert_folds(executable, simulated, hardware, **options):
     """Those that stand for others tell what each of these would."""
     folded = simulate(executable, hardware, fold=True, **options)
-    lanes = equal_devices(executable, hardware, **{k: v for k, v in options.items() if k == "link_sharing"})
+    equal = equal_devices(executable, hardware, **{k: v for k, v in options.items() if k == "link_sharing"})
     there, here = by_rank(folded), by_rank(simulated)
-    assert set(there) == set(lanes.first.tolist())
+    assert set(there) == set(equal.first.tolist())
     for rank, events in here.items():
-        stands = int(lanes.first[lanes.lane_of[rank]])
+        stands = int(equal.first[equal.set_of[rank]])
         assert_same_events(there[stands], events)
         assert folded.peak_bytes(stands) == simulated.peak_bytes(rank)
         if stands == rank:
@@ -503,11 +503,11 @@ def test_a_pipeline_is_one_program_three_ways(
     step = PipelinedStep(program, mesh, ROWS)
     simulated = simulate(step, "dgx-h100")
     assert_agree(simulated, trace)
-    folded, lanes = simulate(step, "dgx-h100", fold=True), equal_devices(step, "dgx-h100")
+    folded, equal = simulate(step, "dgx-h100", fold=True), equal_devices(step, "dgx-h100")
     assert folded.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
     here, there = by_rank(simulated), by_rank(folded)
     for rank in range(mesh.size):       # what a stage does for a microbatch is one event there
-        stands = int(lanes.first[lanes.lane_of[rank]])
+        stands = int(equal.first[equal.set_of[rank]])
         assert folded.peak_bytes(stands) == simulated.peak_bytes(rank)
         whole, ours = ([e for e in of[r] if e.kind in ("send", "recv")]
                        for of, r in ((here, rank), (there, stands)))

@@ -5,7 +5,7 @@ import pytest
 
 from parallelism.algorithms import kind_of
 from vcluster.check.cases import Case, rounded, tagged
-from vcluster.check.contributions import finding_of
+from vcluster.check.mistakes import finding_of
 
 
 def all_reduce(size: int) -> Case:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vcluster.code.exceptions import LONGEST_TEXT, MOST_MEMBERS, Failure, describe_exception
+from vcluster.code.exceptions import LONGEST_TEXT, LONGEST_WHOLE, MOST_MEMBERS, Failure, describe_exception
 
 LONG = 3_000_000
 
@@ -94,3 +94,17 @@ def test_a_short_exception_crosses_as_it_is() -> None:
 def test_the_rest_of_a_large_group_is_counted() -> None:
     failure = describe_exception(RAISED["many of a group"]())
     assert len(failure.members) == MOST_MEMBERS and "16 of 5000 ---" in failure.format()
+
+
+class WithNumbers(Exception):
+    """What cannot be cut: it has more in it than a text."""
+
+    def __init__(self, text: str, numbers: tuple[int, ...]) -> None:
+        super().__init__(text, numbers)
+
+
+def test_an_exception_that_cannot_be_cut_crosses_whole_and_its_text_is_short() -> None:
+    failure = describe_exception(WithNumbers("y" * (LONGEST_WHOLE - 100), (1, 2)))
+    assert len(failure.text) < LONGEST_TEXT + 100 and " more characters] " in failure.format()
+    assert type(failure.exception()) is WithNumbers and failure.exception().args[1] == (1, 2)
+    assert type(describe_exception(WithNumbers("y" * LONGEST_WHOLE, (1, 2))).exception()) is RuntimeError

@@ -153,6 +153,14 @@ def test_the_derivative_is_that_of_central_differences(kind):
         check_gradient(drawn(kind, 0), 0)
 
 
+def test_a_row_that_attends_to_no_column_has_weights_of_zero():
+    weights = ir.record(lambda x: ir.apply("attention_weights", x, scale=2.0, mask="causal:2", starts=(1, 0)),
+                        tensor("4x3xf64"))
+    scores = np.log(np.arange(1.0, 13).reshape(4, 3)) / 2
+    expected = [[1 / 3, 2 / 3, 0], [0, 5 / 11, 6 / 11], [0, 0, 1], [0, 0, 0]]
+    np.testing.assert_allclose(ir.interpret(weights, [scores]).outputs[0], expected, rtol=1e-15)
+
+
 @pytest.mark.slow
 @by_kind
 def test_types_tiles_and_derivatives_on_many_inputs(kind):

@@ -46,6 +46,12 @@ def test_a_plan_is_what_the_simulation_says(plans: Plans) -> None:
         assert plan.microbatches == 2 // plan.settings["dp"]
 
 
+def test_a_best_plan_that_is_called_says_what_to_write(plans: Plans) -> None:
+    best: Any = plans.best
+    with pytest.raises(TypeError, match=r"^plans\.best is no method: write plans\.best, without \(\)"):
+        best()
+
+
 def test_the_first_plan_is_the_best_by_the_full_simulation(plans: Plans) -> None:
     full = [plan.simulate().makespan_seconds for plan in plans]
     assert plans.best.seconds == min(full) == full[0]

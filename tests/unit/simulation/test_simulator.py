@@ -94,11 +94,11 @@ def test_one_of_equal_devices_tells_what_each_of_them_would(shape, hardware):
     executable = Executable(feed_forward(*shape, mesh))
     whole = simulate(executable, hardware, priced_dtype="bfloat16")
     folded = simulate(executable, hardware, fold=True, priced_dtype="bfloat16")
-    lanes = equal_devices(executable, hardware)
-    assert folded.ranks == tuple(lanes.first.tolist()) and sum(lanes.sizes) == 16
+    equal = equal_devices(executable, hardware)
+    assert folded.ranks == tuple(equal.first.tolist()) and sum(equal.sizes) == 16
     assert folded.makespan_seconds == whole.makespan_seconds
     for rank in range(16):
-        stands = int(lanes.first[lanes.lane_of[rank]])
+        stands = int(equal.first[equal.set_of[rank]])
         if stands == rank:
             assert told(folded, rank) == told(whole, rank)
         assert [e[1:5] for e in told(folded, stands)] == [e[1:5] for e in told(whole, rank)]

@@ -183,7 +183,7 @@ def test_a_message_that_shares_no_link_has_the_rate_that_filling_gives(wanted, c
     links = link_sharing.SharedLinks(
         lambda channel: capacities[channel[2]], lambda *entry: foretold.append(entry))
     channels = tuple(((0, 0, number), 1.0) for number in range(len(capacities)))
-    links.begin(7, link_sharing.Way(channels, wanted), 5.0, 1.0, later)
+    links.begin(7, link_sharing.Route(channels, wanted), 5.0, 1.0, later)
     links.settle(later)
     flow = links._flows[7]
     links._filled([flow], list(flow.channels))
