@@ -155,7 +155,9 @@ def _legend(document: Mapping[str, Any]) -> list[str]:
         if value >= LEAST_TOLD * plan["seconds"]
     }
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
-        words |= {match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)}
+        words |= {
+            match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)
+        }
     told = [
         f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}"
         for word, meaning in MEANINGS.items()
