@@ -41,8 +41,30 @@ class FlagValues:
     use_mcore_models: bool | None = None
     attention_dropout: float | None = None
     hidden_dropout: float | None = None
+    squared_relu: bool | None = None
+    quick_geglu: bool | None = None
+    qk_layernorm: bool | None = None
+    add_qkv_bias: bool | None = None
+    window_size: str | None = None
+    window_attn_skip_freq: str | None = None
     num_experts: int | None = None
     moe_router_topk: int | None = None
+    moe_ffn_hidden_size: int | None = None
+    moe_layer_freq: str | None = None
+    moe_shared_expert_intermediate_size: int | None = None
+    moe_expert_capacity_factor: float | None = None
+    moe_router_score_function: str | None = None
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_token_dispatcher_type: str | None = None
+    moe_grouped_gemm: bool | None = None
+    multi_latent_attention: bool | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_head_dim: int | None = None
+    qk_pos_emb_head_dim: int | None = None
+    v_head_dim: int | None = None
+    mtp_num_layers: int | None = None
     tensor_model_parallel_size: int | None = None
     pipeline_model_parallel_size: int | None = None
     num_layers_per_virtual_pipeline_stage: int | None = None
@@ -54,6 +76,7 @@ class FlagValues:
     pipeline_model_parallel_layout: str | None = None
     context_parallel_size: int | None = None
     expert_model_parallel_size: int | None = None
+    expert_tensor_parallel_size: int | None = None
     sequence_parallel: bool | None = None
     use_distributed_optimizer: bool | None = None
     overlap_grad_reduce: bool | None = None
@@ -88,11 +111,6 @@ class FlagValues:
                 raise ValueError(f"--{option.name} must be at least 0 and finite, got {value!r}")
         if len(several := [f"--{name}" for name in ("fp16", "bf16", "fp32") if getattr(self, name)]) > 1:
             raise ValueError(f"{' and '.join(several)} exclude each other")
-        if self.num_experts or self.moe_router_topk or (self.expert_model_parallel_size or 1) > 1:
-            raise ValueError(
-                "--num-experts: a TransformerSpec has no experts; parallelism.models.mixture has a layer "
-                "of them"
-            )
 
     def given(self, about: str | None = None) -> dict[str, Any]:
         """The flags that were given, by field; of those about the ``model``, the ``strategy`` or the ``batch``."""

@@ -9,15 +9,13 @@ simulate(run.step, "dgx-a100", mesh=run.mesh, batch=run.batch, fold=True)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from parallelism.display.quantities import shortened
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.models.spec import VOCABULARY_MULTIPLE
-from parallelism.training.flag_values import FlagValues
 from parallelism.training.megatron_options import OPTIONS
+from parallelism.training.model_flags import ModelFlags
 from parallelism.training.stage_layers import (
     begins_of,
     counts_of,
@@ -34,6 +32,7 @@ from parallelism.transforms import (
     Adam,
     ContextParallel,
     DataParallel,
+    ExpertParallel,
     MixedPrecision,
     Overlap,
     Pipeline,
@@ -59,7 +58,7 @@ def overlap_of(replicas: int) -> Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegatronFlags(FlagValues):
+class MegatronFlags(ModelFlags):
     """Values of the flags (`parallelism.training.OPTIONS`) by their names with ``_``; None: not given.
 
     Flags that change nothing here (`parallelism.training.UNCHANGING`) are words of the command line only.
@@ -81,103 +80,17 @@ class MegatronFlags(FlagValues):
             for option in OPTIONS
             if getattr(self, option.field) in option.unmodelled
         ]
-        return left_out + ["--no-position-embedding"] * bool(
-            self.no_position_embedding and self._positions != "rotary"
-        )
-
-    @property
-    def _positions(self) -> str | None:
-        """How positions enter, in the words of a `TransformerSpec`; None if no flag says it."""
-        if self.use_rotary_position_embeddings:
-            return "rotary"
-        return _POSITIONS.get(self.position_embedding_type or "")
+        other = self.expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size or 1)
+        return left_out + [f"--expert-tensor-parallel-size {self.expert_tensor_parallel_size}"] * other
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
         idle = [
             field
             for field in self.given("strategy")
-            if field in _AXES and mesh.shape.get(_AXES[field], 1) == 1
+            if field in _AXES and all(mesh.shape.get(axis, 1) == 1 for axis in _AXES[field].split())
         ]
         return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
-
-    # -- the model -----------------------------------------------------------------------------------------------------
-
-    def spec(self, named: TransformerSpec | None = None) -> TransformerSpec:
-        """The model; with the ``named`` one, the flags that were given replace its figures.
-
-        ``ValueError`` names the flags that are missing, and figures that do not fit together.
-        """
-        if named is None:
-            self._check_needed()
-        if self.num_query_groups is not None and not self.group_query_attention:
-            raise ValueError("--num-query-groups has a meaning with --group-query-attention only")
-        figures: dict[str, Any] = {
-            "layers": self.num_layers,
-            "width": self.hidden_size,
-            "heads": self.num_attention_heads,
-            "sequence": self.seq_length,
-            "vocabulary": self.padded_vocab_size or self.vocabulary(named),
-            "feed_forward": self.ffn_hidden_size,
-            "activation": self.swiglu and "swiglu",
-            "norm": _NORMS.get(self.normalization or ""),
-            "positions": self._positions,
-            "tied": False if self.untie_embeddings_and_output_weights else None,
-            "biases": False if self.disable_bias_linear else None,
-            "key_value_heads": (self.num_query_groups or 1) if self.group_query_attention else None,
-            "attention_dropout": self.attention_dropout,
-            "hidden_dropout": self.hidden_dropout,
-            "fused_attention": self._fused_attention,
-        }
-        figures = {name: value for name, value in figures.items() if value is not None}
-        if named is not None:
-            spec = replace(named, **figures)
-        else:
-            if self.swiglu and self.ffn_hidden_size is None:
-                figures["feed_forward"] = int(4 * figures["width"] * 2 / 3) // 64 * 64
-            usual = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "fused_attention": False}
-            spec = TransformerSpec(**usual | figures)
-        if self.kv_channels not in (None, spec.head_width):
-            raise ValueError(
-                f"--kv-channels: heads of {spec.width // spec.heads} features are modelled, those of --hidden-size by "
-                f"--num-attention-heads; got {self.kv_channels}"
-            )
-        if self.padded_vocab_size:
-            return spec
-        return spec.padded(self.make_vocab_size_divisible_by or VOCABULARY_MULTIPLE)
-
-    def _check_needed(self) -> None:
-        """``ValueError`` where a figure of a model without a name is missing."""
-        needed = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
-        missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
-        has_vocabulary = self.padded_vocab_size or self.vocabulary(None)
-        if missing or not (has_vocabulary or self.tokenizer_type):
-            missing += [] if has_vocabulary else ["--vocab-size"]
-            raise ValueError(f"gpt needs {', '.join(missing)}")
-        if not has_vocabulary:
-            raise ValueError(
-                f"--tokenizer-type {shortened(self.tokenizer_type, 40)[1:-1]} does not say how large the vocabulary is; give "
-                "--vocab-size, such as --set vocab-size=32000"
-            )
-
-    def vocabulary(self, named: TransformerSpec | None) -> int | None:
-        """The size of the vocabulary that is said, or that a model without a name has by its tokenizer."""
-        if self.vocab_size is not None or named is not None:
-            return self.vocab_size
-        if self.tokenizer_type is None and self.vocab_file and self.merge_file:
-            return VOCABULARIES["GPT2BPETokenizer"]
-        return VOCABULARIES.get(self.tokenizer_type or "")
-
-    @property
-    def _fused_attention(self) -> bool | None:
-        """Whether attention is fused; None if no flag says it."""
-        if self.use_flash_attn:
-            return True
-        if self.attention_backend is not None:
-            return self.attention_backend not in ("unfused", "local")
-        if self.transformer_impl is not None:
-            return self.transformer_impl != "local"
-        return self.use_mcore_models
 
     @property
     def trained_by(self) -> SGD | Adam:
@@ -194,22 +107,23 @@ class MegatronFlags(FlagValues):
         ``ValueError`` for flags that do not fit together, or not these devices.
         """
         spec = self.spec(named)
-        tp, cp, pp = (
+        tp, cp, pp, ep = (
             getattr(self, f"{name}_parallel_size") or 1
-            for name in ("tensor_model", "context", "pipeline_model")
+            for name in ("tensor_model", "context", "pipeline_model", "expert_model")
         )
         if devices % (tp * cp * pp):
             raise ValueError(
                 f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
                 f"{cp} x {pp} devices"
             )
-        dp = devices // (tp * cp * pp)
+        replicas = devices // (tp * cp * pp)
+        self._check_experts(spec, ep, replicas)
         micro = self.micro_batch_size or 1
-        batch = self.global_batch_size or micro * dp
-        if batch % (micro * dp):
+        batch = self.global_batch_size or micro * replicas
+        if batch % (micro * replicas):
             raise ValueError(
                 "--global-batch-size must be a multiple of --micro-batch-size and the devices along dp, "
-                f"{micro} x {dp} = {micro * dp}, got {batch}"
+                f"{micro} x {replicas} = {micro * replicas}, got {batch}"
             )
         for extent, what, axis, size in (
             (spec.heads, "heads", "tensor-model", tp),
@@ -218,16 +132,16 @@ class MegatronFlags(FlagValues):
         ):
             if extent % size:
                 raise ValueError(f"--{axis}-parallel-size must divide the {extent} {what}, got {size}")
-        microbatches = batch // (micro * dp)
+        microbatches = batch // (micro * replicas)
         chunks, counts = self.cut(spec, pp)
         if chunks > 1 and microbatches % pp:
             raise ValueError(
                 f"an interleaved schedule needs a number of microbatches that {pp} stages divide; "
-                f"{batch} sequences in microbatches of {micro} on {dp} replicas are {microbatches}"
+                f"{batch} sequences in microbatches of {micro} on {replicas} replicas are {microbatches}"
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sizes = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+        sizes = {"pp": pp, "dp": replicas // ep, "cp": cp, "ep": ep, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
@@ -238,6 +152,16 @@ class MegatronFlags(FlagValues):
             clip=self.clip_grad or None,
             loss_scale=self.loss_scale or None,
         )
+
+    @staticmethod
+    def _check_experts(spec: TransformerSpec, ep: int, replicas: int) -> None:
+        """``ValueError`` where experts cannot be split over ``ep`` of the devices along dp."""
+        count = 1 if spec.experts is None else spec.experts.count
+        if count % ep or replicas % ep:
+            raise ValueError(
+                f"--expert-model-parallel-size must divide the {count} experts and the {replicas} devices that tensor, "
+                f"context and pipeline parallelism leave, got {ep}"
+            )
 
     def cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[int, ...]]:
         """The stages of each rank, and the layers of each stage (`parallelism.training.stage_layers`).
@@ -255,7 +179,7 @@ class MegatronFlags(FlagValues):
         if len(self._cut_flags) > 1:
             raise ValueError(f"{' and '.join(self._cut_flags)} exclude each other")
         if self.pipeline_model_parallel_layout is not None:
-            counts = layout_counts(self.pipeline_model_parallel_layout, spec.layers)
+            counts = layout_counts(self.pipeline_model_parallel_layout, spec.layers, spec.next_tokens)
             if len(counts) % pp:
                 raise ValueError(
                     f"--pipeline-model-parallel-layout has {len(counts)} stages, which {pp} ranks cannot share equally"
@@ -293,12 +217,15 @@ class MegatronFlags(FlagValues):
     def _transforms(self, mesh: Mesh, counts: tuple[int, ...]) -> Iterator[Transform]:
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16")
+        replicas = next((axis for axis in ("dp", "ep") if axis in mesh.axes), None)
         if "dp" in mesh.axes:
             yield DataParallel()
-            if self.use_distributed_optimizer:
-                yield Zero(1)
             if self.overlap_grad_reduce:
                 yield overlap_of(mesh.shape["dp"])
+        if "ep" in mesh.axes:
+            yield ExpertParallel()
+        if replicas is not None and self.use_distributed_optimizer:
+            yield Zero(1, replicas)
         if "cp" in mesh.axes:
             yield ContextParallel()
         if "tp" in mesh.axes:
@@ -353,6 +280,7 @@ class MegatronFlags(FlagValues):
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
             context_parallel_size=shape.get("cp"),
+            expert_model_parallel_size=shape.get("ep"),
             num_layers_per_virtual_pipeline_stage=layers // stages
             if pipeline.chunks > 1 and layers % stages == 0 and is_even
             else None,
@@ -373,7 +301,7 @@ class MegatronFlags(FlagValues):
             fp16=precision == MixedPrecision("float16"),
             bf16=precision == MixedPrecision("bfloat16"),
             fp32=precision is None,
-            micro_batch_size=run.microbatch,
+            micro_batch_size=run.microbatch // shape.get("ep", 1),
             global_batch_size=run.batch,
             clip_grad=run.clip,
             loss_scale=run.loss_scale,
@@ -418,16 +346,7 @@ _AXES = {
         "pp",
     ),
     "sequence_parallel": "tp",
-    "use_distributed_optimizer": "dp",
+    "use_distributed_optimizer": "dp ep",
     "overlap_grad_reduce": "dp",
 }
-"""Flags that need several devices along an axis."""
-_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
-_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "mrope": "rotary"}
-VOCABULARIES = {
-    "GPT2BPETokenizer": 50_257,
-    "Llama2Tokenizer": 32_000,
-    "BertWordPieceLowerCase": 30_522,
-    "BertWordPieceCase": 28_996,
-}
-"""The sizes of the vocabularies of tokenizers that have but one."""
+"""Flags that need several devices along an axis, or along one of two."""

@@ -59,8 +59,8 @@ OPTIONS: tuple[Option, ...] = (
         "position-embedding-type",
         "model",
         "how positions enter",
-        choices=("learned_absolute", "rope", "yarn", "mrope"),
-        unmodelled=("relative", "none"),
+        choices=("learned_absolute", "rope", "yarn", "mrope", "none"),
+        unmodelled=("relative",),
     ),
     Option("no-position-embedding", "model", "no learned positions", switch=True),
     Option(
@@ -85,8 +85,40 @@ OPTIONS: tuple[Option, ...] = (
     Option("use-mcore-models", "model", "the same as --transformer-impl transformer_engine", switch=True),
     Option("attention-dropout", "model", "rate of dropout of attention weights (0.1)", rate=True),
     Option("hidden-dropout", "model", "rate of dropout of hidden values (0.1)", rate=True),
+    Option("squared-relu", "model", "the square of relu in the feed-forward block", switch=True),
+    Option("quick-geglu", "model", "a gate with gelu in the feed-forward block", switch=True),
+    Option("qk-layernorm", "model", "norms of queries and keys", switch=True),
+    Option("add-qkv-bias", "model", "biases of queries, keys and values alone", switch=True),
+    Option("window-size", "model", "a token attends to so many before it: 1023,0", text=True),
+    Option(
+        "window-attn-skip-freq", "model", "every N-th layer has no window; or a list of 0 and 1", text=True
+    ),
     Option("num-experts", "model", "experts of a layer"),
-    Option("moe-router-topk", "model", "experts for each token"),
+    Option("moe-router-topk", "model", "experts for each token (2)"),
+    Option("moe-ffn-hidden-size", "model", "width of an expert (that of the feed-forward block)"),
+    Option(
+        "moe-layer-freq", "model", "every N-th layer has experts; or a list, as ([0]*3+[1]*11)", text=True
+    ),
+    Option("moe-shared-expert-intermediate-size", "model", "width of the experts that all tokens take"),
+    Option("moe-expert-capacity-factor", "model", "rows that an expert accepts, by the mean", amount=True),
+    Option("moe-router-score-function", "model", "scores of experts", choices=("softmax", "sigmoid")),
+    Option("moe-router-num-groups", "model", "groups of experts"),
+    Option("moe-router-group-topk", "model", "groups for each token"),
+    Option(
+        "moe-token-dispatcher-type",
+        "strategy",
+        "how rows come to experts",
+        choices=("alltoall", "flex"),
+        unmodelled=("allgather",),
+    ),
+    Option("moe-grouped-gemm", "strategy", "products of all experts together (always)", switch=True),
+    Option("multi-latent-attention", "model", "keys and values from few features", switch=True),
+    Option("q-lora-rank", "model", "features of which queries are made (those of the token)"),
+    Option("kv-lora-rank", "model", "features of which keys and values are made (32)"),
+    Option("qk-head-dim", "model", "features of a query that are not rotated (128)"),
+    Option("qk-pos-emb-head-dim", "model", "features of a query that are rotated (64)"),
+    Option("v-head-dim", "model", "features of a value (128)"),
+    Option("mtp-num-layers", "model", "modules that predict one more token each"),
     Option("tensor-model-parallel-size", "strategy", "devices along tp (1)"),
     Option("pipeline-model-parallel-size", "strategy", "devices along pp (1)"),
     Option(
@@ -112,6 +144,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("context-parallel-size", "strategy", "devices along cp (1)"),
     Option("expert-model-parallel-size", "strategy", "devices along ep (1)"),
+    Option("expert-tensor-parallel-size", "strategy", "devices along tp of experts: as of others, or 1"),
     Option(
         "sequence-parallel", "strategy", "norms and dropout split along the sequence over tp", switch=True
     ),

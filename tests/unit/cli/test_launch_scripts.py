@@ -97,6 +97,32 @@ def test_the_flags_of_public_scripts_are_known(name: str, tmp_path: Path) -> Non
     assert {key for key in vars(from_file) if " " in key} == {key for key in vars(from_words) if " " in key}
 
 
+VOCABULARIES = {"DeepSeek-V3": 129_280, "Qwen3-8B": 151_936}
+"""Of models whose scripts say no more than the type of their tokenizer."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_public_scripts_are_simulated(capsys: pytest.CaptureFixture[str], name: str, tmp_path: Path) -> None:
+    path, short = tmp_path / "flags.txt", name.split(" (")[0]
+    devices, text = SCRIPTS[name]
+    path.write_text(text)
+    words = ["gpt", "--args-file", str(path), "--hardware", "dgx-h100", "--json"]
+    if short in VOCABULARIES:
+        status, _, err = said(capsys, *words, "--devices", str(devices))
+        assert status == 2 and "does not say how large the vocabulary is" in err and err.count("\n") == 1
+        words += ["--set", f"vocab-size={VOCABULARIES[short]}"]
+    if short == "Mixtral 8x7B":         # eight experts and four stages need 32 devices
+        status, _, err = said(capsys, *words, "--devices", str(devices))
+        assert status == 2 and "the 8 experts and the 2 devices" in err and err.count("\n") == 1
+        devices = 32
+    status, out, err = said(capsys, *words, "--devices", str(devices))
+    assert status == 0 and 0.05 < json.loads(out)["mfu"] < 0.75
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        "without effect on a simulated step", "known, and not modelled"][: len(err.splitlines())]
+
+
 # -- hostile files -----------------------------------------------------------------------------------------------------
 
 

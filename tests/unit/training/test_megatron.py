@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from parallelism.mesh import Mesh
-from parallelism.models import TransformerSpec, transformer
+from parallelism.models import Experts, LatentAttention, TransformerSpec, transformer
 from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags
 from parallelism.transforms import Strategy
@@ -41,6 +41,47 @@ def test_a_model_in_all_its_flags() -> None:
         activation="swiglu", norm="rms", positions="rotary", tied=False, biases=False, attention_dropout=0.0,
         hidden_dropout=0.2)
     assert MegatronFlags(ffn_hidden_size=77, swiglu=True, **SMALL).spec().hidden == 77
+
+
+def test_experts_latent_attention_and_windows_in_flags() -> None:
+    def spec(**more: Any) -> TransformerSpec:
+        return MegatronFlags(**SMALL, **more).spec()
+
+    plain = spec(num_experts=8, moe_ffn_hidden_size=5, moe_layer_freq="([0]*3+[1]*9)", moe_router_topk=3,
+                 moe_shared_expert_intermediate_size=7, moe_router_num_groups=4, moe_router_group_topk=2,
+                 moe_router_score_function="sigmoid", moe_expert_capacity_factor=1.5)
+    assert plain.experts == Experts(count=8, chosen=3, width=5, shared_width=7, layers=(False,) * 3 + (True,) * 9,
+                                    groups=4, groups_chosen=2, router="sigmoid", capacity=1.5)
+    assert spec(num_experts=4, moe_layer_freq="2").experts == Experts(count=4, chosen=2, layers=(True, False) * 6)
+    latent = spec(multi_latent_attention=True, q_lora_rank=12, v_head_dim=6, position_embedding_type="rope",
+                  qk_layernorm=True, kv_channels=128, mtp_num_layers=1)
+    assert latent.attention == LatentAttention(query_rank=12, key_value_rank=32, value_width=6)
+    assert (latent.query_key_norm, latent.head_width, latent.next_tokens) == (False, 128 + 64, 1)
+    windowed = spec(window_size="(7,0)", window_attn_skip_freq="4")
+    assert (windowed.window, windowed.full_attention_every) == (8, 4)
+    listed = spec(window_size="7,0", window_attn_skip_freq="[1,0]*6")
+    assert listed.full_attention_every == (False, True) * 6 and spec(window_size="-1,0").window is None
+    dense = spec(kv_channels=16, qk_layernorm=True, add_qkv_bias=True, disable_bias_linear=True, squared_relu=True)
+    assert (dense.head_width, dense.query_key_norm, dense.biases, dense.activation) == (16, "head", ("qkv",), "relu2")
+    assert spec(no_position_embedding=True).positions == "none" == spec(position_embedding_type="none").positions
+    assert spec(quick_geglu=True).hidden == spec(swiglu=True).hidden
+
+
+def test_experts_lie_on_devices_of_dp() -> None:
+    given = SMALL | {"num_experts": 4, "global_batch_size": 16, "use_distributed_optimizer": True, "fp32": True}
+    flags = MegatronFlags(**given, expert_model_parallel_size=4, pipeline_model_parallel_size=2)
+    run = flags.run(16)
+    assert dict(run.mesh.shape) == {"pp": 2, "dp": 2, "ep": 4} and str(run.strategy) == "dp ep zero=1 pp@block.6 1f1b:2"
+    assert (run.microbatches, run.microbatch) == (2, 4)     # of a replica, whose four devices have a sequence each
+    alone = flags.run(8)
+    assert dict(alone.mesh.shape) == {"pp": 2, "ep": 4} and "zero:ep=1" in str(alone.strategy)
+    for each in (run, alone):
+        told = MegatronFlags.of(each)
+        assert told is not None and told.run(each.mesh.size, each.model) == each  # type: ignore[arg-type]
+    assert flags.idle(alone.mesh) == []
+    left_out = MegatronFlags(**given, tensor_model_parallel_size=2, expert_tensor_parallel_size=1,
+                             moe_token_dispatcher_type="allgather").unmodelled
+    assert left_out == ["--moe-token-dispatcher-type allgather", "--expert-tensor-parallel-size 1"]
 
 
 def test_a_rate_of_0_was_given_too() -> None:
@@ -126,7 +167,16 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     ({"num_layers": None, "vocab_size": None}, 1, "gpt needs --num-layers, --vocab-size"),
     ({"num_query_groups": 2}, 1, "--num-query-groups has a meaning with --group-query-attention"),
     ({"bf16": True, "fp16": True}, 1, "--fp16 and --bf16 exclude each other"),
-    ({"num_experts": 4}, 1, "no experts"),
+    ({"num_experts": 6, "expert_model_parallel_size": 4}, 4, "divide the 6 experts and the 4 devices .* got 4"),
+    ({"num_experts": 8, "expert_model_parallel_size": 8, "pipeline_model_parallel_size": 4}, 8,
+     "divide the 8 experts and the 2 devices .* got 8"),
+    ({"expert_model_parallel_size": 2}, 2, "divide the 1 experts"),
+    ({"num_experts": 4, "moe_layer_freq": "[0]*3+[1]*8"}, 1, "--moe-layer-freq has 11 entries, the model 12 layers"),
+    ({"num_experts": 4, "moe_layer_freq": "[0]*3+f(1)"}, 1, "must be a number, or a list of 0 and 1"),
+    ({"num_experts": 4, "moe_layer_freq": "[1]*99999999"}, 1, "must be a number, or a list of 0 and 1"),
+    ({"num_experts": 4, "moe_layer_freq": "(" * 3000}, 1, "must be a number, or a list of 0 and 1"),
+    ({"num_experts": 4, "moe_layer_freq": "[2]*12"}, 1, "must be a number, or a list of 0 and 1"),
+    ({"window_size": "x"}, 1, "--window-size must be the tokens before and behind one, as 1023,0; got 'x'"),
     ({"tensor_model_parallel_size": 2}, 3, "3 devices cannot be dealt"),
     ({"tensor_model_parallel_size": 4}, 4, "--tensor-model-parallel-size must divide the 6 heads, got 4"),
     ({"tensor_model_parallel_size": 3, "group_query_attention": True, "num_query_groups": 2}, 3, "2 heads of keys"),
