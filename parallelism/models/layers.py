@@ -10,15 +10,14 @@ import numpy as np
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Mask, Scores
 
-CAUSAL = Mask(causal=True)
-
 
 def attention(
     q: Any,
     k: Any,
     v: Any,
     *,
-    mask: Mask = CAUSAL,
+    mask: Mask | None = None,
+    causal: bool = True,
     scale: float | None = None,
     cap: float | None = None,
     alibi: float | None = None,
@@ -32,8 +31,8 @@ def attention(
 
     ``q`` is ``(batch, rows, heads, width)``; ``k`` and ``v`` are ``(batch, columns, groups, width)``, and each of their
     groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``, with the width of ``v`` where that
-    is another one.  ``scale`` is 1 / sqrt(width) if it is None.  ``mask`` says to which columns a row attends: to those
-    up to its own position, if none is given.  ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select
+    is another one.  ``scale`` is 1 / sqrt(width) if it is None.  ``mask`` says to which columns a row attends.  If none is
+    given, these are the columns up to its own position, or all of them if it is not ``causal``.  ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select
     what is dropped, as for `dropout`.
 
     Scores x become ``cap * tanh(x / cap)``; ``alibi`` multiplies the slopes of biases by distance
@@ -43,6 +42,7 @@ def attention(
     ``fused``: one operator, whose scores are never written.  Without it scores, weights, mask and dropped weights are
     arrays; the numbers are the same.  ``alibi`` and ``sinks`` need it.
     """
+    mask = Mask(causal=causal) if mask is None else mask
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
     scale = 1 / sqrt(width) if scale is None else scale

@@ -90,9 +90,18 @@ def repeated(events: Sequence[Event], *, at_end: bool = False, first: int = 0) -
     same neighbours.  At the end of a step it is that of the first block, because memory that all parameters share is
     freed after the last block.
     """
-    blocks = [None if event.block is None or event.block < first else event.block for event in events]
-    once = next((block for block in (reversed(blocks) if at_end else blocks) if block is not None), None)
-    return [block not in (None, once) for block in blocks]
+    of_blocks = [event for event in events if event.block is not None and event.block >= first]
+    if at_end:
+        of_blocks.reverse()
+    else:
+        of_blocks.sort(key=_is_made_early)
+    once = of_blocks[0].block if of_blocks else None
+    return [event.block is not None and event.block >= first and event.block != once for event in events]
+
+
+def _is_made_early(event: Event) -> bool:
+    """Whether an event may be of a block that begins later: constants of all blocks stand before a backward."""
+    return event.kind.what == MEMORY or event.kind.name == "constant"
 
 
 def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:

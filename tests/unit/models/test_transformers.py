@@ -18,7 +18,9 @@ from parallelism import Mesh, TensorSharding as S, ir, models
 from parallelism.ir.passes import MARK
 from parallelism.layouts import annotate, localize, partition
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.kernels import Mask
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
+from parallelism.models.layers import attention
 
 B = ir.symbol("B")
 
@@ -354,3 +356,11 @@ def test_fused_attention_keeps_the_log_sum_exp_in_place_of_the_scores(t, sequenc
     outside = 10 * s * b * h if t > 1 and not sequence else 10 * s * b * h // t
     wanted = outside + (24 * s * b * h + 4 * a * s * b) // t
     assert block_bytes(spec, b, Mesh(tp=t) if t > 1 else Mesh(one=1), sequence) == wanted
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_that_is_not_causal_has_no_mask(fused):
+    kind = ir.TensorType("float64", (2, 5, 3, 4))
+    def text(**given):
+        return str(ir.record(lambda q, k, v: attention(q, k, v, fused=fused, **given), kind, kind, kind))
+    assert text() == text(causal=True) == text(mask=Mask(causal=True)) != text(causal=False) == text(mask=Mask())

@@ -419,3 +419,10 @@ def test_a_peak_of_many_blocks() -> None:
     assert [costs.memory(MIDDLE, "F", blocks).peak for blocks in (1, 3)] == [5, 9]
     two = [row(1, None), row(2, 0), row(-1, 0), row(4, 1), row(-1, 1), row(-3, None)]
     assert [run.is_repeated for run in SymbolicEvents.of([("F", two)]).runs("F")] == [False, True, False]
+
+
+def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> None:
+    spec = replace(BLOCKS, residual_scale=0.5)
+    task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
+    found, possible = table_of(task, **PLAIN | {"pp": 1, "dp": 8, "tp": 1, "microbatch": 2})
+    assert_as_simulated(found, possible, 0)
