@@ -32,8 +32,8 @@ def attention(
     ``q`` is ``(batch, rows, heads, width)``; ``k`` and ``v`` are ``(batch, columns, groups, width)``, and each of their
     groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``, with the width of ``v`` where that
     is another one.  ``scale`` is 1 / sqrt(width) if it is None.  ``mask`` says to which columns a row attends.  If none is
-    given, these are the columns up to its own position, or all of them if it is not ``causal``.  ``rate`` is that of dropout of the weights; ``step`` and ``seed`` select
-    what is dropped, as for `dropout`.
+    given, these are the columns up to its own position, or all of them if it is not ``causal``.  ``rate`` is that of
+    dropout of the weights; ``step`` and ``seed`` select what is dropped, as for `dropout`.
 
     Scores x become ``cap * tanh(x / cap)``; ``alibi`` multiplies the slopes of biases by distance
     (`parallelism.kernels.Scores`).  ``sinks``, of shape ``(heads,)``, are one more score for each row, to which no value

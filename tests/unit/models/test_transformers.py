@@ -16,9 +16,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding as S, ir, models
 from parallelism.ir.passes import MARK
+from parallelism.kernels import Mask
 from parallelism.layouts import annotate, localize, partition
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
-from parallelism.kernels import Mask
 from parallelism.models import TRANSFORMERS, TransformerSpec, transformer
 from parallelism.models.layers import attention
 
