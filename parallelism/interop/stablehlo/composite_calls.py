@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.ir.core import Op
-from parallelism.kernels import Mask
+from parallelism.kernels import Scores
 
 Call = Callable[[Any, Op, list[Any]], Any]
 
@@ -96,7 +96,12 @@ def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
 def _masked(jax: Any, op: Op, scores: Any, start: int) -> Any:
     """The scores of rows from ``start`` on, minus infinity where a row does not attend to a column."""
     rows, columns = scores.shape[-2:]
-    allowed = Mask.parse(op["mask"]).allowed(range(start, start + rows), range(columns))
+    how = Scores.parse(op["mask"])
+    if how != Scores(how.mask):
+        raise UnsupportedError(
+            "attention with a cap or with alibi cannot be written", op.kind, op.region or ""
+        )
+    allowed = how.mask.allowed(range(start, start + rows), range(columns))
     return scores if allowed is None else jax.numpy.where(allowed, scores, -np.inf)
 
 

@@ -162,7 +162,7 @@ def attention_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent, int] | None
         return None
     batch, rows, heads, width = op.inputs[first].type.shape
     keys = op.inputs[first + 1].type.shape[1]
-    return batch * heads, rows, keys, width, int(Mask.parse(op["mask"]).causal)
+    return batch * heads, rows, keys, width, int(Scores.parse(op["mask"]).mask.causal)
 
 
 def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
