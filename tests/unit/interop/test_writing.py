@@ -28,7 +28,7 @@ from parallelism.interop import (  # noqa: E402
 )
 from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
 from parallelism.layouts import partition  # noqa: E402
-from parallelism.models.layers import attention
+from parallelism.models.layers import attention  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
 from vcluster.cli.command_line import WrongWords  # noqa: E402
