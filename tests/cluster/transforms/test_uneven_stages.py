@@ -67,6 +67,7 @@ def test_uneven_stages_train_on_processes(cluster_of, case: Case) -> None:
     check(cluster_of, case, "process")
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_random_stages_train_as_one_device(cluster_of, case: Case) -> None:

@@ -308,7 +308,7 @@ def test_kept_tables_are_of_a_gpu_with_a_preset_and_have_their_date():
         assert len(tables.measured(ATTENTION)) > 40 and len(tables.measured(LAYERS)) > 40
 
 
-@pytest.mark.slow_for("h200")
+@pytest.mark.slow
 @pytest.mark.timeout(300)        # seconds alone; it simulates more than any other test here
 @pytest.mark.parametrize(("name", "preset"), [("h100", "dgx-h100"), ("h200", "h200-node")])
 def test_kept_tables_give_the_stack_behind_the_preset_which_beats_one_constant_utilization(name, preset, tmp_path, capsys):

@@ -156,6 +156,7 @@ def taken(flags: MegatronFlags) -> None:
     raise WrongWords("the file was taken")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_hostile_files_get_one_line_and_nothing_is_run(first: int, tmp_path: Path) -> None:
     canary, path = tmp_path / "canary", tmp_path / "flags.sh"

@@ -92,6 +92,7 @@ def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices
     assert_as_simulated(plans, possible, rows[0])
 
 
+@pytest.mark.sampled(6, 3)
 @pytest.mark.parametrize(("schedule", "chunks", "pp"), [
     ("interleaved_1f1b", 2, 3), ("interleaved_1f1b", 3, 2), ("looped_bfs", 2, 3), ("1f1b", 1, 3), ("gpipe", 1, 2),
     ("interleaved_1f1b", 5, 2),

@@ -66,7 +66,7 @@ SPACES: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize(("name", "devices", "fixed"), SPACES, ids=[f"{name}-{number}" for number, (name, *_) in
                                                                    enumerate(SPACES)])
 def test_rows_from_pieces_are_the_simulated_ones(name: str, devices: int, fixed: dict[str, Any]) -> None:
@@ -80,6 +80,7 @@ def test_many_rows_from_pieces_are_the_simulated_ones(seed: int) -> None:
         check(spec(**MODELS[name]), devices, 16, fixed, 10, seed)
 
 
+@pytest.mark.slow
 def test_the_first_plan_is_the_best_of_all_that_are_simulated() -> None:
     plans = find_plan(spec(layers=2, **MIXTRAL), hardware="dgx-h100", devices=4, batch=4, pp=1, zero=0,
                       recompute="none", microbatch=1)
