@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from trained_runs import ON, B, assert_trains, in_turn
 from transformed import model_step
 
 from parallelism.transforms import SGD, Adam, AdamW, Strategy
+
+MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "300"))
 
 CASES = [
     ("mixtral", 4, "ep=2", Adam(0.01)), ("mixtral", 8, "dp=2 ep=2 tp=2 sp zero=1", Adam(0.01)),
@@ -55,7 +59,7 @@ def compositions(draw):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["mixtral", "capacity", "deepseek"]), compositions(),
        st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
 def test_hundreds_of_compositions_with_experts_train_as_alone(cluster_of, model, text, rule, clip):
