@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.ir.core import Op
-from parallelism.kernels import Scores
+from parallelism.kernels import Mask, Scores
 
 Call = Callable[[Any, Op, list[Any]], Any]
 
@@ -42,7 +42,7 @@ def _rms_norm(jax: Any, op: Op) -> Callable[..., Any]:
 
 
 def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
-    """Queries times the scale, keys and values of each head, and the masked scores."""
+    """Queries times the scale, keys and values of each head, the masked scores, and the slope of their cap."""
     if op["rate"]:
         what = "dropout inside attention has no counterpart in StableHLO here"
         raise UnsupportedError(what, op.kind, op.region or "")
@@ -52,7 +52,15 @@ def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
     )
     q = q * (1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"])
     scores = jax.numpy.einsum("bqhd,bkhd->bhqk", q, k)
-    return q, k, v, _masked(jax, op, scores, op["starts"][1])
+    how, slope = Scores.parse(op["mask"]), 1.0
+    if how.cap is not None:
+        share = jax.numpy.tanh(scores / how.cap)
+        scores, slope = how.cap * share, 1 - share * share
+    _, first_row, first_head, _ = op["starts"]
+    rows = range(first_row, first_row + scores.shape[-2])
+    bias = how.bias(range(first_head, first_head + q.shape[2]), rows, range(scores.shape[-1]))
+    scores = scores if bias is None else scores + bias.astype(wide)
+    return q, k, v, _masked(jax, how.mask, scores, first_row), slope
 
 
 def _finite(jax: Any, lse: Any) -> Any:
@@ -61,7 +69,7 @@ def _finite(jax: Any, lse: Any) -> Any:
 
 def _attention(jax: Any, op: Op, x: list[Any]) -> Any:
     """The result and the log-sum-exp of each row; a row without columns has the result 0."""
-    _, _, v, scores = _attended(jax, op, *x[:3])
+    _, _, v, scores, _ = _attended(jax, op, *x[:3])
     lse = jax.nn.logsumexp(scores, -1)
     return jax.numpy.einsum("bhqk,bkhd->bqhd", jax.numpy.exp(scores - _finite(jax, lse)), v), lse
 
@@ -69,10 +77,10 @@ def _attention(jax: Any, op: Op, x: list[Any]) -> Any:
 def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
     """From the log-sum-exp and the result of the forward, which are inputs of the op."""
     grad, out, lse, q_own, k_own, v_own, *_ = x
-    q, k, v, scores = _attended(jax, op, q_own, k_own, v_own)
+    q, k, v, scores, slope = _attended(jax, op, q_own, k_own, v_own)
     weights = jax.numpy.exp(scores - _finite(jax, lse))
     inner = jax.numpy.einsum("bqhd,bqhd->bhq", out.astype(q.dtype), grad.astype(q.dtype))[..., None]
-    of_scores = weights * (jax.numpy.einsum("bqhd,bkhd->bhqk", grad.astype(q.dtype), v) - inner)
+    of_scores = weights * (jax.numpy.einsum("bqhd,bkhd->bhqk", grad.astype(q.dtype), v) - inner) * slope
     scale = 1 / sqrt(max(q.shape[3], 1)) if op["scale"] is None else op["scale"]
 
     def of_groups(each: Any) -> Any:
@@ -89,19 +97,17 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
     scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
-    scores = _masked(jax, op, scores, op["starts"][-2])
-    return jax.numpy.exp(scores - _finite(jax, jax.nn.logsumexp(scores, -1)))
+    scores = _masked(jax, Mask.parse(op["mask"]), scores, op["starts"][-2])
+    largest = scores.max(-1, keepdims=True)
+    terms = jax.numpy.exp(scores - jax.numpy.where(jax.numpy.isneginf(largest), 0, largest))
+    sums = terms.sum(-1, keepdims=True)
+    return terms / jax.numpy.where(sums == 0, 1, sums)  # a row without columns has weights of 0
 
 
-def _masked(jax: Any, op: Op, scores: Any, start: int) -> Any:
+def _masked(jax: Any, mask: Mask, scores: Any, start: int) -> Any:
     """The scores of rows from ``start`` on, minus infinity where a row does not attend to a column."""
     rows, columns = scores.shape[-2:]
-    how = Scores.parse(op["mask"])
-    if how != Scores(how.mask):
-        raise UnsupportedError(
-            "attention with a cap or with alibi cannot be written", op.kind, op.region or ""
-        )
-    allowed = how.mask.allowed(range(start, start + rows), range(columns))
+    allowed = mask.allowed(range(start, start + rows), range(columns))
     return scores if allowed is None else jax.numpy.where(allowed, scores, -np.inf)
 
 

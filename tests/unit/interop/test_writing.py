@@ -28,7 +28,6 @@ from parallelism.interop import (  # noqa: E402
 )
 from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
 from parallelism.layouts import partition  # noqa: E402
-from parallelism.models.layers import attention  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
 from vcluster.cli.command_line import WrongWords  # noqa: E402
@@ -176,11 +175,3 @@ def test_a_program_with_a_symbol_is_converted_with_its_size(tmp_path):
         main(["convert", str(source), str(target)])
     assert main(["convert", str(source), str(target), "--size", "B=4"]) == 0
     assert [value.type for value in from_stablehlo(target).inputs] == [ir.TensorType("f32", (4, 3))]
-
-
-@pytest.mark.parametrize("given", [{"cap": 2.0}, {"alibi": 1.0}])
-def test_attention_whose_scores_are_changed_is_not_written(given):
-    kind = ir.TensorType("float32", (1, 4, 2, 4))
-    program = ir.record(lambda q, k, v: attention(q, k, v, **given), kind, kind, kind)
-    with pytest.raises(UnsupportedError, match="attention with a cap or with alibi cannot be written"):
-        to_stablehlo(program)
