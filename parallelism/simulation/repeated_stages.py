@@ -183,7 +183,7 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
             flops, nbytes = flops + each, nbytes + size
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more + action.freed
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
-    peak, change = ({name: size for name, size in each.items() if size} for each in (peak, change))
+    peak, change = map(_freed_first, (peak, change))
     return Piece(
         action.kept,
         action.kept_more,
@@ -196,3 +196,8 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
         peak,
         change,
     )
+
+
+def _freed_first(change: Mapping[str, int]) -> dict[str, int]:
+    """The changes that are any, by category: what is freed comes first, so that no moment between has more than both."""
+    return dict(sorted(((name, size) for name, size in change.items() if size), key=lambda each: each[1] > 0))
