@@ -192,7 +192,7 @@ class PlanCosts:
             s["sp"],
             s["cp"],
             s["recompute"],
-            self._zero_of_actions(s),
+            self._zero_of_actions(s, shape),
             self._adds_up(shape),
             self._registered(s),
             self._of_experts(s),
@@ -202,9 +202,11 @@ class PlanCosts:
             self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"], s["ep"]))
         return self._costs[key]
 
-    def _zero_of_actions(self, settings: Mapping[str, Any]) -> int:
-        """The stage of ZeRO that the actions of a plan depend on."""
+    def _zero_of_actions(self, settings: Mapping[str, Any], shape: Shape) -> int:
+        """The stage of ZeRO that the actions of a plan depend on.  Halves of backwards add gradients in its order."""
         s = settings
+        if any(kind == "W" for _, kind in self._order(shape).works):
+            return 1 if s["zero"] else 0
         return self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"], ep=s["ep"] > 1)
 
     @staticmethod
@@ -326,7 +328,7 @@ class PlanCosts:
             shape.blocks,
             self._adds_up(shape),
             *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
-            self._zero_of_actions(s),
+            self._zero_of_actions(s, shape),
             self._of_experts(s),
             *self._registered(s),
         )
@@ -445,7 +447,7 @@ class PlanCosts:
             s["sp"],
             s["recompute"],
             s["microbatch"],
-            self._zero_of_actions(s),
+            self._zero_of_actions(s, shape),
             self._of_experts(s),
             *self._registered(s),
         )
