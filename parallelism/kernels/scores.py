@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,23 +51,30 @@ class Scores:
     @classmethod
     def parse(cls, text: str) -> Scores:
         """What ``text`` says, as ``str`` writes it.  ``ValueError`` for another text."""
-        mask, *parts = text[:_MOST].split(";")
-        given: dict[str, float] = {}
-        try:
-            for part in parts:
-                name, _, value = part.partition("=")
-                if name == "alibi":
-                    heads, _, scale = value.partition("x")
-                    given |= {"alibi": int(heads), "alibi_scale": float(scale)}
-                else:
-                    given[name] = float(value)
-        except ValueError:
-            given = {"": 0}
-        found = cls(Mask.parse(mask), **given) if given.keys() <= {"cap", "alibi", "alibi_scale"} else None  # type: ignore[arg-type]
+        found = cls._read(text[:_MOST])
         if found is None or str(found) != text or not found._is_finite:
             raise ValueError(
                 f'scores have a mask, and maybe a cap and alibi, as "causal;cap=50.0;alibi=8x1.0"; got {text[:40]!r}'
             )
+        return found
+
+    @classmethod
+    def _read(cls, text: str) -> Scores | None:
+        """What ``text`` says; None where a part is not known, or is no number."""
+        mask, *parts = text.split(";")
+        found = cls(Mask.parse(mask))
+        for part in parts:
+            name, _, value = part.partition("=")
+            try:
+                if name == "alibi":
+                    heads, _, scale = value.partition("x")
+                    found = replace(found, alibi=int(heads), alibi_scale=float(scale))
+                elif name == "cap":
+                    found = replace(found, cap=float(value))
+                else:
+                    return None
+            except ValueError:
+                return None
         return found
 
     @property

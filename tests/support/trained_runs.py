@@ -1,11 +1,11 @@
 """Steps of training run on devices, and what a simulation says of them."""
 
 from simulated_runs import assert_simulated
-from transformed import assert_trained, interpreted, trained
+from transformed import assert_trained, interpreted, model_step, trained
 
 from parallelism import ir
 from parallelism.simulation import simulate
-from parallelism.transforms import Step
+from parallelism.transforms import Step, Strategy
 
 B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
@@ -39,3 +39,12 @@ def assert_trains(cluster, step, alone, rows, steps=2):
     assert_trained(results, interpreted(alone, steps=steps))
     assert_simulated(simulated(step, cluster.mesh, rows), trace)
     return trace
+
+
+def assert_model_trains(cluster_of, model, rows, text, rule, backend="thread", clip=None):
+    """`assert_trains` for a model of `transformed` under the strategy that ``text`` says, which reads back as itself."""
+    alone = model_step(model, rows, rule, clip=clip)
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    assert Strategy.parse(str(strategy)) == strategy
+    step = strategy(model_step(model, B, rule, clip=clip) if strategy.pipeline else alone)
+    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)

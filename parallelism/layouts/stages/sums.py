@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir import Function, Op, TensorType, Value
-from parallelism.ir.passes.donation import owns_nothing
+from parallelism.ir.passes.donation import owners
 from parallelism.layouts.localization.local_program import free_name
 
 
@@ -52,12 +52,9 @@ def added_into_buffers(
 def owns_results(function: Function, first: int) -> bool:
     """Whether each output from number ``first`` on has memory of its own: that of no input and of no other output.
 
-    A value that is resharded counts as one with the value before, because on some devices it is that value.
+    A value that is resharded lies in the memory of the one before, as on devices that have the same part of both.
     """
-    owner = {value: value for value in function.inputs}
-    for op in function.ops:
-        shares = owns_nothing(op) or op.kind == "reshard"
-        owner.update((value, owner[op.inputs[0]] if shares else value) for value in op.outputs)
+    owner = owners(function)
     found = [owner[value] for value in function.outputs[first:]]
     return len({*found}) == len(found) and {*found}.isdisjoint(
         {*function.inputs} | {owner[value] for value in function.outputs[:first]}

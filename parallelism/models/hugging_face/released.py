@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from parallelism.models.hugging_face.with_experts import GPT_OSS_YARN
+
 _LLAMA_3 = {
     "model_type": "llama",
     "vocab_size": 128_256,
@@ -64,14 +66,7 @@ _GPT_OSS = {
     "head_dim": 64,
     "sliding_window": 128,
     "rope_theta": 150_000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
+    "rope_scaling": GPT_OSS_YARN,
 }
 _OLMO_2 = {
     "model_type": "olmo2",

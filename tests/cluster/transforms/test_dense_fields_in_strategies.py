@@ -6,10 +6,10 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from trained_runs import ON, B, assert_trains, in_turn
-from transformed import DENSE, model_step
+from trained_runs import assert_model_trains, in_turn
+from transformed import DENSE
 
-from parallelism.transforms import SGD, Adam, AdamW, Strategy
+from parallelism.transforms import SGD, Adam, AdamW
 
 MANY = int(os.environ.get("VCLUSTER_COMPOSITIONS", "300"))
 
@@ -25,18 +25,11 @@ CASES = [
 ]
 
 
-def check(cluster_of, model, rows, text, rule, backend="thread", clip=None):
-    alone = model_step(model, rows, rule, clip=clip)
-    strategy, mesh = Strategy.parse_on_mesh(text)
-    step = strategy(model_step(model, B, rule, clip=clip) if strategy.pipeline else alone)
-    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
                          ids=[f"{model}-{text}" for model, _, text, _ in CASES])
 def test_dense_fields_train_as_alone_and_are_simulated_as_they_run(cluster_of, model, rows, text, rule, backend):
-    check(cluster_of, model, rows, text, rule, backend)
+    assert_model_trains(cluster_of, model, rows, text, rule, backend)
 
 
 @st.composite
@@ -64,4 +57,4 @@ def compositions(draw):
 @given(compositions(), st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
 def test_hundreds_of_compositions_of_dense_fields_train_as_alone(cluster_of, composition, rule, clip):
     model, words, rows = composition
-    check(cluster_of, model, rows, words, rule, clip=clip)
+    assert_model_trains(cluster_of, model, rows, words, rule, clip=clip)

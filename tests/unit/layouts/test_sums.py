@@ -7,8 +7,15 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, ir, models, simulate
+from parallelism.execution.stage_code import StagePrograms
 from parallelism.layouts import annotate, partition
-from parallelism.layouts.stages.sums import added_into_buffers, summed_in, widened
+from parallelism.layouts.stages.sums import (
+    added_into_buffers,
+    converted_results,
+    owns_results,
+    summed_in,
+    widened,
+)
 
 B = ir.symbol("B")
 T = ir.TensorType
@@ -50,6 +57,51 @@ def test_each_result_is_added_right_after_its_op_and_inputs_at_once():
         assert_array_equal(total, buffer + term)
     assert added_into_buffers(function, 3, ["a"], [np.dtype("f4")]).inputs[-1].type == T("f32", (3, 3))
     assert ir.peak_bytes(added) == 8 * ((9 + 12 + 15) + (12 + 15 + 9) + (9 + 12))   # of the results one, and its input
+
+
+@pytest.mark.parametrize(("returned", "own"), [
+    ("%a", True), ("%a, %c", True), ("%b", True), ("%a, %a", False), ("%a, %b", False), ("%y", False), ("%d", False),
+    ("%d, %a", False),
+])
+def test_a_result_of_its_own_shares_memory_with_no_input_and_no_other_result(returned, own):
+    kinds = {"%a": "3xf32", "%b": "3x1xf32", "%c": "3xf32", "%d": "3xf32", "%y": "3xf32"}
+    types = ", ".join(f"tensor<{kinds[name]}>" for name in returned.split(", "))
+    function = ir.parse(f"""
+func @f(%y: tensor<3xf32>) -> (tensor<3xf32>, {types}) {{
+  %a = "negative"(%y) : (tensor<3xf32>) -> tensor<3xf32>
+  %b = "reshape"(%a) {{shape = [3, 1]}} : (tensor<3xf32>) -> tensor<3x1xf32>
+  %c = "negative"(%a) : (tensor<3xf32>) -> tensor<3xf32>
+  %d = "reshard"(%y) {{layout = "[dp]"}} : (tensor<3xf32>) -> tensor<3xf32>
+  return %y, {returned}
+}}""")
+    assert owns_results(function, 1) == own
+
+
+def test_results_are_converted_where_they_have_another_dtype():
+    function = ir.record(two_products, T("f32", (3, 3)), T("f32", (3, 4)), T("f32", (3, 5)))
+    found = converted_results(function, 1, [np.dtype("f8"), np.dtype("f4"), np.dtype("f4")])
+    assert [op.kind for op in found.ops] == ["transpose", "matmul", "convert", "matmul"]
+    assert [value.type.dtype.name for value in found.outputs] == ["float32", "float64", "float32", "float32"]
+
+
+def test_of_values_in_one_memory_the_one_that_is_read_last_is_freed():
+    function = ir.parse("""
+func @f(%p: tensor<3xf32>, %q: tensor<3xf32>, %r: tensor<3xf32>) -> (tensor<3xf32>) {
+  %a = "add"(%p, %r) : (tensor<3xf32>, tensor<3xf32>) -> tensor<3xf32>
+  %b = "add"(%a, %q) : (tensor<3xf32>, tensor<3xf32>) -> tensor<3xf32>
+  return %b
+}""")
+
+    class Given(StagePrograms):
+        """A stage that gives up three values, two of which are one array."""
+
+        def __init__(self):
+            pass
+
+        def given_up(self, kind, part):
+            return {"one": ("p", ("F", "x")), "other": ("q", ("F", "x")), "third": ("r", ("F", "y"))}
+
+    assert Given().freed_inputs("B", (0, 3), function) == {"q", "r"}
 
 
 @pytest.mark.parametrize(("schedule", "inside", "layouts"), [

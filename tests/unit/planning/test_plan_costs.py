@@ -427,3 +427,13 @@ def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> Non
     task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
     found, possible = table_of(task, **PLAIN | {"pp": 1, "dp": 8, "tp": 1, "microbatch": 2})
     assert_as_simulated(found, possible, 0)
+
+
+def test_halves_of_backwards_have_the_order_of_zero_that_they_run_in() -> None:
+    """The half for the weights frees what it was given in another order under ZeRO, and so has another peak."""
+    task = Task(TrainedModel.of(replace(BLOCKS, layers=2), ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
+    fixed = PLAIN | {"schedule": "zero_bubble_h1", "recompute": "full", "zero": [0, 1]}
+    found, possible = table_of(task, **fixed | {"pp": 2, "dp": 2, "tp": 1, "microbatch": 1})
+    assert len(possible) == 2
+    for row in range(2):
+        assert_as_simulated(found, possible, row)

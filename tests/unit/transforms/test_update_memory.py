@@ -148,3 +148,12 @@ def test_an_update_has_one_wide_gradient_at_a_time(clip, scale):
 @pytest.mark.parametrize("seed", range(MANY))
 def test_a_pipeline_takes_the_memory_that_the_step_takes_without_one(seed):
     check(seed)
+
+
+@pytest.mark.parametrize("text", [
+    "pp=2 1f1b:3", "pp=2 zero_bubble_h1:4 recompute=block.*", "pp=2 zero_bubble_h1:4 dp=2 zero=1"])
+def test_an_action_that_stands_for_its_ops_has_their_peak(text):
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(model_step("gpt", B, Adam(0.1)))
+    every = simulate(step, "dgx-h100", mesh=mesh, batch=12, op_by_op=True).peaks()
+    assert simulate(step, "dgx-h100", mesh=mesh, batch=12).peaks() == every
