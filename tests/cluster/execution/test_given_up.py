@@ -16,6 +16,7 @@ from parallelism.transforms import SGD, Strategy, train_step
 B, = ir.symbols("B")
 
 
+@pytest.mark.not_on_mpi("it looks into devices that are threads of the test")
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_what_a_backward_gives_up_is_freed_while_it_runs(cluster_of, monkeypatch, schedule):
     """Nothing else refers to the arrays that a program may free: none of them is there when it ends."""
