@@ -203,9 +203,13 @@ class PlanCosts:
         return self._costs[key]
 
     def _zero_of_actions(self, settings: Mapping[str, Any], shape: Shape) -> int:
-        """The stage of ZeRO that the actions of a plan depend on.  Halves of backwards add gradients in its order."""
+        """The stage of ZeRO that the actions of a plan depend on.
+
+        Halves of backwards, and the backward of the only microbatch, make gradients in its order.
+        """
         s = settings
-        if any(kind == "W" for _, kind in self._order(shape).works):
+        halves = any(kind == "W" for _, kind in self._order(shape).works)
+        if halves or not self._adds_up(shape):
             return 1 if s["zero"] else 0
         return self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"], ep=s["ep"] > 1)
 

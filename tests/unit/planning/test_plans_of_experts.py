@@ -73,6 +73,11 @@ def test_rows_from_pieces_are_the_simulated_ones(name: str, devices: int, fixed:
     check(spec(**MODELS[name]), devices, 16, fixed, 2, 1)
 
 
+def test_a_backward_of_the_only_microbatch_makes_gradients_in_the_order_of_zero() -> None:
+    fixed = {"pp": 2, "dp": 4, "ep": 1, "tp": 1, "microbatch": 4, "recompute": "full", "schedule": "1f1b", "zero": [1, 2]}
+    check(spec(**MIXTRAL), 8, 16, fixed, 2, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_many_rows_from_pieces_are_the_simulated_ones(seed: int) -> None:
