@@ -9,14 +9,16 @@ import sys
 from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple
+from weakref import ref
 
 from parallelism.operation import ROOT, is_installed, is_ours
 
 WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _POP_TOP = bytes([opcode.opmap["POP_TOP"]])
-MOST_SITES = 4096
-_sites: "dict[tuple[int, int], tuple[CallSite, CodeType]]" = {}
-"""By the id of the code and the place in it.  Code is kept, so that its id stays its own: to hash it takes longer."""
+_sites: "dict[int, dict[int, CallSite]]" = {}
+"""By the id of the code, and the place in it: to hash code takes longer.  Those of code that is gone are forgotten."""
+_known: "dict[int, ref[CodeType]]" = {}
+"""By its id, the code that has sites.  A device gets new code in every run, so it is not kept."""
 _ours: dict[int, CodeType] = {}
 """Code of our packages by its id, except the worker's."""
 
@@ -50,9 +52,10 @@ def call_site(skip: int = 0) -> CallSite:
     while True:
         code = frame.f_code
         if id(code) not in _ours:
-            found = _sites.get((id(code), frame.f_lasti))
+            sites = _sites.get(id(code))
+            found = None if sites is None else sites.get(frame.f_lasti)
             if found is not None:
-                return found[0]
+                return found
             filename = code.co_filename
             if not is_ours(filename) or filename == WORKER:
                 break
@@ -62,12 +65,18 @@ def call_site(skip: int = 0) -> CallSite:
             break
         frame = outer
     filename, place = code.co_filename, frame.f_lasti
-    if len(_sites) >= MOST_SITES:  # a program may create new code in every run
-        _sites.clear()
     drops = not is_installed(filename) and _is_dropped(code, place)
     site = CallSite(f"{filename}:{frame.f_lineno}", not is_ours(filename), drops)
-    _sites[id(code), place] = site, code
+    if id(code) not in _known:
+        _sites[id(code)], _known[id(code)] = {}, ref(code, partial(_forget, id(code)))
+    _sites[id(code)][place] = site
     return site
+
+
+def _forget(number: int, code: "ref[CodeType]") -> None:
+    """Forgets the sites of code that had this id."""
+    _sites.pop(number, None)
+    _known.pop(number, None)
 
 
 def here(skip: int = 0) -> str:

@@ -44,11 +44,15 @@ def test_a_repeated_call_enters_no_function_of_python(ours):
     assert (calls, entered) == (1, 12)      # ten frames and the first, and call_site
 
 
-def test_new_code_in_the_place_of_old_code_has_its_own_sites(ours, monkeypatch):
-    monkeypatch.setattr(call_sites, "MOST_SITES", 3)
-    monkeypatch.setattr(call_sites, "_sites", {})
+def test_new_code_in_the_place_of_old_code_has_its_own_sites_and_leaves_none(ours):
+    ours["deep"](2)     # from this line, whose code stays
+    before = dict(call_sites._sites), dict(call_sites._known)
     for number in range(20):
         names = dict(ours)
-        exec(compile("\n" * number + "site = deep(2)", f"user{number}.py", "exec"), names)
-        assert names["site"].location == f"user{number}.py:{number + 1}"
-        assert len(call_sites._sites) <= 3
+        code = compile("\n" * number + "first = deep(2)\nagain = deep(2)", f"user{number}.py", "exec")
+        exec(code, names)
+        assert [names[each].location for each in ("first", "again")] == [
+            f"user{number}.py:{number + 1}", f"user{number}.py:{number + 2}"]
+        assert len(call_sites._sites[id(code)]) == 2
+        del code
+        assert (call_sites._sites, call_sites._known) == before
