@@ -100,6 +100,8 @@ class PipelinedProgram(PipelinedOperation):
     kept_by_devices = True
     writes_inputs = False
     """Whether there is an update: then new parameters and state lie in the memory of the old ones."""
+    gradient_buffers = False
+    """Whether there are buffers of gradients also where nothing is added up."""
 
     def __init__(
         self,
@@ -152,6 +154,11 @@ class PipelinedProgram(PipelinedOperation):
     def updates(self) -> StepUpdates | None:
         """The end of a training step; None: the loss and the gradients are returned."""
         return None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether gradients are added up in buffers; without an update they are, and are returned."""
+        return not self.writes_inputs or self.gradient_buffers or self.pipeline.adds_up
 
     @cached_property
     def endings(self) -> Endings:
@@ -296,7 +303,7 @@ class PipelinedProgram(PipelinedOperation):
                 self.fused,
                 self.overlap,
                 self.overlapping,
-                several=not self.writes_inputs or self.pipeline.adds_up,
+                several=self.adds_up,
             )
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)

@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelism.execution.executable import Executable
 from parallelism.execution.trained_pipeline import TrainedPipeline
+from parallelism.hardware import Software
 from parallelism.ir import Function
 from parallelism.ir.passes import with_room
 from parallelism.ir.passes.interpreter import sized_by
@@ -17,20 +18,28 @@ from parallelism.transforms.pipelines import Step
 from parallelism.transforms.training import carried, categories
 
 
-def operation_on(program: Any, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False) -> Any:
+def operation_on(
+    program: Any,
+    mesh: Mesh,
+    *,
+    fused: bool | str = False,
+    overlapping: bool = False,
+    gradient_buffers: bool = False,
+) -> Any:
     """What runs a `parallelism.ir.Function` or a `parallelism.transforms.Step` on ``mesh``; any other ``program``.
 
     A function becomes an `Executable`.  If it is a training step, its memory is counted as weights, gradients and
     state, and new parameters and state lie in the memory of the old ones.  A step becomes a `TrainedPipeline`.  Equal
     programs on equal meshes become one operation, which is prepared once.  ``fused``: chains of elementwise ops run as
     one there, as under `parallelism.transforms.Fused`.  ``overlapping``: collectives of a backward run beside products
-    (`parallelism.execution.overlapping.beside_products`).  A hardware says so of its software.
+    (`parallelism.execution.overlapping.beside_products`).  ``gradient_buffers``: a `TrainedPipeline` of a single
+    microbatch has buffers of gradients, as others do.  A hardware says so of its software.
     """
     if not isinstance(program, Function | Step):
         return program
     # A step names its schedule.  Another one may have been registered under that name since the last call.
     schedule = SCHEDULES[program.pipeline.schedule] if isinstance(program, Step) else None
-    return _placed(program, mesh, schedule, fused, overlapping)
+    return _placed(program, mesh, schedule, Software(fused, overlapping, gradient_buffers))
 
 
 def sized(program: Any, args: tuple[Any, ...]) -> Any:
@@ -58,10 +67,11 @@ def as_run(program: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _placed(
-    program: Function | Step, mesh: Mesh, schedule: ScheduleKind | None, fused: bool | str, overlapping: bool
+    program: Function | Step, mesh: Mesh, schedule: ScheduleKind | None, software: Software
 ) -> Executable | TrainedPipeline:
     if isinstance(program, Step):
-        return TrainedPipeline(program, mesh, fused=fused, overlapping=overlapping)
+        return TrainedPipeline(program, mesh, **software._asdict())
+    fused, overlapping = software.fused, software.overlapping
     if not any(value.name.startswith(NEXT) for value in program.outputs):
         return Executable(program, mesh, fused=fused, overlapping=overlapping)
     return Executable(

@@ -37,6 +37,9 @@ class TrainedPipeline(PipelinedProgram):
     (`parallelism.resharding.between_meshes`), and a number that the updates of all stages need is reduced among the
     first devices of the meshes, and broadcast in each.
 
+    The gradients of several microbatches are added up in buffers.  With ``gradient_buffers`` those of a single one are,
+    too; else they need none.
+
     ``ValueError`` for a mesh without the axis of the pipeline, and as from `PipelinedProgram`.
     """
 
@@ -44,9 +47,15 @@ class TrainedPipeline(PipelinedProgram):
     writes_inputs = True
 
     def __init__(
-        self, step: Step, mesh: Mesh, *, fused: bool | str = False, overlapping: bool = False
+        self,
+        step: Step,
+        mesh: Mesh,
+        *,
+        fused: bool | str = False,
+        overlapping: bool = False,
+        gradient_buffers: bool = False,
     ) -> None:
-        self.step, self.mesh = step, mesh
+        self.step, self.mesh, self.gradient_buffers = step, mesh, gradient_buffers
         pipeline, meshes = step.pipeline.on(mesh), step.pipeline.meshes
         axes = dict.fromkeys(axis for each in meshes or (mesh,) for axis in each.axes)
         if missing := [axis for axis in step.split if axis not in axes]:

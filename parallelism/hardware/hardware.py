@@ -88,6 +88,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "validation": partial(checked.each, kind=Validation),
     "fused": partial(checked.switch, other="elementwise"),
     "overlapping": checked.switch,
+    "gradient_buffers": checked.switch,
 }
 
 
@@ -141,8 +142,10 @@ class Hardware:
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them.  With
     ``overlapping``, a collective that the gradient of one operand of a product needs runs beside the product that makes
-    the gradient of the other one.  ``kernels`` has by the names of ops what single kernels take.  ``stack`` names the
-    software that these numbers are of, and ``validation`` has the measurements that seconds by them were compared with.
+    the gradient of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there
+    during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
+    take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
+    by them were compared with.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -176,6 +179,7 @@ class Hardware:
     collective_share: float = 0.0
     fused: bool | str = False
     overlapping: bool = False
+    gradient_buffers: bool = False
     stack: str = ""
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()

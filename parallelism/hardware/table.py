@@ -66,6 +66,10 @@ def rows(hardware: Hardware) -> list[Row]:
             ("overlapping", "collectives of a backward run beside products")
             for _ in range(hardware.overlapping)
         ],
+        *[
+            ("buffers", "gradients are added up in buffers, also those of a single microbatch")
+            for _ in range(hardware.gradient_buffers)
+        ],
     ]
     unit = "devices"
     for link in hardware.links:

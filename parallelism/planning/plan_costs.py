@@ -505,8 +505,10 @@ class PlanCosts:
 
     @memoized
     def _adds_up(self, shape: Shape) -> bool:
-        """As `Pipeline.adds_up`."""
-        return shape.microbatches > 1 or any(kind == "W" for _, kind in self._order(shape).works)
+        """As `parallelism.execution.TrainedPipeline.adds_up`."""
+        if self.task.hardware.gradient_buffers or shape.microbatches > 1:
+            return True
+        return any(kind == "W" for _, kind in self._order(shape).works)
 
     def _order(self, shape: Shape) -> Order:
         return self._orders(shape)[0]

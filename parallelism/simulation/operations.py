@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
+from parallelism.hardware import Software
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form
 from parallelism.layouts.stages import Part
@@ -292,12 +293,11 @@ def simulated_operation(
     batch: int | None,
     numbers: Mapping[str, int] | None,
     *,
-    fused: bool | str = False,
-    overlapping: bool = False,
+    software: Software,
 ) -> SimulatedOperation:
     """``operation`` in a form that makes events.
 
-    ``fused`` and ``overlapping`` are as for `parallelism.execution.operation_on`.
+    A `Function` or a `Step` runs as this ``software`` runs it.
 
     ``TypeError`` for another type, ``ValueError`` for a wrong mesh.
     """
@@ -307,7 +307,7 @@ def simulated_operation(
                 f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
                 "mesh=Mesh(...)), with batch=64 for a pipeline"
             )
-        operation = operation_on(operation, mesh, fused=fused, overlapping=overlapping)
+        operation = operation_on(operation, mesh, **software._asdict())
     if isinstance(operation, PipelinedProgram):
         if mesh is None or batch is None:
             raise TypeError(

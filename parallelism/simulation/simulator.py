@@ -19,7 +19,7 @@ import numpy as np
 
 from parallelism.arrays import distinct
 from parallelism.events import HOST, Columns, Table
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, Software
 from parallelism.ir import Function
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -180,10 +180,10 @@ class _Simulation:
 
     def placed_on(self, pricing: Pricing) -> SimulatedOperation:
         """The operation in a form that makes events, for the software of the hardware."""
-        software: dict[str, Any] = (
-            {} if (on := pricing.hardware) is None else {"fused": on.fused, "overlapping": on.overlapping}
+        software = Software.of(pricing.hardware)
+        simulated = simulated_operation(
+            self.operation, self.mesh, self.batch, self.numbers, software=software
         )
-        simulated = simulated_operation(self.operation, self.mesh, self.batch, self.numbers, **software)
         pricing.for_devices(simulated.mesh.size)
         return simulated
 
@@ -225,12 +225,11 @@ class _Simulation:
             simulation=self,
         )
 
-    def _software(self, pricing: Pricing) -> tuple[bool | str, bool] | None:
+    def _software(self, pricing: Pricing) -> Software | None:
         """The software that the ops depend on; None if the operation was placed before it was simulated."""
         if not isinstance(self.operation, Function | Step):
             return None
-        on = pricing.hardware
-        return (False, False) if on is None else (on.fused, on.overlapping)
+        return Software.of(pricing.hardware)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import warnings
 from typing import NamedTuple
 
+from parallelism.hardware import Software
+
 WARN_ABOVE = 0.01
 """The part of all compute that may be undeclared without a warning."""
 TOLERATED_SECONDS = 2e-3
@@ -22,8 +24,8 @@ class Priced(NamedTuple):
     """Whether each device stands for all that are equal to it."""
     pieces: bool = False
     """Whether some compute events stand for several ops, and have the seconds of these on one hardware."""
-    software: tuple[bool | str, bool] | None = None
-    """Of a simulated program whose ops depend on the hardware, ``fused`` and ``overlapping`` of this; else None."""
+    software: Software | None = None
+    """Of a simulated program whose ops depend on the hardware, the software of this; else None."""
 
 
 class UndeclaredComputeWarning(UserWarning):

@@ -34,6 +34,7 @@ from parallelism.events import (
     column_of,
     whole_nanoseconds,
 )
+from parallelism.hardware import Software
 from parallelism.timeline import Priced
 from parallelism.trace.trace import Trace
 from parallelism.whole_files import written_whole
@@ -144,7 +145,15 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         ("priced", "how compute, dtype and links were priced, and the seconds left out", _is_priced),
     ):
         _expect(is_right([header[key]]), f"{path}: {key} should be {expected}, got {_show(header[key])}")
-    return header | {"priced": _frozen(header["priced"])}
+    return header | {"priced": _with_software(_frozen(header["priced"]))}
+
+
+def _with_software(priced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parts of `Priced` as they are in a file, with the software as one value."""
+    place = Priced._fields.index("software")
+    if priced[place:] in ((), (None,)):
+        return priced
+    return (*priced[:place], Software(*priced[place]))
 
 
 def _expect(is_right: bool, error: str) -> None:
@@ -341,8 +350,10 @@ def _is_of_a_simulation(told: Sequence[Any]) -> bool:
     if not all(type(flag) is bool for flag in flags):
         return False
     match software:
-        case [] | [None] | [[bool() | "elementwise", bool()]]:
+        case [] | [None]:
             return True
+        case [[bool() | "elementwise", *switches]] if 1 <= len(switches) <= 2:  # earlier files have one
+            return all(type(switch) is bool for switch in switches)
     return False
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from parallelism.events import HOST, Columns
+from parallelism.hardware import Software
 from parallelism.timeline import Priced, warn_of_undeclared
 from parallelism.timeline.replay import repriced
 
@@ -58,8 +59,7 @@ def _check_work_is_known(trace: Trace, pricing: Pricing) -> None:
             f"a folded trace that was loaded, filtered or copied cannot be priced on {where}: it has {held}, and not "
             f"the program. {_INSTEAD}"
         )
-    on = pricing.hardware
-    software = (False, False) if on is None else (on.fused, on.overlapping)
+    software = Software.of(pricing.hardware)
     if priced.software not in (None, software):
         raise ValueError(
             f"a simulated trace that was loaded, filtered or copied cannot be priced on {where}: its ops are those on "
@@ -80,13 +80,17 @@ _INSTEAD = (
 )
 
 
-def _difference(mine: tuple[bool | str, bool], there: tuple[bool | str, bool]) -> str:
+def _difference(mine: Software, there: Software) -> str:
     """What the software of the other hardware does differently."""
-    if mine[0] != there[0]:
+    if mine.fused != there.fused:
         return (
-            "fuses other chains of elementwise ops" if there[0] else "does not fuse chains of elementwise ops"
+            "fuses other chains of elementwise ops"
+            if there.fused
+            else "does not fuse chains of elementwise ops"
         )
-    return f"{'runs' if there[1] else 'does not run'} collectives of a backward beside products"
+    if mine.overlapping != there.overlapping:
+        return f"{'runs' if there.overlapping else 'does not run'} collectives of a backward beside products"
+    return f"{'has' if there.gradient_buffers else 'has no'} buffers for the gradients of a single microbatch"
 
 
 def _first(ranks: tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ from operator import index
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
-from parallelism.hardware import is_calibrated
+from parallelism.hardware import Software, is_calibrated
 from parallelism.mesh import Mesh
 from parallelism.mesh.mesh import checked_integer
 from parallelism.spelling import closest, no_attribute
@@ -133,10 +133,7 @@ class VirtualCluster:
         _one_of("backend", backend, BACKENDS)
         _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
-        on = None if pricing is None else pricing.hardware
-        self._software: dict[str, Any] = (
-            {} if on is None else {"fused": on.fused, "overlapping": on.overlapping}
-        )
+        self._software = Software.of(None if pricing is None else pricing.hardware)
         channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
         seed = _whole("seed", seed)
         if deadline_seconds is not None and not _is_positive(deadline_seconds):
@@ -256,7 +253,7 @@ class VirtualCluster:
                 sized,
             )  # what loads much, for those who need it
 
-            program = operation_on(as_run(sized(program, args)), self.mesh, **self._software)
+            program = operation_on(as_run(sized(program, args)), self.mesh, **self._software._asdict())
         self._refuse_if_running("a cluster runs one program at a time")
         mine = threading.get_ident()
         with self._running:  # an interrupt can come between `acquire` and the next statement

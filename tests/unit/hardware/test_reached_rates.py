@@ -162,6 +162,7 @@ def test_a_file_has_all_of_it(tmp_path):
     (lambda: hardware(products=3), "products must be a Products; got 3"),
     (lambda: hardware(fused=1), 'fused must be true or false or "elementwise"; got 1'),
     (lambda: hardware(overlapping="products"), "overlapping must be true or false; got 'products'"),
+    (lambda: hardware(gradient_buffers=2), "gradient_buffers must be true or false; got 2"),
     (lambda: hardware(collective_share=1.5), "collective_share must be"),
     (lambda: hardware(flops_efficiencies={"float16": 1.5}), "flops_efficiencies.float16 must be a number, above 0 and"),
 ])

@@ -8,6 +8,7 @@ from parallelism import Hardware
 from parallelism.hardware import (
     MARKS,
     HardwareFileError,
+    Software,
     Validation,
     fitted_on,
     on_stack,
@@ -43,6 +44,8 @@ def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():
     assert told == on_stack(plain, "megatron-a100") and told.devices == plain.devices
     assert (told.stack, told.fused, plain.stack, plain.fused) == ("megatron-a100", "elementwise", "", False)
     assert told.overlapping and 0 < told.collective_share < 1 and not plain.overlapping
+    assert (Software.of(told), Software.of(plain), Software.of(None)) == (
+        ("elementwise", True, True), (False, False, False), Software())
     assert (told.flops_per_second, told.links[1], told.memory_bytes) == (
         plain.flops_per_second, plain.links[1], plain.memory_bytes)
     assert told.links[0].bytes_per_second == plain.links[0].bytes_per_second

@@ -155,6 +155,28 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
 
 
 @pytest.mark.parametrize("settings", [
+    {"pp": 1, "dp": 2, "tp": 1, "microbatch": 12, "zero": 1},
+    {"pp": 2, "dp": 1, "tp": 2, "sp": True, "microbatch": 24, "recompute": "full"},
+    {"pp": 2, "dp": 2, "tp": 1, "microbatch": 12, "schedule": "gpipe", "chunks": 1},
+    pytest.param({"pp": 2, "dp": 2, "tp": 1, "microbatch": 12, "zero": 1, "sp": False, "cp": 2}, marks=pytest.mark.slow),
+])
+@pytest.mark.parametrize("software", [{}, {"fused": "elementwise", "overlapping": True}], ids=["plain", "fused"])
+def test_a_plan_of_one_microbatch_from_pieces_is_the_simulated_one_with_buffers_of_gradients_and_without(
+    settings: dict[str, Any], software: dict[str, Any],
+) -> None:
+    devices = settings["pp"] * settings["dp"] * settings["tp"] * settings.get("cp", 1)
+    plain = replace(Hardware.preset("dgx-h100:1").placed(range(devices)), **software)
+    fixed = {name: value for name, value in (PLAIN | settings).items() if name != "dp"}
+    seconds, peaks = [], []
+    for hardware in (plain, replace(plain, gradient_buffers=True)):
+        table, possible = table_of(Task(TrainedModel.of(BLOCKS, ADAM_W), 24, hardware, devices), **fixed)
+        assert len(possible) == 1 and table.shape(0).microbatches == 1
+        seconds.append(assert_as_simulated(table, possible, 0))
+        peaks.append(int(table.peaks(table.shape(0), [0])[0]))
+    assert seconds[0] != seconds[1] and peaks[0] < peaks[1]      # each gradient is added to what is there from the start
+
+
+@pytest.mark.parametrize("settings", [
     {"pp": 1, "dp": 2, "tp": 2, "sp": True, "microbatch": 3},
     {"pp": 2, "dp": 1, "tp": 2, "microbatch": 2, "recompute": "full"},
 ])
