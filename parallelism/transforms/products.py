@@ -45,8 +45,12 @@ Views = Mapping[Value, View]
 
 
 def is_view(op: Op) -> bool:
-    """Whether an op moves the elements of one array, or converts them, and computes nothing else."""
-    return len(op.inputs) == 1 and (op.operator.linear == "moves" or op.kind == "convert")
+    """Whether an op moves the elements of one array, or converts them, and computes nothing else.
+
+    ``reshard`` is none: what it says about a layout is meant.
+    """
+    moves = op.operator.linear == "moves" and op.operator.lays is None
+    return len(op.inputs) == 1 and (moves or op.kind == "convert")
 
 
 def views_of(function: Function, parameters: Iterable[Value]) -> dict[Value, View]:

@@ -46,10 +46,10 @@ def readings(function: Function, views: Views) -> Iterator[Reading]:
 
 def _made_of_parameters(function: Function, views: Views) -> dict[Value, dict[Value, tuple[Op, ...]]]:
     """What is computed from weights alone, or from nothing: the weights of each value, with the ops between both."""
-    made = {
-        value: {value: ()} for value, view in views.items() if value is view.weight and value.type.ndim > 1
-    }
-    found: dict[Value, dict[Value, tuple[Op, ...]]] = {**made}
+    found: dict[Value, dict[Value, tuple[Op, ...]]] = {}
+    for value, view in views.items():
+        if value is view.weight and value.type.ndim > 1:
+            found[value] = {value: ()}
     for op in function.ops:
         if any(value not in found for value in op.inputs):
             continue

@@ -130,7 +130,7 @@ def test_a_stack_of_which_products_need_different_dims_is_split_as_the_first_nee
 
 
 def test_what_is_added_to_a_split_result_is_split_through_views_too():
-    loss = lambda p, x: np.mean((relu(x @ p["a"].T + p["c"][1][None, :]) @ p["b"].T) ** 2)     # noqa: E731
+    loss = lambda p, x: np.mean((relu(x @ p["a"].T + p["c"][1][None, :]) @ p["b"].T) ** 2)
     shapes = {"a": (HIDDEN, WIDTH), "c": (3, HIDDEN), "b": (OUT, HIDDEN)}
     step = TensorParallel("tp")(recorded(loss, shapes))
     assert layouts(step) == {"p.a": "[tp, None]", "p.c": "[None, tp]", "p.b": "[None, tp]"}
@@ -174,7 +174,8 @@ def blocks(form):
     return train_step(ir.record(loss, types_of(shapes), data, data, name="blocks"), Adam(0.01))
 
 
-@pytest.mark.parametrize("text", ["tp=2 sp", "dp=2 tp=2 sp zero=1", "cp=2 tp=2", "dp=2 tp=4 zero=3", "tp=2 sp recompute=block.*"])
+@pytest.mark.parametrize(
+    "text", ["tp=2 sp", "dp=2 tp=2 sp zero=1", "cp=2 tp=2", "dp=2 tp=4 zero=3", "tp=2 sp recompute=block.*"])
 @pytest.mark.parametrize("form", [form for form in READ if form != "itself"])
 def test_other_transforms_around_it_communicate_as_around_the_weight_itself(form, text):
     strategy, mesh = Strategy.parse_on_mesh(text)
