@@ -6,7 +6,7 @@ classes, and for the ops at which a parameter meets them, never for names of val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
@@ -89,8 +89,12 @@ def batch_class(function: Function, parameters: Iterable[Value], classes: DimCla
     return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
 
 
-def sequence_class(function: Function, parameters: Iterable[Value], classes: DimClasses) -> Place | None:
+def sequence_class(
+    function: Function, parameters: Iterable[Value], views: Collection[Value], classes: DimClasses
+) -> Place | None:
     """The class of the sequences of the batch; None if there is none.
+
+    ``views`` are the values that hold elements of parameters, moved.
 
     It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
     an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
@@ -102,11 +106,10 @@ def sequence_class(function: Function, parameters: Iterable[Value], classes: Dim
     for op in function.ops:
         of = relation_of(op)
         made |= classes.all_of(op.outputs)
+        contracted = {of.indexed}.union(*of.reduced) - {None}
         for value, letters in zip(op.inputs, of.inputs, strict=True):
-            if value in parameters and any(
-                letter is None or letter == of.indexed or any(letter in each for each in of.reduced)
-                for letter in letters
-            ):
+            cut = value in parameters and None in letters
+            if cut or (value in views and not contracted.isdisjoint(letters)):
                 taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}

@@ -10,7 +10,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.transforms.data import split_class
 from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.tensor import Product, experts_of, product_of
+from parallelism.transforms.products import Product, product_of
 from parallelism.transforms.words import checked_axis, word
 
 
@@ -36,9 +36,9 @@ class ExpertParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        layouts, parameters, classes = {}, {*parts.parameters}, experts_of(parts)
+        layouts, classes = {}, parts.experts
         for op in parts.forward.ops:
-            product = product_of(op, parameters)
+            product = product_of(op, parts.views)
             dim = None if product is None else self._experts(parts, product, classes)
             if product is not None and dim is not None:
                 dims = dims_of(product.weight)
@@ -74,9 +74,7 @@ class ExpertParallel:
         """The layouts of what is added to the rows of each expert, as its biases: it has experts, and is no product's."""
         found = {}
         weights = {
-            product.weight
-            for op in parts.forward.ops
-            if (product := product_of(op, parts.parameters)) is not None
+            product.weight for op in parts.forward.ops if (product := product_of(op, parts.views)) is not None
         }
         for value in parts.parameters:
             dims = dims_of(value)

@@ -20,6 +20,7 @@ from parallelism.ir.passes.gradients import GRADIENT, MARK, UPDATE as UPDATE, gr
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import DimClasses, Place, batch_class, sequence_class
+from parallelism.transforms.products import Views, experts_of, views_of
 
 NEXT = "next."
 """The prefix of what an input is in the next step: the output ``next.x`` for the input ``x``."""
@@ -105,6 +106,16 @@ class Parts:
         return DimClasses(self.forward)
 
     @cached_property
+    def views(self) -> Views:
+        """The views of parameters, these included."""
+        return views_of(self.forward, self.parameters)
+
+    @cached_property
+    def experts(self) -> set[Place]:
+        """The classes of the dims that number experts."""
+        return experts_of(self.forward, self.views, self.classes)
+
+    @cached_property
     def rows(self) -> Place | None:
         """The class of the rows of the batch; None if there is none."""
         return batch_class(self.forward, self.parameters, self.classes)
@@ -112,7 +123,7 @@ class Parts:
     @cached_property
     def sequence(self) -> Place | None:
         """The class of the sequences of the batch; None if there is none."""
-        return sequence_class(self.forward, self.parameters, self.classes)
+        return sequence_class(self.forward, self.parameters, self.views, self.classes)
 
     @cached_property
     def gradients(self) -> tuple[Value, ...]:

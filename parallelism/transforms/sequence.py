@@ -10,7 +10,7 @@ from parallelism.ir.core import Function, Value
 from parallelism.layouts.propagation.relations import Letters
 from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.tensor import Product, product_of
+from parallelism.transforms.products import Product, product_of
 from parallelism.transforms.words import checked_axis, word
 
 
@@ -84,15 +84,14 @@ class SequenceParallel:
         Of those inside, between a product by columns and one by rows, the dim that is split; of the others None, and
         the dims that may be split.  Then the dims that number the weight's experts, with the axis that splits these.
         """
-        parameters = {*parts.parameters}
         for op in parts.forward.ops:
-            product = product_of(op, parameters)
+            product = product_of(op, parts.views)
             dim = None if product is None else split_at(product.weight, self.axis)
             if product is None or dim is None:
                 continue
             of, split = relation_of(op), product.letters[dim]
             for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
-                if value in parameters or (split == of.indexed and value in op.inputs):
+                if value is product.operand or (split == of.indexed and value in op.inputs):
                     continue
                 free = [
                     place
@@ -106,7 +105,7 @@ class SequenceParallel:
         """The dims of an activation that a weight has, too, with the axis over which both are split."""
         found = {}
         for letter, axes in zip(product.letters, dims_of(product.weight), strict=True):
-            if letter in letters and axes and axes != (self.axis,):
+            if letter is not None and letter in letters and axes and axes != (self.axis,):
                 found[letters.index(letter)] = axes[0]
         return found
 

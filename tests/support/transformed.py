@@ -48,6 +48,24 @@ def residual(batch):
                      ir.TensorType("f64", (batch, 7)), ir.TensorType("i64", (batch,)), name="residual")
 
 
+def viewed(batch):
+    """Residual layers that read their weights through views: transposed, of stacks, reshaped, and converted."""
+    def loss(p, x, targets):
+        for i in range(2):
+            with ir.region(f"block.{i}"):
+                y = ir.apply("rms_norm", x, p[f"norm{i}"], epsilon=1e-5)
+                y = np.maximum(y @ p[f"up{i}"].T + p["bias"][i], 0) @ p["down"][i]
+                y = x + y.reshape(batch, 6)
+                x = y + np.tanh(y @ p[f"more{i}"].reshape(6, 8)) @ p[f"less{i}"].astype("f8").reshape(6, 8).T
+        return np.mean((x - targets) ** 2)
+
+    types = {"bias": (2, 12), "down": (2, 12, 6)}
+    for i in range(2):
+        types |= {f"norm{i}": (6,), f"up{i}": (12, 6), f"more{i}": (6, 4, 2), f"less{i}": (3, 2, 8)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (batch, 6)), ir.TensorType("f64", (batch, 6)), name="viewed")
+
+
 def factored(batch):
     """A bilinear form of two inputs with low-rank weights and a learned scale: tokens stand first, rows second."""
     def loss(p, left, right):
@@ -177,9 +195,10 @@ MODELS = {
         count=8, chosen=3, load=8 / 3, width=12, shared_width=20, dense_layers=1, router="sigmoid", groups=4,
         groups_chosen=2, group_best=2, scale=2.5)).function(batch),
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
-    "recurrent": recurrent, "residual": residual, "factored": factored, "padded": padded, "weighted": weighted,
+    "recurrent": recurrent, "residual": residual, "viewed": viewed, "factored": factored, "padded": padded,
+    "weighted": weighted,
 }
-"""The models by name, each a function of the rows of the batch; the last five are no transform's own."""
+"""The models by name, each a function of the rows of the batch; the last six are no transform's own."""
 
 
 @cache

@@ -22,7 +22,7 @@ from parallelism.transforms import (
     Recompute,
     Strategy,
     parts,
-    tensor,
+    splits,
     train_step,
     training,
 )
@@ -116,8 +116,8 @@ def test_the_update_is_recorded_for_two_parameters_of_a_type(calls):
 
 def test_tensor_parallelism_looks_at_each_dim_once_in_programs_of_any_depth(monkeypatch):
     looked = []
-    uses = tensor._Splits._uses
-    monkeypatch.setattr(tensor._Splits, "_uses", lambda self, *place: looked.append(place) or uses(self, *place))
+    uses = splits.Splits._uses
+    monkeypatch.setattr(splits.Splits, "_uses", lambda self, *place: looked.append(place) or uses(self, *place))
 
     def loss(p, x, depth):
         h = x @ p["up"]

@@ -1,0 +1,125 @@
+"""Products of parameters: what a weight is to the op that contracts it, also through views of it.
+
+A view moves the elements of one array, or gives them another dtype: ``w.T``, ``w[0]``, ``w.reshape(4, 8)``,
+``w.astype(...)``.  A dim of the weight is split like a dim of a view if the rules of all ops between say so
+(`parallelism.layouts.propagation.relations`): there is no other rule for views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from parallelism.ir.core import Function, Op, Value
+from parallelism.layouts.propagation.relations import Letters
+from parallelism.transforms.dims import DimClasses, Place, relation_of
+
+
+class View(NamedTuple):
+    """A value that holds elements of one parameter, moved; a parameter is a view of itself."""
+
+    weight: Value
+    dims: tuple[int | None, ...]
+    """For each dim of the value, the dim of the weight that is split like it; None: no split passes the views."""
+    ops: tuple[Op, ...] = ()
+    """The views between, the weight's first."""
+
+
+class Product(NamedTuple):
+    """An op that contracts or looks up a parameter, or a view of one."""
+
+    weight: Value
+    operand: Value
+    """What the op reads: the weight, or the view of it."""
+    letters: Letters
+    """Those of the weight's dims, through the views."""
+    contracted: tuple[str, ...]
+    """Letters of the weight that are summed over."""
+    free: tuple[str, ...]
+    """Letters of the weight that the result has, and no other input."""
+    lost: tuple[str, ...]
+    """Letters of the operand, contracted or free, that are no dim of the weight: a split does not pass the views."""
+
+
+Views = Mapping[Value, View]
+
+
+def is_view(op: Op) -> bool:
+    """Whether an op moves the elements of one array, or converts them, and computes nothing else.
+
+    ``reshard`` is none: what it says about a layout is meant.
+    """
+    moves = op.operator.linear == "moves" and op.operator.lays is None
+    return len(op.inputs) == 1 and (moves or op.kind == "convert")
+
+
+def views_of(function: Function, parameters: Iterable[Value]) -> dict[Value, View]:
+    """The views of these inputs of a function, the inputs themselves included."""
+    found = {value: View(value, tuple(range(value.type.ndim))) for value in parameters}
+    for op in function.ops:
+        before = found.get(op.inputs[0]) if is_view(op) else None
+        if before is None:
+            continue
+        of = relation_of(op)
+        dims = {letter: before.dims[dim] for dim, letter in enumerate(of.inputs[0]) if letter is not None}
+        for value, letters in zip(op.outputs, of.outputs, strict=True):
+            through = tuple(dims.get(letter) if letter is not None else None for letter in letters)
+            found[value] = View(before.weight, through, (*before.ops, op))
+    return found
+
+
+def product_of(op: Op, views: Views) -> Product | None:
+    """The product that an op is, if it sums over letters that one parameter shares with activations.
+
+    ``views`` are those of the program's parameters.
+    """
+    places = [place for place, value in enumerate(op.inputs) if value in views]
+    if len(places) != 1 or len(op.inputs) < 2:
+        return None
+    of, operand = relation_of(op), op.inputs[places[0]]
+    letters = of.inputs[places[0]]
+    others = {letter for place, each in enumerate(of.inputs) if place != places[0] for letter in each}
+    summed = frozenset[str].intersection(*of.reduced) if of.reduced else frozenset[str]()
+    known = [letter for letter in letters if letter is not None]
+    contracted = [
+        letter for letter in known if letter in summed and (letter in others or letter == of.indexed)
+    ]
+    made = {letter for each in of.outputs for letter in each}
+    free = [letter for letter in known if letter in made and letter not in others]
+    if not contracted or not (free or of.indexed):
+        return None
+    view = views[operand]
+    of_weight = {place: letter for place, letter in zip(view.dims, letters, strict=True) if place is not None}
+    return Product(
+        view.weight,
+        operand,
+        tuple(of_weight.get(place) for place in range(view.weight.type.ndim)),
+        tuple(letter for letter in contracted if letter in of_weight.values()),
+        tuple(letter for letter in free if letter in of_weight.values()),
+        tuple(letter for letter in (*contracted, *free) if letter not in of_weight.values()),
+    )
+
+
+def experts_of(function: Function, views: Views, classes: DimClasses) -> set[Place]:
+    """The classes of the dims that number experts: at each of their places a product is one of its own.
+
+    A product has such a dim if weight, activations and result share it; or if it sums over it, and two activations have
+    it: the rows of all experts, and the gates by which they are added.
+    """
+    found = set[Place]()
+    for op in function.ops:
+        product = product_of(op, views)
+        if product is None:
+            continue
+        of = relation_of(op)
+        others = [
+            letters
+            for value, letters in zip(op.inputs, of.inputs, strict=True)
+            if value is not product.operand
+        ]
+        made = {letter for letters in of.outputs for letter in letters}
+        for dim, letter in enumerate(product.letters):
+            given = sum(letter in letters for letters in others)
+            if letter and ((given and letter in made) or (given > 1 and letter in product.contracted)):
+                found.add(classes.of(product.weight, dim))
+    return found

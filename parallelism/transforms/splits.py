@@ -1,0 +1,154 @@
+"""Which dims of which values tensor parallelism splits, found op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from parallelism.ir.core import Op, Value
+from parallelism.layouts.propagation.relations import Relation
+from parallelism.sharding import TensorSharding
+from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
+from parallelism.transforms.parts import Parts
+from parallelism.transforms.products import Product, View, product_of
+
+
+class Splits:
+    """The dims of values that are split over the axis, found op by op."""
+
+    def __init__(self, parts: Parts, axis: str, scope: Collection[Op]) -> None:
+        function = parts.forward
+        self.function, self.views, self.axis, self.scope = function, parts.views, axis, {*scope}
+        self.classes, self.experts = parts.classes, parts.experts
+        self.layouts: dict[str, TensorSharding] = {}
+        """The layouts of parameters that were found."""
+        self.dims = {value.name: split_at(value, axis) for value in function.values if value.layout}
+        """The dim of each value that is split over the axis; None: given as whole."""
+        self.users: dict[str, list[Op]] = {}
+        for op in function.ops:
+            for value in dict.fromkeys(op.inputs):
+                self.users.setdefault(value.name, []).append(op)
+        self._views: dict[str, list[tuple[Value, View]]] = {}
+        """The views of each parameter, by its name."""
+        for value, view in self.views.items():
+            self._views.setdefault(view.weight.name, []).append((value, view))
+        self.outputs = {*function.outputs}
+        self._lasting: dict[tuple[str, int], bool] = {}
+        for op in function.ops:
+            self._visit(op)
+
+    def _visit(self, op: Op) -> None:
+        of = relation_of(op)
+        product = product_of(op, self.views)
+        activations = [value for value in op.inputs if product is None or value is not product.operand]
+        split = self.letter(op, of, activations)
+        if product is not None and op in self.scope and self._open(product.weight):
+            letter = self._chosen(op, of, product, split)
+            if letter is not None:
+                self._give(product.weight, product.letters.index(letter))
+        split = split or self.letter(op, of, op.inputs)
+        if split is None:
+            return
+        for value, letters in zip(op.inputs, of.inputs, strict=True):
+            view = self.views.get(value)
+            if view is None or product is not None or split not in letters or not self._open(view.weight):
+                continue
+            dim = view.dims[letters.index(split)]
+            if dim is not None:
+                self._give(view.weight, dim)  # what is added to a split value, as a bias
+        for value, letters in zip(op.outputs, of.outputs, strict=True):
+            if split in letters:
+                self.dims.setdefault(value.name, letters.index(split))
+
+    def _open(self, value: Value) -> bool:
+        return value.layout is None and value.name not in self.layouts
+
+    def _give(self, value: Value, dim: int) -> None:
+        axes = dims_of(value)
+        axes[dim] = (self.axis,)
+        self.layouts[value.name] = layout(axes)
+        for each, view in self._views[value.name]:
+            if dim in view.dims:
+                self.dims[each.name] = view.dims.index(dim)
+
+    def letter(self, op: Op, of: Relation, values: Collection[Value]) -> str | None:
+        """The letter that is split, by the first of these inputs that is split."""
+        for value, letters in zip(op.inputs, of.inputs, strict=True):
+            dim = self.dims.get(value.name) if value in values else None
+            if dim is not None and letters[dim] is not None:
+                return letters[dim]
+        return None
+
+    def _chosen(self, op: Op, of: Relation, product: Product, split: str | None) -> str | None:
+        """The letter of the weight that is to be split; None if it stays whole."""
+        if split is not None:
+            return split if split in product.letters else None
+        if of.indexed is not None and of.indexed in product.letters:
+            return of.indexed
+        # Experts are split last: they are for ExpertParallel, which may follow.
+        ordered = sorted(
+            product.free,
+            key=lambda letter: self.classes.of(product.weight, product.letters.index(letter)) in self.experts,
+        )
+        return next(
+            (
+                letter
+                for letter in ordered
+                if all(
+                    self.lasts(value, letters.index(letter))
+                    for value, letters in zip(op.outputs, of.outputs, strict=True)
+                    if letter in letters
+                )
+            ),
+            None,
+        )
+
+    def lasts(self, value: Value, dim: int) -> bool:
+        """Whether a split of this dim lasts until a sum takes it up, whatever uses the value.
+
+        It is a search through the uses of the value, those of what is made of it, and so on, each looked at once.
+        """
+        lasting, path = self._lasting, [(value, dim, self._uses(value, dim))]
+        while path:
+            value, dim, uses = path[-1]
+            following = next(uses, None)
+            if following is None:
+                lasting[value.name, dim] = True
+                path.pop()
+            elif not following or lasting.get((following[0].name, following[1])) is False:
+                lasting.update(((value.name, dim), False) for value, dim, _ in path)
+                return False
+            elif (following[0].name, following[1]) not in lasting:
+                path.append((*following, self._uses(*following)))
+        return True
+
+    def _uses(self, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:
+        """The dims of other values that are split like this one, which must last, too; () where it does not last."""
+        if (value.name, dim) in self._lasting:
+            yield from () if self._lasting[value.name, dim] else [()]
+            return
+        if value in self.outputs:
+            yield ()
+        for op in self.users.get(value.name, ()):
+            if op not in self.scope and self._sums(op, value, dim):
+                yield ()  # the next product is to stay as it is
+            yield from followed(op, value, dim)
+
+    def _sums(self, op: Op, value: Value, dim: int) -> bool:
+        """Whether an op is a product that sums over this dim of a value, with a weight that is not split."""
+        product = product_of(op, self.views)
+        if product is None or self.dims.get(product.weight.name) is not None:
+            return False
+        letters = zip(op.inputs, relation_of(op).inputs, strict=True)
+        return any(given is value and each[dim] in product.contracted for given, each in letters)
+
+
+def followed(op: Op, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:
+    """The dims of what an op makes that are split if this dim of its input is; () where it needs the dim whole."""
+    of = relation_of(op)
+    for given, letters in zip(op.inputs, of.inputs, strict=True):
+        letter = letters[dim] if given is value else ""
+        if letter is None:
+            yield ()
+        for output, made in zip(op.outputs, of.outputs, strict=True):
+            if letter and letter in made:
+                yield output, made.index(letter)
