@@ -43,7 +43,7 @@ from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
 from parallelism.hardware import Hardware, LinkPath, rate_name
 from parallelism.hardware.fields import changed
-from parallelism.hardware.kernels import COMPUTED, SCALARS, Kernel, kernel_of
+from parallelism.hardware.kernels import SCALARS, Kernel, kernel_of
 from parallelism.hardware.rates import Shape
 from parallelism.memoized import memoized
 
@@ -137,9 +137,9 @@ class Costs:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
         ``shape`` is that of products of matrices, (count, m, n, k), or of attention, (count, rows, keys, width, causal),
-        if it is known that they are such.  ``kernel`` is the name of the op or chain, and ``other_bytes`` are those of
-        ``nbytes`` that have another dtype: they count where the hardware has constants of that kernel.  ``rank`` counts
-        where it is a straggler.
+        if it is known that they are such; the ``flops`` of attention are those of the scores that its mask allows.
+        ``kernel`` is the name of the op or chain, and ``other_bytes`` are those of ``nbytes`` that have another dtype:
+        they count where the hardware has constants of that kernel.  ``rank`` counts where it is a straggler.
 
         ``ValueError`` for flops in a dtype that the hardware has no rate for; but the flops of work on a few numbers,
         of at most `FEW_BYTES` and of no more flops than bytes, then take no time of their own.  Such is the bias
@@ -184,7 +184,7 @@ class Costs:
             _, _, keys, width, causal = shape
             rate = known.rate(width, bool(causal))
             if rate is not None:
-                return rate.seconds(COMPUTED[bool(causal)] * computing, keys)
+                return rate.seconds(computing, keys)
         elif hardware.products is not None and shape is not None:
             return computing / (hardware.efficiency(dtype) * hardware.products.reached(shape))
         return (

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.execution.around_stages import AroundStages
+from parallelism.execution.beginning import Beginning
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.endings import Endings, StepEnd
 from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
@@ -24,6 +26,7 @@ from parallelism.ir.passes.overlapping import overlapped, uneven
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag
@@ -56,6 +59,13 @@ class Share:
     """This device's part of each weight, by name."""
     state: Mapping[str, Array] = field(default_factory=dict)
     """This device's part of the state of an optimizer, by name."""
+    first: Mapping[str, Array] = field(default_factory=dict)
+    """This device's part of the inputs of the `Beginning` at its position, of the whole batch, by name."""
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The arrays of the batch."""
+        return [*(array for parts in self.data.values() for array in parts), *self.first.values()]
 
 
 MakeStage = Callable[..., ProgramStage]
@@ -147,6 +157,7 @@ class PipelinedProgram(PipelinedOperation):
         """How collectives overlap with compute; None: they do not."""
         self._programs: dict[Any, StagePrograms] = {}
         self._last: dict[Any, DeviceProgram] = {}
+        self._beginnings: dict[Any, Beginning] = {}
 
     @cached_property
     def updates(self) -> StepUpdates | None:
@@ -171,7 +182,7 @@ class PipelinedProgram(PipelinedOperation):
             for name, value in self.__dict__.items()
             if not isinstance(getattr(type(self), name, None), cached_property)
         }
-        return kept | {"_programs": {}, "_last": {}}
+        return kept | {"_programs": {}, "_last": {}, "_beginnings": {}}
 
     @property
     def name(self) -> str:
@@ -182,8 +193,8 @@ class PipelinedProgram(PipelinedOperation):
         """For each rank, the data of its replica, the weights of its stages, and its part of the state."""
         state: dict[str, Array] = {}
         if self.updates is not None:
-            args, state = self.updates.split_inputs(mesh, self.stages.function, *args)
-        arrays, numbers = checked(self.stages.function, *args)
+            args, state = self.updates.split_inputs(mesh, self.stages.given, *args)
+        arrays, numbers = checked(self.stages.given, *args)
         batch, places = self.stages.batch, self.places(mesh)
         rows = numbers.pop(batch)
         parts = self.parts(rows, 1 + max(replica for _, replica in places))
@@ -201,10 +212,14 @@ class PipelinedProgram(PipelinedOperation):
                         for part in parts[replica]
                     )
                 weights |= {
-                    name: _shard(arrays[name], values[name].layout, inside, place) for name in stage.weights
+                    name: _shard(arrays[name], values[name].layout, inside, place)
+                    for name in stage.weights
+                    if name not in self.stages.known
                 }
+            beginning = self.beginning(mesh, position, rows, numbers)
+            first = beginning.shards(arrays, self.around(mesh).place(rank)) if beginning else {}
             own = {} if self.updates is None else self.updates.shards(state, rank, position)
-            shares.append((Share(numbers, rows, parts[replica], data, weights, own),))
+            shares.append((Share(numbers, rows, parts[replica], data, weights, own, first),))
         return shares
 
     def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
@@ -231,6 +246,8 @@ class PipelinedProgram(PipelinedOperation):
     ) -> dict[str, Array]:
         """`__call__` with another class of stages, and another `run_stages`."""
         mesh, rank, position = device.mesh, device.rank, self.position(device)
+        weights = dict(share.weights)
+        beginning = self.beginning(mesh, position, share.rows, share.numbers)
         if self.own is not None:
             device = self.own.part(device, self.pipeline.axis)
         with device.compute(self.name, seconds=0.0):  # the library's Python between the ops costs nothing
@@ -241,7 +258,7 @@ class PipelinedProgram(PipelinedOperation):
                     self.programs(number, share.numbers, share.rows, mesh, rank),
                     share.parts,
                     share.data,
-                    share.weights,
+                    weights,
                     last=number == len(self.stages) - 1,
                     closing=self._closing(mesh, rank, number, share),
                     apart=self.writes_inputs,
@@ -250,12 +267,14 @@ class PipelinedProgram(PipelinedOperation):
             }
             for category, nbytes in (
                 ("weights", sum(array.nbytes for array in share.weights.values())),
-                ("inputs", sum(array.nbytes for parts in share.data.values() for array in parts)),
+                ("inputs", sum(array.nbytes for array in share.inputs)),
                 (GRADIENTS, sum(stage.gradients.nbytes for stage in stages.values())),
             ):
                 device.hold(category, nbytes)
             if share.state:
                 device.hold("optimizer", sum(array.nbytes for array in share.state.values()))
+            if beginning is not None:
+                weights |= beginning.run(device, self.around(mesh).place(rank), share.first)
             if run_stages is not None:
                 run_stages(device, stages)
             elif self.own is None:
@@ -274,6 +293,24 @@ class PipelinedProgram(PipelinedOperation):
             for each in self.endings.at(position, self.axes(mesh)[1]):
                 each.run(end)
             return end.sums
+
+    def beginning(self, mesh: Mesh, position: int, rows: int, numbers: Mapping[str, int]) -> Beginning | None:
+        """What devices at a position compute of a batch of so many rows before the first action; cached."""
+        stages = map(self.stages.functions.__getitem__, self.stages_on(position))
+        names = self.stages.known.intersection(*[{name for stage in stages for name in stage.weights}])
+        if not names:
+            return None
+        key = mesh, names, rows, tuple(numbers.items()), position if self.own else 0
+        if key not in self._beginnings:
+            self._beginnings[key] = Beginning.of(
+                self.stages,
+                names,
+                {**numbers, self.stages.batch: rows},
+                self.around(mesh).at(position),
+                self.axes(mesh)[1],
+                self.fused,
+            )
+        return self._beginnings[key]
 
     def programs(
         self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int
@@ -425,6 +462,11 @@ class PipelinedProgram(PipelinedOperation):
         )
 
     # -- where a device is ---------------------------------------------------------------------------------------------
+
+    @memoized
+    def around(self, mesh: Mesh) -> AroundStages:
+        """The devices around the stages at each position."""
+        return AroundStages(mesh, self.pipeline.axis, self.own)
 
     def axes(self, mesh: Mesh) -> tuple[str | None, tuple[str, ...]]:
         """As `PipelinedOperation.axes`; stages with meshes of their own lie on no axis, and have no replicas."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import Array, plain_array
+from parallelism.execution.around_stages import AroundStages
 from parallelism.execution.device_calls import Later
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.endings import Endings
 from parallelism.execution.last_backward import Place, Sums, gradients_of, sums_behind, without_sums
 from parallelism.execution.overlapping import arranged
-from parallelism.execution.stage_messages import OwnMeshes
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
 from parallelism.ir.passes.overlapping import Order, overlapped, uneven
@@ -44,7 +44,8 @@ class StepUpdates:
     """They have a layout on every value if a stage is on several devices."""
     endings: Endings
     replicas: tuple[str, ...]
-    own: OwnMeshes | None
+    around: AroundStages
+    """The axes over which parameters and state are split in the update of the stages at a position."""
     overlap: Overlap | None
     fused: bool | str
 
@@ -72,7 +73,7 @@ class StepUpdates:
         function = self.step.update(
             names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed
         )
-        inside, early = self.mesh_at(position), self._early(function)
+        inside, early = self.around.at(position), self._early(function)
         form = Form([function], more=early), inside
         if form not in self._first:
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
@@ -103,27 +104,10 @@ class StepUpdates:
 
     # -- the update of a device ----------------------------------------------------------------------------------------
 
-    def mesh_at(self, position: int) -> Mesh:
-        """The axes over which parameters and state are split in the update of the stages at a position."""
-        if self.own is not None:
-            return self.own.meshes[position]
-        around = {axis: n for axis, n in self.mesh.shape.items() if axis != self.pipeline.axis}
-        return Mesh(**around or {"one": 1})
-
-    def place(self, rank: int) -> int:
-        """The rank on the mesh of its update."""
-        return self._places[rank] if self.own is None else self.own.place(rank)
-
-    @cached_property
-    def _places(self) -> list[int]:
-        shape = {**self.mesh.shape, self.pipeline.axis: 1}
-        places = np.arange(self.mesh_at(0).size).reshape([shape[axis] for axis in self.mesh.axes])
-        return np.broadcast_to(places, tuple(self.mesh.shape.values())).ravel().tolist()
-
     def _rank(self, rank: int, position: int) -> int:
         """The rank on the mesh on which the update is laid out, where the axis of the stages is the outermost."""
         before = position % self.stages_summed
-        return (before and before * self.mesh_at(position).size) + self.place(rank)
+        return (before and before * self.around.at(position).size) + self.around.place(rank)
 
     def program(self, rank: int, position: int) -> DeviceProgram:
         """The program of a rank's update, with the names of the first update of its form."""
@@ -184,7 +168,7 @@ class StepUpdates:
 
     def shards(self, state: Mapping[str, Array], rank: int, position: int) -> dict[str, Array]:
         """A rank's parts of the state."""
-        update, inside, place = self.at(position), self.mesh_at(position), self.place(rank)
+        update, inside, place = self.at(position), self.around.at(position), self.around.place(rank)
         inputs = zip(update.function.inputs, update.localized.inputs, strict=True)
         return {
             value.name: layout.shard(state[value.name], inside)[place]
@@ -208,9 +192,11 @@ class StepUpdates:
         whole: dict[str, Array] = {}
         for position in range(self.pipeline.ranks):
             by_place = {
-                self.place(rank): outputs[rank] for rank, (other, _) in enumerate(places) if other == position
+                self.around.place(rank): outputs[rank]
+                for rank, (other, _) in enumerate(places)
+                if other == position
             }
-            update, inside = self.at(position), self.mesh_at(position)
+            update, inside = self.at(position), self.around.at(position)
             for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
                 parts = [by_place[place][value.name] for place in range(inside.size)]
                 whole.setdefault(value.name, layout.unshard(parts, inside))

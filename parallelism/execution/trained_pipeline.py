@@ -88,7 +88,7 @@ class TrainedPipeline(PipelinedProgram):
             self.stages,
             self.endings,
             self.replicas,
-            self.own,
+            self.around(self.mesh),
             self.overlap,
             self.fused,
         )

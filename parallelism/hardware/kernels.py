@@ -17,9 +17,6 @@ from parallelism.hardware import fields as checked
 
 SCALARS = "scalars"
 """The name that stands for all work on few numbers (`parallelism.cost.FEW_BYTES`), whatever the op."""
-COMPUTED = {True: 0.5, False: 1.0}
-"""By whether a mask is causal, the part of all scores that is computed: kernels leave out the blocks that it hides (Dao,
-*FlashAttention-2*, 2023, section 3.1)."""
 MOST_KERNELS = 200
 
 
@@ -27,7 +24,8 @@ MOST_KERNELS = 200
 class AttentionRate:
     """What part of the peak attention reaches, with heads of one width, under a causal mask or without one.
 
-    Over n keys it is ``efficiency * n / (n + half_length)`` of the flops that are computed (`COMPUTED`).
+    Over n keys it is ``efficiency * n / (n + half_length)`` of the flops that are computed: those of the scores that the
+    mask allows.
     """
 
     width: int

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
+from parallelism.execution.beginning import Beginning
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form
 from parallelism.layouts.stages import Part
@@ -125,12 +126,20 @@ class PipelinedStep:
                     dealt[replica],
                     even[position] or self.program.place(self.mesh, rank),
                     updates and updates.class_in_time(rank, position),
+                    self._class_at_beginning(rank, position),
                 ),
                 rank,
             )
             for rank, (position, replica) in enumerate(self.places)
         ]
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
+
+    def _class_at_beginning(self, rank: int, position: int) -> int:
+        """The number of the ranks that compute the same before the first action."""
+        beginning = self._beginning(position)
+        if beginning is None:
+            return 0
+        return beginning.localized.class_in_time(self.program.around(self.mesh).place(rank))
 
     def prepare(self) -> None:
         """Localizes the functions of the stages, those that differ in names alone once.
@@ -214,11 +223,20 @@ class PipelinedStep:
                 name: tuple([arrays[part][place] for part in alike])
                 for place, name in enumerate(functions.data)
             }
-            weights |= zip(functions.weights, map(TypedArray.of, programs.weight_types), strict=True)
+            types_of = zip(functions.weights, programs.weight_types, strict=True)
+            weights |= {
+                name: TypedArray.of(type) for name, type in types_of if name not in self.program.stages.known
+            }
         updates = self.program.updates
         types = {} if updates is None else updates.state_types(rank, position)
         state: dict[str, Any] = {name: TypedArray.of(type) for name, type in types.items()}
-        return Share(self.numbers, self.rows, parts, data, weights, state)
+        beginning = self._beginning(position)
+        whole = beginning.types(self.program.around(self.mesh).place(rank)) if beginning else {}
+        first: dict[str, Any] = {name: TypedArray.of(type) for name, type in whole.items()}
+        return Share(self.numbers, self.rows, parts, data, weights, state, first)
+
+    def _beginning(self, position: int) -> Beginning | None:
+        return self.program.beginning(self.mesh, position, self.rows, self.numbers)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
         """A function from a tag to an array of the type of the message that the rank receives with this tag."""

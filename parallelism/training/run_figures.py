@@ -95,12 +95,13 @@ class Figures:
     def flops(self) -> float:
         """Floating-point operations of the products of the model, forward and backward, without what runs again.
 
-        For a Transformer they are those of `TransformerSpec.flops`.
+        Those of all scores count, also where a mask hides them.  For a Transformer they are those of
+        `TransformerSpec.flops`.
         """
         model = self.run.model
         if isinstance(model, TransformerSpec):
             return float(model.flops(self.run.batch * model.sequence))
-        return self._executed(again=False)
+        return self._executed(again=False) + self.run.hidden_flops
 
     @property
     def tflops_per_device(self) -> float:
@@ -114,7 +115,10 @@ class Figures:
 
     @property
     def hfu(self) -> float:
-        """As `mfu`, but of all products that the devices compute, those that run again included."""
+        """As `mfu`, but of all products that the devices compute: with those that run again, without hidden scores.
+
+        At long context it may be the smaller of the two, where attention is one operator and its mask hides many scores.
+        """
         return self._executed(again=True) / self._peak
 
     @property

@@ -9,6 +9,8 @@ from typing import Any
 
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, symbols
+from parallelism.ir.core.extents import specialized
+from parallelism.ir.operators.attention import hidden_flops
 from parallelism.kernels.optimizers import SGD, Adam, AdamW
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
@@ -85,6 +87,13 @@ class TrainingRun:
         step = _train_step(self.model, self.optimizer, self.clip, self.loss_scale)
         made: Any = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
         return made  # type: ignore[no-any-return]
+
+    @property
+    def hidden_flops(self) -> int:
+        """Those of the scores that masks of attention hide, forward and backward: a fused kernel does not compute them."""
+        step = _train_step(self.model, self.optimizer, self.clip, self.loss_scale)
+        hidden = sum((hidden_flops(op) for op in step.ops), 0)
+        return int(specialized(hidden, {ROWS: self.batch}))
 
     @property
     def placed(self) -> Mapping[str, Any]:

@@ -79,9 +79,10 @@ class FakeGpu:
     def _attention(self, given: dict[str, Any]) -> dict[str, float]:
         flops = 4.0 * given["batch"] * given["heads"] * given["tokens"] ** 2 * given["head_width"]
         shape = (given["batch"] * given["heads"], given["tokens"], given["tokens"], given["head_width"], given["causal"])
-        costs, found = Costs(self.hardware), {"flops": flops}
+        tokens, costs, found = given["tokens"], Costs(self.hardware), {"flops": flops}
+        computed = flops * (tokens + 1) / (2 * tokens) if given["causal"] else flops
         for name, way, times in (("attention", FORWARD, 1.0), ("attention_gradient", BACKWARD, 2.5)):
-            found[way] = costs.compute_seconds(times * flops, dtype=given["dtype"], shape=shape, kernel=name)
+            found[way] = costs.compute_seconds(times * computed, dtype=given["dtype"], shape=shape, kernel=name)
         return found
 
     def _moving(self, given: dict[str, Any]) -> float:

@@ -98,6 +98,49 @@ def balanced(batch):
                      ir.TensorType("f64", (batch, 2, 6)), ir.TensorType("f64", (batch, 2, 4)), name="balanced")
 
 
+def _likelihoods(logits, targets):
+    """Minus the logarithms of the probabilities of the targets, one for each."""
+    shifted = logits - np.max(logits, axis=-1, keepdims=True)
+    logarithms = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return -np.take_along_axis(logarithms, targets[..., None], axis=-1)[..., 0]
+
+
+def padded(batch):
+    """A language model whose loss is the mean over the targets that count, and that of the logits' scale over tokens."""
+    def loss(p, tokens, targets):
+        with ir.region("block.0"):
+            x = p["table"][tokens]
+            x = x + np.tanh(x @ p["up"]) @ p["down"]
+        counts = (targets > 0) & (tokens != 2)
+        logits = np.einsum("btd,vd->btv", x, p["table"])
+        every = np.where(counts, _likelihoods(logits, targets), 0.0)
+        scale = np.log(np.sum(np.exp(logits), axis=2))
+        counted = np.maximum(np.sum(counts), 1)
+        return np.sum(every) / counted + 0.01 * np.mean(scale * scale * counts) / np.mean(counts.astype(np.float64))
+
+    types = {"table": (VOCABULARY, 6), "up": (6, 8), "down": (8, 6)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     *[ir.TensorType("i64", (batch, 5))] * 2, name="padded")
+
+
+def weighted(batch):
+    """Examples with weights: their mean by weight, a loss of the first layer whose weights are parts of their sum, and
+    a decay of the parameters."""
+    def loss(p, x, weights, targets):
+        weights = np.abs(weights) + 0.25
+        with ir.region("block.0"):
+            h = np.tanh(x @ p["up"])
+            shares = np.square(weights) / np.sum(np.square(weights))
+            first = np.sum(shares * np.mean(h * h, axis=1))
+        with ir.region("block.1"):
+            each = np.sum((h @ p["down"] - targets) ** 2, axis=1)
+            return np.average(each, weights=weights) + 0.3 * first + 0.01 * np.sum(p["down"] ** 2)
+
+    types = {"up": (4, 8), "down": (8, 3)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     *[ir.TensorType("f64", (batch, *s)) for s in ((4,), (), (3,))], name="weighted")
+
+
 def routed(**figures):
     """A Transformer whose feed-forwards are experts.  What runs has the slots that are simulated: one for each token."""
     defaults = {
@@ -152,9 +195,10 @@ MODELS = {
         count=8, chosen=3, load=8 / 3, width=12, shared_width=20, dense_layers=1, router="sigmoid", groups=4,
         groups_chosen=2, group_best=2, scale=2.5)).function(batch),
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
-    "recurrent": recurrent, "residual": residual, "viewed": viewed, "factored": factored,
+    "recurrent": recurrent, "residual": residual, "viewed": viewed, "factored": factored, "padded": padded,
+    "weighted": weighted,
 }
-"""The models by name, each a function of the rows of the batch; the last four are no transform's own."""
+"""The models by name, each a function of the rows of the batch; the last six are no transform's own."""
 
 
 @cache

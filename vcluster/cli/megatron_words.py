@@ -162,6 +162,11 @@ def training_parser(
         "those that are given, and says which of them would change the time or the memory.",
         WIDTH,
     )
+    utilization = wrap(
+        "MFU counts the products of the model with all scores of attention, HFU what the devices compute: also what "
+        "runs again, and not the scores that a mask hides from a fused kernel. At long context HFU may be the smaller.",
+        WIDTH,
+    )
     parser = TrainingParser(
         {
             "model": {
@@ -189,6 +194,8 @@ def training_parser(
         epilog="\n".join(
             [
                 "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]),
+                "",
+                *utilization,
                 "",
                 *unchanging,
                 "",

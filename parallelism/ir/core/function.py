@@ -121,7 +121,9 @@ class Op:
     def flops(self) -> Extent:
         """Floating-point operations; a multiply-add counts as two."""
         rule, count = self.rule, self.operator.flops
-        return count(rule) if callable(count) else count * rule.points if count else 0
+        if callable(count):
+            return count(rule, **dict(self.attributes))
+        return count * rule.points if count else 0
 
     @property
     def nbytes(self) -> Extent:

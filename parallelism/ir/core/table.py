@@ -47,8 +47,8 @@ class Operator:
     """``dtypes(*types, **attributes)`` returns the dtype of all outputs, or a tuple with one for each."""
     kernel: Callable[..., Any]
     derivative: Callable[..., Sequence[Any]] | None = None
-    flops: Callable[[Rule], Extent] | int = 0
-    """Floating-point operations: a function of the rule, or a number per point of the rule."""
+    flops: Callable[..., Extent] | int = 0
+    """Floating-point operations: ``flops(rule, **attributes)``, or a number per point of the rule."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """The name of each attribute, and its kind: a key of `KINDS`."""
     view: bool = False

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, Op, Operator, Rule, Shape, TensorType
-from parallelism.ir.core.extents import product, quotient
+from parallelism.ir.core.extents import product, quotient, rounded_up
 from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.operators.activations import floating
+from parallelism.ir.operators.masked_scores import equal_keys, scores_of_part
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import (
     Mask,
@@ -99,15 +100,33 @@ def _of_values(k: TensorType, v: TensorType) -> tuple[str, str]:
     return f"bk!g{width}!", f"bq(gr){width}!"
 
 
-def _products(keys: int, values: int) -> Callable[[Rule], Extent]:
-    """The operations of so many products of queries and keys, and so many with values: two for each term of a sum."""
+def _products(keys: int, values: int) -> Callable[..., Extent]:
+    """The operations of so many products of queries and keys, and so many with values: two for each term of a sum.
 
-    def flops(of: Rule) -> Extent:
-        scores = product(n for letter, n in of.extents.items() if letter not in "dw")
-        width = of.extents["d"]
-        return 2 * scores * (keys * width + values * of.extents.get("w", width))
+    The scores that the mask hides are not computed (`parallelism.ir.operators.masked_scores`).
+    """
+
+    def flops(of: Rule, *, mask: str, whole: Shape, **_: Any) -> Extent:
+        known, rows, columns = Scores.parse(mask).mask, whole[1], of.extents["k"]
+        count = _of_scores(of, keys, values) * scores_of_part(known, of.extents["q"], rows, columns)
+        is_whole = rows == columns and known.window is None
+        return count if is_whole else rounded_up(count)
 
     return flops
+
+
+def _of_scores(of: Rule, keys: int, values: int) -> Extent:
+    """The operations of one score of every head."""
+    heads, width = product(of.extents[letter] for letter in "bgr"), of.extents["d"]
+    return 2 * heads * (keys * width + values * of.extents.get("w", width))
+
+
+def hidden_flops(op: Op) -> Extent:
+    """The operations that attention does not do because its mask hides scores; 0 for other ops."""
+    if op.kind not in _PRODUCTS_OF:
+        return 0
+    of = op.rule
+    return _of_scores(of, *_PRODUCTS_OF[op.kind]) * of.extents["q"] * of.extents["k"] - op.flops
 
 
 def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
@@ -155,14 +174,15 @@ _FIRST_OF: dict[str, int] = {"attention": 0, "attention_gradient": 3}
 def attention_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent, int] | None:
     """The (count, rows, keys, width, causal) of attention: so many heads, and 1 where a mask hides later keys.
 
-    None for other ops.
+    Under a window the keys are so many as have as many scores without it.  None for other ops.
     """
     first = _FIRST_OF.get(op.kind)
     if first is None:
         return None
     batch, rows, heads, width = op.inputs[first].type.shape
-    keys = op.inputs[first + 1].type.shape[1]
-    return batch * heads, rows, keys, width, int(Scores.parse(op["mask"]).mask.causal)
+    mask = Scores.parse(op["mask"]).mask
+    keys = equal_keys(mask, op["whole"][1], op.inputs[first + 1].type.shape[1])
+    return batch * heads, rows, keys, width, int(mask.causal)
 
 
 def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -295,18 +315,31 @@ _ATTENTION = {
     "starts": "a shape",
 }
 
-register(Operator("attention", _rule, _dtypes, _attention, _derivative, _products(1, 1), _ATTENTION))
+_PRODUCTS_OF = {"attention": (1, 1), "attention_gradient": (3, 2)}
+"""By kind of op, its products of queries and keys, and its products with values.  Those of a gradient are five, of which
+one is computed again."""
+
+register(
+    Operator(
+        "attention",
+        _rule,
+        _dtypes,
+        _attention,
+        _derivative,
+        _products(*_PRODUCTS_OF["attention"]),
+        _ATTENTION,
+    )
+)
 register(
     Operator(
         "attention_gradient",
         _gradient_rule,
         _gradient_dtypes,
         _attention_gradient,
-        flops=_products(3, 2),
+        flops=_products(*_PRODUCTS_OF["attention_gradient"]),
         attributes=_ATTENTION,
     )
 )
-"""Five products, of which one is computed again."""
 
 
 # -- weights of attention whose scores are kept ------------------------------------------------------------------------

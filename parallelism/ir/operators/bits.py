@@ -66,7 +66,7 @@ register(
         lambda state, dtype, **_: (state.dtype, dtype),
         _random_bits,
         # A block of some 90 integer operations gives 8 or 16 bytes.
-        flops=lambda rule: 10 * product(rule.shape(rule.outputs[1])),
+        flops=lambda rule, **_: 10 * product(rule.shape(rule.outputs[1])),
         attributes={"algorithm": "a string", "shape": "a shape", "dtype": "a dtype"},
     )
 )

@@ -24,7 +24,7 @@ from parallelism.ir.tracing import apply
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 
 
-def _flops(rule: Rule) -> Extent:
+def _flops(rule: Rule, **_: Any) -> Extent:
     """Per point: one multiplication for each operand after the first, and one addition if a dim is summed."""
     each = len(rule.inputs) - 1 + bool(rule.reduced)
     return each * rule.points if each else 0

@@ -118,7 +118,7 @@ def _of_shape(found: Rule, shape: Any) -> Rule:
     return found
 
 
-def _additions(found: Rule) -> Extent:
+def _additions(found: Rule, **_: Any) -> Extent:
     """One for each element of a row that is added to its token."""
     return product(found.extents[letter] for letter in found.letters if letter not in "vk")
 

@@ -81,7 +81,7 @@ def _take_gradient(
     return np.moveaxis(rows.reshape(extent, *rest), 0, axis)
 
 
-def _additions(rule: Rule) -> Extent:
+def _additions(rule: Rule, **_: Any) -> Extent:
     """One for each element that is added to the table."""
     return product(extent for letter, extent in rule.extents.items() if letter != "z")
 

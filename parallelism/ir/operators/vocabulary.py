@@ -137,7 +137,7 @@ register(
         _loss_dtype,
         _loss,
         _derivative,
-        lambda rule: 4 * product(n for letter, n in rule.extents.items() if letter != "z"),
+        lambda rule, **_: 4 * product(n for letter, n in rule.extents.items() if letter != "z"),
         _PART,
         nbytes=_loss_bytes,
         indexed="z",

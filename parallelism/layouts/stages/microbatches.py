@@ -103,6 +103,11 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
     return dims[0]
 
 
+def has_rows(value: Value, batch: str) -> bool:
+    """Whether any of its extents depends on the rows, also in a way that `batch_dim` refuses."""
+    return any(batch in names_in(extent) for extent in value.type.shape)
+
+
 def _of_rows(op: Op, batch: str) -> Op:
     """The op with the rows of the whole batch wherever it computes with their number."""
     given = dict(op.attributes)
@@ -132,7 +137,7 @@ def _checked_sums(function: Function, batch: str) -> set[Value]:
     for value in function.inputs:
         _naming("input {}", value, partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _naming("{}", op, partial(_is_sum, op, batch, sums)):
+        if _naming("{}", op, partial(is_sum, op, batch, sums)):
             sums.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
@@ -150,7 +155,7 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
         raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
 
 
-def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
+def is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
     rule = op.rule
     # The slowest letters of the dims that have the rows.
@@ -169,7 +174,9 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
             _adds(op)
             or op.operator.is_linear_in([i for i, is_sum in enumerate(summed) if is_sum], len(summed))
         ):
-            raise ValueError("it is not linear in a sum over all rows")
+            raise ValueError(
+                "it is not linear in a sum over all rows; in a training step, sums of data alone may be used in any way"
+            )
         return True
     if len(letters) > 1 or letters & rule.whole:
         raise ValueError("it does not compute each row alone")

@@ -12,8 +12,9 @@ from parallelism.ir import Function, Op, Value
 from parallelism.ir.core.derived import specialized_ops
 from parallelism.ir.passes import Form, Renaming
 from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
+from parallelism.layouts.stages.beginnings import begun
 from parallelism.layouts.stages.cuts import balanced, begun_by
-from parallelism.layouts.stages.microbatches import batch_dim, microbatched
+from parallelism.layouts.stages.microbatches import batch_dim, has_rows, microbatched
 from parallelism.layouts.stages.stages import StageFunctions, Stages
 
 Cost = Callable[[Op], Any]
@@ -37,7 +38,8 @@ def partition(
 ) -> Stages:
     """Cut a loss into stages.  Each stage gets its part of the forward and of the backward.
 
-    ``function`` returns only the loss: a single floating-point number that is a sum or a mean over the rows of a batch.
+    ``function`` returns only the loss: a single floating-point number that is a sum or a mean over the rows of a batch,
+    or such a sum divided by a number that depends on data alone (`parallelism.layouts.stages.beginnings`).
     ``batch`` is the symbol for the number of rows.  The stages work on one microbatch; `microbatched` says which
     functions cannot be cut.  Inputs without rows are weights.  ``trained`` names the weights to differentiate by; None
     means all floating-point ones.
@@ -73,8 +75,11 @@ def partition(
         raise TypeError(
             f"stages must be a number, or a list of the names at which stages begin, got {stages!r}"
         )
-    whole = microbatched(function, batch)
-    program = _Program(whole, batch, trained, rewritten)
+    weights = [value for value in function.inputs if not has_rows(value, batch)]
+    learning = [value.name for value in _trained(function, weights, trained)]
+    given = begun(function, batch, learning)
+    whole = microbatched(given.function, batch)
+    program = _Program(whole, batch, learning, rewritten)
     if isinstance(stages, int):
         one = {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0}
         cuts = program.balanced_cuts(stages, cost, {**one, **(sizes or {})})
@@ -85,20 +90,20 @@ def partition(
         raise ValueError(f"recompute must name stages 0 to {len(cuts)}, got {sorted(again)}")
     edges = pairwise([0, *cuts, len(program.chain)])
     functions = (program.stage(i, start, end, recompute=i in again) for i, (start, end) in enumerate(edges))
-    return Stages(whole, tuple(functions), batch)
+    return Stages(whole, tuple(functions), batch, given.beginning)
 
 
 class _Program:
     """A program before it is cut.  Cuts are possible along the chain of ops that depend on data."""
 
     def __init__(
-        self, function: Function, batch: str, trained: Collection[str] | None, rewritten: Rewriting | None
+        self, function: Function, batch: str, trained: Collection[str], rewritten: Rewriting | None
     ) -> None:
         self.function, self.rewritten = function, rewritten
         self.order = {value: place for place, value in enumerate(function.values)}
         self.data = [value for value in function.inputs if batch_dim(value.type, batch) is not None]
         self.weights = [value for value in function.inputs if value not in self.data]
-        self.trained = {*_trained(function, self.weights, trained)}
+        self.trained = {value for value in self.weights if value.name in trained}
         varying = _reached(function, self.data)
         self.places = [place for place, op in enumerate(function.ops) if not varying.isdisjoint(op.inputs)]
         """Where the ops of the chain stand in the function."""

@@ -212,6 +212,8 @@ class Stages:
     batch: str
     """The symbol B for the rows of a microbatch.  ``B_whole`` is the number of rows of the whole batch, ``B_first`` the
     number of the microbatch's first row."""
+    beginning: Function | None = None
+    """What is computed of all rows before the first microbatch; its outputs are inputs of ``function``.  None: nothing."""
 
     def __post_init__(self) -> None:
         for number, (stage, following) in enumerate(zip(self.functions, self.functions[1:], strict=False)):
@@ -228,6 +230,17 @@ class Stages:
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The stages that have a copy of each weight."""
         return holders_of(self.functions)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The names of what the beginning computes: inputs of ``function`` that nobody gives."""
+        return frozenset(value.name for value in self.beginning.outputs) if self.beginning else frozenset()
+
+    @cached_property
+    def given(self) -> Function:
+        """The name of the program, and its inputs that are given; it computes nothing."""
+        inputs = tuple(value for value in self.function.inputs if value.name not in self.known)
+        return Function(self.function.name, inputs, (), ())
 
     def specialize(self, **numbers: Extent) -> Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""

@@ -96,6 +96,13 @@ def test_an_example_prints_its_recorded_output_in_this_process(run_here, script)
     assert run_here(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
 
 
+def test_the_table_of_plans_on_a_page_is_that_of_its_example():
+    recorded = (ROOT / "examples" / "plan_gpt.txt").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    table = page.split("(../examples/plan_gpt.txt):")[1].split("```text\n")[1].split("```")[0]
+    assert table and recorded.endswith(table)
+
+
 def test_there_are_blocks_and_examples_to_run():
     assert len(code_blocks()) >= 4
     assert len(EXAMPLES) >= 2

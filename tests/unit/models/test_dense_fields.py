@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 from transformed import DENSE, arrays, dense, transformer
 
 from parallelism import Mesh, ir
+from parallelism.ir.operators.attention import hidden_flops
 from parallelism.kernels import Scores
 from parallelism.kernels.scores import alibi_slopes
 from parallelism.layouts import localize
@@ -196,7 +197,7 @@ def test_the_program_has_the_parameters_and_the_flops_of_the_figures(name):
     loss = spec.function(3)
     weights = {value.name[2:]: value.type.shape for value in loss.inputs if value.name.startswith("p.")}
     assert weights == spec.weights
-    products = sum(op.flops for op in loss.ops if op.kind in ("matmul", "einsum", "attention"))
+    products = sum(op.flops + hidden_flops(op) for op in loss.ops if op.kind in ("matmul", "einsum", "attention"))
     assert products == spec.forward_flops(3 * spec.sequence)
 
 
@@ -248,13 +249,18 @@ def test_a_norm_of_all_heads_reduces_one_number_for_each_token():
 
 
 def test_a_window_and_a_cap_are_priced_as_attention():
-    """Scores that a window hides are computed, and a cap adds no op."""
+    """Scores that a window hides are not computed, and a cap adds no op."""
     plain = transformer(layers=2).function(2)
-    for figures in ({"window": 2}, {"attention_softcap": 3.0}, {"positions": "alibi"}, {"attention_scale": 2.0}):
+    for figures in ({"attention_softcap": 3.0}, {"positions": "alibi"}, {"attention_scale": 2.0}):
         found = transformer(layers=2, **figures).function(2)
         cores = [found.region("block.1.attention.core"), plain.region("block.1.attention.core")]
         assert [op.kind for op in cores[0].ops] == [op.kind for op in cores[1].ops] == ["attention"]
         assert cores[0].ops[0].flops == cores[1].ops[0].flops
+    tokens, of_all = transformer().sequence, plain.region("block.1.attention.core").ops[0].flops
+    loss = transformer(layers=3, window=2, full_attention_every=3).function(2)
+    found = [op.flops * tokens * (tokens + 1) for op in loss.ops if op.kind == "attention"]
+    windowed, whole = of_all * 2 * (2 * tokens - 1), of_all * tokens * (tokens + 1)
+    assert found == [windowed, windowed, whole]
 
 
 @pytest.mark.parametrize("figures", [{"positions": "alibi"}, {"attention_sinks": True}])

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,8 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
         layers=one(1, 2, 4, 5, 6, 7), width=heads * one(4, 6, 16), heads=heads, vocabulary=one(24, 48, 50), dtype=one(
             "float32", "bfloat16"), sequence=one(6, 8, 12), activation=one("gelu", "relu", "swiglu"),
         norm=one("layer", "rms"), positions=one("learned", "rotary"), biases=one(True, False), tied=one(True, False),
-        fused_attention=one(True, False), key_value_heads=one(None, 1 if heads == 1 else heads // 2 or 1))
+        fused_attention=one(True, False), key_value_heads=one(None, 1 if heads == 1 else heads // 2 or 1),
+        window=one(None, None, 1, 4))
     fixed = {"schedule": one(*SCHEDULES, "zero_bubble_h2", "dual_pipe_v", "looped_bfs", "interleaved_zero_bubble"),
              "zero": one(0, [0, 1], 1, 2), "recompute": one("none", "selective", "full"), "sp": one(False, True, None),
              "microbatch": one(1, 2, 3), "order": one("pp dp cp tp", "dp pp cp tp", "pp cp tp dp")}
@@ -157,11 +159,15 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
 @pytest.mark.parametrize("settings", [
     {"pp": 1, "dp": 2, "tp": 2, "sp": True, "microbatch": 3},
     {"pp": 2, "dp": 1, "tp": 2, "microbatch": 2, "recompute": "full"},
+    {"pp": 2, "dp": 1, "tp": 1, "cp": 2, "microbatch": 2, "window": 5},
+    {"pp": 1, "dp": 1, "tp": 1, "cp": 4, "microbatch": 4, "window": 3, "recompute": "selective"},
+    {"pp": 1, "dp": 2, "tp": 1, "cp": 2, "microbatch": 4},
 ])
 def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(settings: dict[str, Any]) -> None:
-    devices = settings["pp"] * settings["dp"] * settings["tp"]
+    settings = dict(settings)
+    window, devices = settings.pop("window", None), prod(settings.get(axis, 1) for axis in ("pp", "dp", "cp", "tp"))
     spec = models.TransformerSpec(layers=2 * settings["pp"], width=48, heads=4, vocabulary=96, sequence=16,
-                                  dtype="bfloat16")
+                                  dtype="bfloat16", window=window)
     plain = Hardware.preset("dgx-a100:1+megatron-a100").placed(range(devices))
     kernels = {"attention": Kernel(rates=(AttentionRate(12, True, 0.01, 100.0),)), "einsum": Kernel(others=3.0),
                "layer_norm": Kernel(launches=5.0, times=2.0), "scalars": Kernel(0, 0)}

@@ -7,11 +7,14 @@ from functools import cache
 from math import fsum
 from typing import Any
 
+import numpy as np
 import pytest
 
 from parallelism.hardware import Hardware
+from parallelism.kernels import Mask
 from parallelism.mesh import Mesh
 from parallelism.models import mlp
+from parallelism.models.layers import attention
 from parallelism.simulation import CannotFold, simulate, step_parts
 from parallelism.trace import split, step_split
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
@@ -112,6 +115,42 @@ def test_use_of_the_devices_by_hand() -> None:
     assert found.hfu * peak * 8 * found.seconds == pytest.approx(spec.flops(tokens) + blocks)
     one = figures_of("one device")
     assert one.hfu == pytest.approx(one.mfu)
+
+
+def test_hidden_scores_count_for_the_model_and_not_for_what_is_computed() -> None:
+    """Of 2 layers and 4096 tokens: a window of 64, in both layers or in one."""
+    flags: dict[str, Any] = {
+        "use_flash_attn": True, "attention_dropout": 0.0, "hidden_dropout": 0.0, "seq_length": 4096}
+    spec, tokens, peak = MegatronFlags(**SMALL | flags).spec(), 4 * 4096, 312e12
+    seconds, causal, windowed = [], 4096 * 4097 // 2, 4096 * 64 - 64 * 63 // 2
+    for more, scores in (({}, 2 * causal), ({"window_size": "63,0"}, 2 * windowed),
+                         ({"window_size": "63,0", "window_attn_skip_freq": "2"}, causal + windowed)):
+        found = figures(MegatronFlags(**SMALL | flags | more, global_batch_size=4).run(1), "dgx-a100")
+        assert found.flops == spec.flops(tokens) == pytest.approx(found.mfu * peak * found.seconds)
+        of_all = 2 * 2 * 32 * 4096 * 4096 * 4     # both products of one layer
+        products = spec.forward_flops(tokens) - 2 * of_all
+        computed = 3 * products + 3.5 * of_all * scores / 4096**2
+        assert found.hfu * peak * found.seconds == pytest.approx(computed) and found.hfu < found.mfu
+        seconds.append(found.parts["attention"])
+    assert seconds[1] < seconds[2] < seconds[0]
+
+
+def test_a_program_counts_all_scores_of_its_attention_as_well() -> None:
+    from parallelism import ir
+
+    def run(mask: Mask) -> TrainingRun:
+        def loss(p: Any, x: Any) -> Any:
+            heads = (x @ p["w"]).reshape((x.shape[0], 6, 2, 4))
+            return np.sum(attention(heads, heads, heads, mask=mask))
+
+        weights = {"w": ir.TensorType("float32", (8, 8))}
+        program = ir.record(loss, weights, ir.TensorType("float32", (ir.symbols("B")[0], 6, 8)))
+        return TrainingRun(program, 12, Strategy.parse("dp"), Mesh(dp=2), SGD(0.1))
+
+    found = [figures(run(mask), "dgx-a100") for mask in (Mask(), Mask(True), Mask(True, 2))]
+    assert len({each.flops for each in found}) == 1 and found[0].mfu == found[0].hfu
+    assert [each.run.hidden_flops for each in found] == [
+        3.5 * 4 * 12 * 2 * 4 * hidden for hidden in (0, 36 - 21, 36 - 11)]
 
 
 def test_a_program_is_a_run_as_well() -> None:

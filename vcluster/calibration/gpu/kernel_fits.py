@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from parallelism.cost import Costs
 from parallelism.hardware import AttentionRate, Hardware, Kernel
-from parallelism.hardware.kernels import COMPUTED, SCALARS
+from parallelism.hardware.kernels import SCALARS
+from parallelism.ir.operators.masked_scores import allowed_scores
+from parallelism.kernels import Mask
 from vcluster.calibration.fitting import fitted
 from vcluster.calibration.gpu.items import ATTENTION, ELEMENTWISE, LAYERS, OPTIMIZER, SUSTAINED
 from vcluster.calibration.gpu.measuring import Row, Tables, given_of
@@ -210,6 +212,13 @@ def _attention(tables: Tables, hardware: Hardware) -> Iterator[Found]:
             yield Found(name, Kernel(rates=tuple(rates)), note)
 
 
+def computed_flops(row: Row) -> float:
+    """Those of a row of attention that its kernel computes: the table has those of all scores."""
+    tokens = row["tokens"]
+    allowed = allowed_scores(Mask(causal=bool(row["causal"])), tokens, tokens)
+    return float(row["flops"] * int(allowed) / tokens**2)
+
+
 def _rate(hardware: Hardware, rows: Sequence[Row], way: str, flops: float) -> tuple[AttentionRate, float]:
     """The part of the peak, and the length at which half of it is reached, of rows of one width and mask."""
     took = [row[way] for row in rows]
@@ -221,8 +230,7 @@ def _rate(hardware: Hardware, rows: Sequence[Row], way: str, flops: float) -> tu
         return [hardware.kernel_launch_seconds + rate.seconds(at_peak(row), row["tokens"]) for row in rows]
 
     def at_peak(row: Row) -> float:
-        return float(COMPUTED[rate_causal] * flops * row["flops"] / hardware.peak(row["dtype"]))
+        return flops * computed_flops(row) / hardware.peak(row["dtype"])
 
-    rate_causal = bool(rows[0]["causal"])
     rate = made(*fitted(lambda values: told(made(*values.tolist())), took, (0.4, 300.0)).tolist())
     return rate, mean(abs(one / other - 1) for one, other in zip(told(rate), took, strict=True))

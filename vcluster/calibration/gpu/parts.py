@@ -13,6 +13,7 @@ from parallelism.display import in_columns
 from parallelism.display.quantities import count
 from parallelism.hardware import Hardware
 from vcluster.calibration.gpu.items import ATTENTION, ELEMENTWISE, OPTIMIZER, PRODUCTS
+from vcluster.calibration.gpu.kernel_fits import computed_flops
 from vcluster.calibration.gpu.measuring import Row, Tables
 
 SIMULATED_BYTES: dict[str, tuple[int, int]] = {
@@ -61,10 +62,10 @@ def _elements(row: Row) -> int:
 
 
 def attention_parts(tables: Tables, hardware: Hardware) -> list[Row]:
-    """The part of the peak that attention reaches by direction; of a causal one half of the scores are counted."""
+    """The part of the peak that attention reaches by direction, of the scores that its mask allows."""
     found = []
     for row in tables.measured(ATTENTION):
-        flops = row["flops"] * (0.5 if row["causal"] else 1.0)
+        flops = computed_flops(row)
         peak = hardware.peak(row["dtype"])
         told: Row = {name: row[name] for name in _OF_ATTENTION if name in row}
         found.append(

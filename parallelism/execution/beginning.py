@@ -1,0 +1,111 @@
+"""`Beginning`: what the devices at a position compute of the whole batch before the first action of their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from parallelism.arrays import Array
+from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram
+from parallelism.execution.overlapping import arranged
+from parallelism.ir import Function, TensorType, Value
+from parallelism.layouts.localization import Localized
+from parallelism.layouts.localization.localized import localize
+from parallelism.layouts.propagation.annotation import laid_out
+from parallelism.layouts.stages import Stages
+from parallelism.layouts.stages.backwards import needed_ops
+from parallelism.layouts.stages.microbatches import batch_dim
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.sharding import TensorSharding
+from parallelism.transforms.dims import dims_of, layout
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """The program of the devices of ``mesh``, which have the rows of the batch together.
+
+    **Communication**: the sums over rows that lie on several devices, by their layouts; as a rule an all_reduce of one
+    number.
+    """
+
+    localized: Localized
+    fused: bool | str
+    programs: dict[int, DeviceProgram]
+    """By the class of devices."""
+
+    @classmethod
+    def of(
+        cls,
+        stages: Stages,
+        names: Collection[str],
+        numbers: Mapping[str, int],
+        mesh: Mesh,
+        replicas: Sequence[str],
+        fused: bool | str,
+    ) -> Beginning:
+        """What computes the values of these ``names``.  ``numbers`` are those of all symbols, the batch whole.
+
+        Rows are dealt to the ``replicas``, and as in the stages to the axes inside; a result has the layout that it has
+        in a stage.
+        """
+        assert stages.beginning is not None
+        wanted = [value for value in stages.beginning.outputs if value.name in names]
+        ops = needed_ops(stages.beginning.ops, wanted)
+        read = {value for op in ops for value in op.inputs}
+        inputs = tuple(value for value in stages.beginning.inputs if value in read)
+        in_stages = {value.name: value for value in stages.function.inputs}
+        given = {value.name: _dealt(in_stages[value.name], stages.batch, replicas) for value in inputs}
+        results = {value.name: _whole(in_stages[value.name]) for value in wanted}
+        bare = {value.name: None for op in ops for value in op.outputs}
+        function = Function(stages.beginning.name, inputs, tuple(ops), tuple(wanted))
+        function = laid_out(function, bare | given | results)
+        known = {name: numbers[name] for name in numbers.keys() & function.symbols}
+        return cls(localize(function.specialize(**known), mesh), fused, {})
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(value.name for value in self.localized.function.inputs)
+
+    def shards(self, arrays: Mapping[str, Array], place: int) -> dict[str, Array]:
+        """What the device at a place has of the inputs."""
+        given = zip(self.inputs, self.localized.inputs, strict=True)
+        return {name: layout.shard(arrays[name], self.localized.mesh)[place] for name, layout in given}
+
+    def types(self, place: int) -> dict[str, TensorType]:
+        """The types of these."""
+        own = self.program(place).function.inputs
+        return {name: value.type for name, value in zip(self.inputs, own, strict=True)}
+
+    def program(self, place: int) -> DeviceProgram:
+        """The program of the device at a place."""
+        number = self.localized.class_of(place)
+        if number not in self.programs:
+            function, calls, chains = arranged(self.localized.program(place), None, fused=self.fused)
+            categories = {value.name: ACTIVATIONS for value in function.outputs}
+            self.programs[number] = DeviceProgram(function, categories, calls=calls, chains=chains)
+        return self.programs[number]
+
+    def run(self, device: Device, place: int, given: Mapping[str, Any]) -> dict[str, Array]:
+        """The results, by name, from the device's shards of the inputs."""
+        program = self.program(place)
+        results = program.run(device, program.own([given[name] for name in self.inputs]))
+        return {
+            value.name: array for value, array in zip(self.localized.function.outputs, results, strict=True)
+        }
+
+
+def _dealt(value: Value, batch: str, replicas: Sequence[str]) -> TensorSharding:
+    """The layout of an input whose rows are dealt to replicas, too."""
+    dims, rows = list(dims_of(value)), batch_dim(value.type, batch)
+    if rows is not None:
+        dims[rows] = (*replicas, *dims[rows])
+    return layout(dims)
+
+
+def _whole(value: Value) -> TensorSharding:
+    """The layout of a value in a stage."""
+    return value.layout or layout([()] * value.type.ndim)
