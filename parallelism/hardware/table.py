@@ -67,7 +67,7 @@ def rows(hardware: Hardware) -> list[Row]:
             for _ in range(hardware.overlapping)
         ],
         *[
-            ("buffers", "gradients are added up in buffers, also those of a single microbatch")
+            ("buffers", "gradients of a single microbatch are added to buffers, too")
             for _ in range(hardware.gradient_buffers)
         ],
     ]

@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -202,6 +202,7 @@ def saved(trace, path):
     return Trace.load(path)
 
 
+BUFFERS = replace(Hardware.preset("dgx-h100"), gradient_buffers=True)
 INSTEAD = (r"\. Write simulate\(program, hardware, mesh=...\) for that hardware, or trace\.on\(hardware\) before "
            r"trace\.save\(\) or trace\.filter\(\)$")
 LOST = "^a folded trace that was loaded, filtered or copied cannot be priced on "
@@ -233,13 +234,16 @@ def test_a_part_of_a_folded_trace_is_refused(tmp_path):
 @pytest.mark.parametrize(("here", "there", "words"), [
     ("dgx-h100", "dgx-a100+megatron-a100", "fuses other chains of elementwise ops"),
     ("dgx-a100+megatron-a100", "dgx-h100", "does not fuse chains of elementwise ops"),
+    ("dgx-h100", BUFFERS, "has buffers for the gradients of a single microbatch"),
+    (BUFFERS, "dgx-h100", "has no buffers for the gradients of a single microbatch"),
+    (replace(BUFFERS, overlapping=True), BUFFERS, "does not run collectives of a backward beside products"),
 ])
 def test_a_file_of_ops_that_depend_on_the_software_is_refused_where_this_differs(here, there, words, tmp_path):
     step = Strategy.parse("dp")(STEP)
     whole = simulate(step, here, mesh=Mesh(dp=2))
     trace = saved(whole, tmp_path / "trace.json")
     assert whole.on(there) == simulate(step, there, mesh=Mesh(dp=2))
-    name = Hardware.preset(there).name
+    name = Hardware.of(there).name
     message = (f"a simulated trace that was loaded, filtered or copied cannot be priced on {name}: its ops are those "
                f"on {whole.hardware}, and software on {name} {words}")
     with pytest.raises(ValueError, match=f"^{re.escape(message)}{INSTEAD}"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from parallelism.hardware import Software
 from parallelism.timeline import Priced
 from parallelism.trace import Event, Trace
 from parallelism.trace.files import LARGEST_INTEGER
@@ -83,14 +84,30 @@ def test_defaults_take_no_room_and_words_stand_once(tmp_path):
 
 
 @pytest.mark.parametrize(("told", "kept"), [
-    ({}, 5), ({"folded": True}, 6), ({"pieces": True}, 7), ({"software": ("elementwise", True)}, 8),
-    ({"folded": True, "software": (False, False)}, 8),
+    ({}, 5), ({"folded": True}, 6), ({"pieces": True}, 7), ({"software": Software("elementwise", True)}, 8),
+    ({"folded": True, "software": Software(False, False, True)}, 8),
 ])
 def test_a_file_tells_of_a_simulation_what_is_not_usual(tmp_path, told, kept):
     trace = Trace(EXAMPLE, priced=Priced("modelled", **told))
     document = saved(trace, tmp_path / "t.json")
     assert len(document["priced"]) == kept
     assert Trace.load(tmp_path / "t.json") == trace and hash(Trace.load(tmp_path / "t.json")) == hash(trace)
+
+
+def test_an_earlier_file_tells_two_habits_of_the_software(tmp_path):
+    def earlier(document):
+        document["priced"] = ["modelled", None, False, 0.0, 0.0, False, False, ["elementwise", True]]
+
+    assert load_changed(tmp_path / "t.json", earlier).priced.software == Software("elementwise", True, False)
+
+
+@pytest.mark.parametrize("software", [[], [True], ["rows", True], [True, 1], [True, True, None], [True] * 4, {}])
+def test_a_file_with_other_words_on_its_software_is_refused(tmp_path, software):
+    def change(document):
+        document["priced"] = ["modelled", None, False, 0.0, 0.0, False, False, software]
+
+    with pytest.raises(ValueError, match="priced should be how compute, dtype and links were priced"):
+        load_changed(tmp_path / "t.json", change)
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
