@@ -17,6 +17,7 @@ WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _POP_TOP = bytes([opcode.opmap["POP_TOP"]])
 _sites: "dict[int, dict[int, CallSite]]" = {}
 """By the id of the code, and the place in it: to hash code takes longer.  Those of code that is gone are forgotten."""
+_NONE: "dict[int, CallSite]" = {}
 _known: "dict[int, ref[CodeType]]" = {}
 """By its id, the code that has sites.  A device gets new code in every run, so it is not kept."""
 _ours: dict[int, CodeType] = {}
@@ -52,8 +53,7 @@ def call_site(skip: int = 0) -> CallSite:
     while True:
         code = frame.f_code
         if id(code) not in _ours:
-            sites = _sites.get(id(code))
-            found = None if sites is None else sites.get(frame.f_lasti)
+            found = _sites.get(id(code), _NONE).get(frame.f_lasti)
             if found is not None:
                 return found
             filename = code.co_filename
