@@ -32,7 +32,8 @@ def gradient(
     returns a single floating-point number (a loss), that is differentiated.  Otherwise the result takes additional
     inputs at the end, ``grad.0``, ``grad.1``, ...: the gradient with respect to each floating-point output.
     ``of`` names the outputs to differentiate, whatever their shape; the additional inputs are then named after them,
-    ``grad.x``; one name is that of a loss, whose gradient is 1.  With ``keep_outputs`` the outputs of the function come before the gradients.
+    ``grad.x``.  One name alone is that of a loss, whose gradient is 1.  With ``keep_outputs`` the outputs of the function
+    come before the gradients.
 
     Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
     ``gradient.block.0``, also those that bring a gradient into its value's layout.  These come right after the last op
