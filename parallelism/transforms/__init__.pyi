@@ -20,4 +20,5 @@ from .training import (
     following as following,
     train_step as train_step,
 )
+from .weight_report import ProductWeight as ProductWeight, WeightReport as WeightReport
 from .zero import Zero as Zero

@@ -20,6 +20,7 @@ from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
 from parallelism.transforms.sequence import SequenceParallel
 from parallelism.transforms.tensor import TensorParallel
+from parallelism.transforms.weight_report import WeightReport, report_of
 from parallelism.transforms.words import Word, read, read_all
 from parallelism.transforms.zero import Zero
 
@@ -87,6 +88,18 @@ class Strategy:
         if len(pipelines) > 1:
             raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")
         return Step(function, pipelines[0], tuple(again)) if pipelines else function
+
+    def report(self, program: Function | Step) -> WeightReport:
+        """How the weight of each product is split, or why it stays whole.
+
+        ``program`` is what the strategy has made, or what it is to be applied to: a function without layouts over its
+        axes.  ``ValueError`` of a transform that refuses it.
+        """
+        if isinstance(program, Step):
+            return report_of(self.transforms, program)
+        axes = {_axis_of(each) for each in self.transforms}
+        laid = {axis for value in program.values if value.layout for axis in value.layout.axes}
+        return report_of(self.transforms, self(program) if laid.isdisjoint(axes) else program)
 
     def __str__(self) -> str:
         return " ".join(map(str, self.transforms))

@@ -58,13 +58,16 @@ class TensorParallel:
                 f"{taken.layout and taken.layout.short()}, and with it each activation; weights need an "
                 "axis of their own"
             )
+        left = told_whole(found)
         if not found.layouts:
-            raise ValueError(
-                f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: of no "
-                "product the split lasts until a sum takes it up, or they have layouts already (Zero "
+            why = left or (
+                "of no product the split lasts until a sum takes it up, or they have layouts already (Zero "
                 f"gives them to all and comes after {self}, as does TensorParallel of a wider region)"
             )
-        if left := told_whole(found):
+            raise ValueError(
+                f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: {why}"
+            )
+        if left is not None:
             warnings.warn(f"{self}: {left}", WholeWeights, stacklevel=2)
         return parts.laid(found.layouts).joined()
 

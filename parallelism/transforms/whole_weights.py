@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
@@ -74,18 +74,24 @@ def told_whole(splits: Splits) -> str | None:
             whole.setdefault(reading.weight.name, why_whole(splits, reading))
     if FEW * len(split) >= len(whole.keys() - split) + len(split):
         return None
+    stay = {name: why for name, why in whole.items() if name not in split}
+    return sentence(splits.function.name, [splits.axis], stay, len(split))
+
+
+def sentence(program: str, axes: Sequence[str], whole: Mapping[str, str], split: int) -> str:
+    """A sentence on the weights that stay ``whole``, by their names with the reasons, beside so many that are split."""
     reasons: dict[str, list[str]] = {}
     for name, why in whole.items():
-        if name not in split:
-            reasons.setdefault(why, []).append(f"%{name}")
-    count = sum(map(len, reasons.values()))
+        reasons.setdefault(why, []).append(f"%{name}")
     told = []
-    for why, names in reasons.items():
+    for why, names in [*reasons.items()][:NAMED]:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         told.append(f"{', '.join(names[:NAMED])}{more}: {why}")
+    if rest := sum(map(len, [*reasons.values()][NAMED:])):
+        told.append(f"{rest} more for other reasons")
     return (
-        f"{count} of the {count + len(split)} weights that products of @{splits.function.name} read stay whole "
-        f"on each device of {splits.axis!r}; {'; '.join(told)}"
+        f"{len(whole)} of the {len(whole) + split} weights that products of @{program} read "
+        f"stay{'s' * (len(whole) == 1)} whole on each device of {' and '.join(map(repr, axes))}; {'; '.join(told)}"
     )
 
 

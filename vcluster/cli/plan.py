@@ -34,7 +34,14 @@ from vcluster.cli.megatron_words import (
 )
 from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
-from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
+from vcluster.cli.program_files import (
+    loss_of_rows,
+    optimizer_of,
+    program_in,
+    sizes_of,
+    tell_whole,
+    weights_told_once,
+)
 from vcluster.cli.sliced import tell_slicings
 from vcluster.runs.verified import verified
 
@@ -291,7 +298,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         else:
             fixed.setdefault("order", ORDER)  # as in the mesh of a strategy's text
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
-        with progress("listing the splits") as told:
+        with progress("listing the splits") as told, weights_told_once():
             plans = find_plan(
                 model,
                 hardware=arguments.hardware,
@@ -314,6 +321,8 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
     tell_remarks(asked.model)
     if len(plans):
         tell_unchanging(arguments, flags)
+        if isinstance(model, ir.Function):
+            tell_whole(plans.best.strategy, plans.best.step)
         idle = [
             name
             for name in flags.given("update")

@@ -2,8 +2,11 @@
 
 import argparse
 import re
+import sys
+import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +31,7 @@ from parallelism.transforms import (
     Pipeline,
     Step,
     Strategy,
+    WholeWeights,
     carried,
     categories,
     first_state,
@@ -173,7 +177,9 @@ def given(
         by = [value.name for value in function.inputs if is_floating(value.type.dtype)]
         program = right(ir.gradient, function, by, keep_outputs=True)
     if strategy is not None:
-        program = right(strategy, _function(program, "--strategy"))
+        with weights_told_once():
+            program = right(strategy, _function(program, "--strategy"))
+        tell_whole(strategy, program)
     if mesh is None and isinstance(program, Step) and (rows or not symbols):
         mesh = program.pipeline.of_all
         _check_size(mesh, "the meshes of the stages", most)
@@ -242,7 +248,24 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     run: TrainingRun = right(
         TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer)
     )
+    with weights_told_once():
+        step = right(lambda: run.step)
+    tell_whole(run.strategy, step)
     return run
+
+
+@contextmanager
+def weights_told_once() -> Iterator[None]:
+    """No warning about weights that stay whole: `tell_whole` follows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WholeWeights)
+        yield
+
+
+def tell_whole(strategy: Strategy, program: ir.Function | Step) -> None:
+    """Says on stderr, in one line, which weights tensor parallelism leaves whole in the program that it made, and why."""
+    if (told := strategy.report(program).told()) is not None:
+        print(f"vcluster: {told}", file=sys.stderr)
 
 
 def _check_complete(found: Given, path: Path, *, symbols: bool) -> None:

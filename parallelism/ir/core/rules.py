@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
+from math import gcd
 from operator import mul
 from string import ascii_letters
 from typing import Any
 
-from parallelism.ir.core.extents import Extent, product, quotient
+from parallelism.ir.core.extents import Expression, Extent, product, quotient
 
 Dim = tuple[str, ...]
 Shape = tuple[Extent, ...]
@@ -225,18 +226,41 @@ def _dim(letters: list[str]) -> Dim:
 
 
 def _common(left: Sequence[tuple[Any, Extent]], right: Sequence[tuple[Any, Extent]]) -> Extent | None:
-    """The outermost factor that the first extents share: the smaller of them, if it divides the other; else None.
+    """The outermost factor that the first extents share: of numbers the greatest common divisor, of others the smaller
+    one, if it divides the other, or what two multiples of one expression share; else None.
 
-    The extents are the second members of the pairs.
+    The extents are the second members of the pairs.  What follows in both has equally many elements for each index of
+    such a factor, however it is cut into dims.
     """
     m, *after_m = [extent for _, extent in left]
     n, *after_n = [extent for _, extent in right]
     if m == n:
         return m or None
     if isinstance(m, int) and isinstance(n, int):
-        return min(m, n) if min(m, n) and max(m, n) % min(m, n) == 0 else None
+        shared = gcd(m, n) if m and n else 1
+        return shared if shared > 1 else None
     for small, large, after in ((n, m, after_n), (m, n, after_m)):
         remaining = quotient((large,), (small,)) if small != 0 else None
-        if remaining is not None and remaining in accumulate(after, mul):
+        if remaining is not None and (_is_whole(remaining) or remaining in accumulate(after, mul)):
             return small
-    return None
+    return _common_multiple(m, n)
+
+
+def _common_multiple(m: Extent, n: Extent) -> Extent | None:
+    """What is left of ``m`` and of ``n`` without the numbers p and q, where m / n = p / q; None if there is no such."""
+    ratio = quotient((m,), (n,)) if n != 0 else None
+    if not isinstance(ratio, Expression) or [monomial for monomial, _ in ratio.terms] != [()]:
+        return None
+    ((_, fraction),) = ratio.terms
+    shared = quotient((m,), (fraction.numerator,))
+    return shared if shared is not None and _is_whole(shared) else None
+
+
+def _is_whole(extent: Extent) -> bool:
+    """Whether an extent is a whole number for any numbers of its symbols."""
+    if isinstance(extent, int):
+        return True
+    return isinstance(extent, Expression) and all(
+        factor.denominator == 1 and all(power > 0 for _, power in monomial)
+        for monomial, factor in extent.terms
+    )

@@ -322,7 +322,10 @@ def test_what_an_op_makes_otherwise_than_annotated_is_a_conflict_too():
     ((5, 1), (5,), 2, "[x]"),
     ((5,), (5, 1), 3, "[x, None]"),
     ((1, 5), (5,), 2, "[None]"),           # what is split is the 1
-    ((4, 9), (6, 6), 2, "[None, None]"),   # nothing in common
+    ((4, 9), (6, 6), 2, "[x, None]"),      # 2 of 4 are 3 of 6
+    ((4, 9), (6, 6), 4, "[None, None]"),
+    ((6, 6), (4, 9), 3, "[None, None]"),
+    ((4, 9), (9, 4), 2, "[None, None]"),   # nothing in common
 ])
 def test_a_reshape_is_split_only_where_both_shapes_are_cut_in_the_same_places(shape, after, axis, expected):
     dims = ", ".join(["x", *["None"] * (len(shape) - 1)])
