@@ -1,7 +1,7 @@
 """What a device does after the last action of its stages, as values that it runs in their order.
 
     SumGradients       without an update: the gradients of a stage are summed over the replicas
-    SumLoss            the loss, on the device of the last stage
+    SumLoss            the loss and its metrics, on the device of the last stage
     AddUp              the gradients of a stage are those of the device, added to those of its stages before
     ExchangeShared     gradients of weights that stages on other devices have, too
     SumPending         gradients of which each device inside a stage has a term
@@ -41,8 +41,11 @@ class StepEnd:
     ``exchanged(mine, names, position, tag)``."""
     updated: Callable[[dict[str, Any]], dict[str, Array]] | None
     """Gives the new parameters and state, from the sums, which it takes out and frees."""
+    results: Callable[[Sequence[Array]], tuple[Array, ...]]
+    """Gives the loss and the metrics, from the sums that the last stage returns."""
     sums: dict[str, Any] = field(default_factory=dict)
-    """The sums of the gradients by the names of weights, and under ``""`` the loss; new values after an `Update`."""
+    """The sums of the gradients by the names of weights, and under ``""`` the loss and its metrics; new values after an
+    `Update`."""
 
 
 class SumGradients(NamedTuple):
@@ -59,7 +62,7 @@ class SumGradients(NamedTuple):
 
 
 class SumLoss(NamedTuple):
-    """The sum of the loss over microbatches and replicas: an all_reduce if there are replicas."""
+    """The sums of the loss and of its metrics over microbatches and replicas: an all_reduce of each if there are any."""
 
     stage: int
     axes: tuple[str, ...]
@@ -67,13 +70,14 @@ class SumLoss(NamedTuple):
     """Whether `WaitForLoss` waits for it."""
 
     def run(self, end: StepEnd) -> None:
-        """Puts the loss, or the `Work` that sums it, among the sums."""
-        losses = end.stages[self.stage].outputs
-        loss: Any = reduce(np.add, (losses[microbatch] for microbatch in sorted(losses)))
+        """Puts the loss and the others, or the `Work` that sums each, among the sums."""
+        outputs = end.stages[self.stage].outputs
+        columns = zip(*(outputs[microbatch] for microbatch in sorted(outputs)), strict=True)
+        totals: list[Any] = [reduce(np.add, column) for column in columns]
         if self.axes:
             options: dict[str, Any] = {"async_op": True} if self.later else {}
-            loss = end.device.all_reduce(loss, self.axes, **options)
-        end.sums[""] = loss
+            totals = [end.device.all_reduce(total, self.axes, **options) for total in totals]
+        end.sums[""] = totals
 
 
 class AddUp(NamedTuple):
@@ -129,12 +133,13 @@ class SumPending(NamedTuple):
 
 
 class WaitForLoss(NamedTuple):
-    """The wait for a loss that is summed `later <SumLoss>`."""
+    """The wait for a loss and metrics that are summed `later <SumLoss>`, and what is computed from the sums."""
 
     def run(self, end: StepEnd) -> None:
-        """Puts the loss among the sums, as an array without dims."""
-        loss = end.sums[""]
-        end.sums[""] = np.reshape(loss.wait() if hasattr(loss, "wait") else loss, ())
+        """Puts the loss among the sums, as an array without dims, and the metrics behind it."""
+        totals = [total.wait() if hasattr(total, "wait") else total for total in end.sums[""]]
+        totals[0] = np.reshape(totals[0], ())
+        end.sums[""] = end.results(totals)
 
 
 class Update(NamedTuple):

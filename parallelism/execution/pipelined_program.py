@@ -130,6 +130,11 @@ class PipelinedProgram(PipelinedOperation):
                 f"inside a stage and names {own}"
             )
         check_stages(stages, pipeline)
+        if metrics := stages.results[1:]:
+            raise ValueError(
+                f"@{stages.function.name} returns %{', %'.join(metrics)} beside its loss; the result has the loss and "
+                "the gradients alone: a step of train_step(loss, optimizer) returns metrics, too"
+            )
         sums = dict(sums or {})
         laid = laid_out_stages(stages, inside, sums) if inside and inside.size > 1 else stages
         self.set_up(laid, pipeline, inside, replicas, sums, Overlap.of(stages.function), fused, overlapping)
@@ -289,7 +294,9 @@ class PipelinedProgram(PipelinedOperation):
                 if self.updates is None
                 else self.updates.update_of(device, rank, position, {**share.weights, **share.state})
             )
-            end = StepEnd(device, position, stages, partial(self._exchanged, device, position), update)
+            exchanged = partial(self._exchanged, device, position)
+            results = partial(self._results, device, share, weights)
+            end = StepEnd(device, position, stages, exchanged, update, results)
             for each in self.endings.at(position, self.axes(mesh)[1]):
                 each.run(end)
             return end.sums
@@ -297,7 +304,11 @@ class PipelinedProgram(PipelinedOperation):
     def beginning(self, mesh: Mesh, position: int, rows: int, numbers: Mapping[str, int]) -> Beginning | None:
         """What devices at a position compute of a batch of so many rows before the first action; cached."""
         stages = map(self.stages.functions.__getitem__, self.stages_on(position))
-        names = self.stages.known.intersection(*[{name for stage in stages for name in stage.weights}])
+        read = {name for stage in stages for name in stage.weights}
+        if len(self.stages) - 1 in self.stages_on(position):
+            read.update(self.stages.results)
+            read.update(value.name for value in (self.stages.ending.inputs if self.stages.ending else ()))
+        names = self.stages.known & read
         if not names:
             return None
         key = mesh, names, rows, tuple(numbers.items()), position if self.own else 0
@@ -441,6 +452,29 @@ class PipelinedProgram(PipelinedOperation):
 
     # -- results -------------------------------------------------------------------------------------------------------
 
+    def _results(
+        self, device: Device, share: Share, known: Mapping[str, Array], totals: Sequence[Array]
+    ) -> tuple[Array, ...]:
+        """The loss and its metrics, from the sums over all rows of what the last stage returns."""
+        names = (value.name for value in self.stages.function.outputs)
+        found = {**known, **dict(zip(names, totals, strict=True))}
+        if self.stages.ending is not None:
+            ending = self._ending(share.rows, tuple(share.numbers.items()))
+            results = ending.run(device, [found[value.name] for value in ending.function.inputs])
+            found.update(
+                (value.name, array) for value, array in zip(ending.function.outputs, results, strict=True)
+            )
+        return tuple(found[name] for name in self.stages.results)
+
+    @memoized
+    def _ending(self, rows: int, numbers: tuple[tuple[str, int], ...]) -> DeviceProgram:
+        """What computes the metrics of a batch of so many rows."""
+        function = self.stages.ending
+        assert function is not None
+        known = {**dict(numbers), self.stages.batch: rows}
+        function = function.specialize(**{name: known[name] for name in known.keys() & function.symbols})
+        return DeviceProgram(function, {})
+
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
         """The outputs of the whole step, in order; without an update `LossAndGradients`, for each weight of the first
         replica of a stage that has it: all are equal."""
@@ -451,7 +485,7 @@ class PipelinedProgram(PipelinedOperation):
             place = self.place(mesh, rank)
             for name, array in outputs[rank].items():
                 parts.setdefault(name, {})[place] = array
-        loss = parts.pop("")[0]
+        (loss,) = parts.pop("")[0]
         return LossAndGradients(
             loss,
             {

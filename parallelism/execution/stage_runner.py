@@ -50,8 +50,8 @@ class ProgramStage(Stage):
         self.arrays = array_maker(device)
         types = programs.sum_types if programs.adds_up else ()
         self.gradients = Gradients(types, self.arrays, apart=apart)
-        self.outputs: dict[int, Array] = {}
-        """The part of the loss by microbatch, on the last stage."""
+        self.outputs: dict[int, Sequence[Array]] = {}
+        """The parts of the loss and of other sums by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}
         """The values that are kept for the next action of a microbatch, by name."""
         self._last: dict[int, str] = {}
@@ -112,7 +112,7 @@ class ProgramStage(Stage):
         if kind == "F":
             results = [arrays[name] for name in functions.sent]
             if self.last:
-                (self.outputs[microbatch],) = results
+                self.outputs[microbatch] = results
         if kind in "FI":
             kept = functions.saved if kind == "F" else functions.between
             self._kept[microbatch] = {name: arrays[name] for name in kept}

@@ -200,10 +200,9 @@ class StepUpdates:
             for value, layout in zip(update.function.outputs, update.localized.outputs, strict=True):
                 parts = [by_place[place][value.name] for place in range(inside.size)]
                 whole.setdefault(value.name, layout.unshard(parts, inside))
-        loss = next(each[""] for each in outputs if "" in each)
-        return tuple(
-            whole[value.name] if value.name.startswith(NEXT) else loss for value in self.step.function.outputs
-        )
+        results = next(each[""] for each in outputs if "" in each)
+        nexts = (value.name for value in self.step.function.outputs if value.name.startswith(NEXT))
+        return (*results, *(whole[name] for name in nexts))
 
 
 def _run(

@@ -30,6 +30,8 @@ class RepeatedAction:
     """Bytes of what it kept before that the events of the action free."""
     result: Any
     """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
+    outputs: Any
+    """Of a forward of the last stage the loss and other sums; else None."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class RepeatingStage(ProgramStage):
                     super().held(microbatch) - before,
                     super().freed(microbatch),
                     result,
+                    self.outputs.get(microbatch),
                     events,
                 )
                 self.events.cut(start)
@@ -139,7 +142,7 @@ class RepeatingStage(ProgramStage):
         if kind in ("B", "W") and not self.programs.adds_up:
             self.gradients.arrays = [TypedArray.of(type) for type in self.programs.sum_types]
         if kind == "F" and self.last:
-            self.outputs[microbatch] = action.result
+            self.outputs[microbatch] = action.outputs
         if isinstance(action, Piece):
             self._write(action, microbatch)
         else:
@@ -189,6 +192,7 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
         action.kept_more,
         action.freed,
         action.result,
+        action.outputs,
         action.events,
         seconds,
         flops,

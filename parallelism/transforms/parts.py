@@ -34,7 +34,7 @@ class Parts:
 
     name: str
     forward: Function
-    """It takes the parameters and the batch, and returns the loss (and whatever else is no ``next.`` value)."""
+    """It takes the parameters and the batch, and returns the loss, then its metrics (whatever else is no ``next.``)."""
     update: Function | None
     """It takes parameters, their gradients and the state of the optimizer, and returns the ``next.`` of each parameter
     and each array of the state."""
@@ -188,7 +188,7 @@ class Parts:
         layouts = self.layouts()
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
         bare = laid_out(self.forward, dict.fromkeys(parameters))
-        back = gradient(bare, parameters, keep_outputs=True)
+        back = gradient(bare, parameters, keep_outputs=True, of=bare.outputs[0].name)
         back, returned = _converted(back, [value.type for value in self.gradients]), len(self.forward.outputs)
         back = with_last_named(back, [f"{GRADIENT}{name}" for name in parameters], MARK)
         results, taken = back.outputs[:returned], {value.name for value in back.values}

@@ -57,8 +57,9 @@ def train_step(
     """The program of a training step: the loss, its gradients, and the update of the parameters.
 
     It takes the inputs of ``loss``, then the state of the optimizer: ``velocity.p`` for each parameter p with momentum;
-    ``mean.p``, ``square.p`` and ``updates``, the number of updates so far, for `Adam` and `AdamW`.  It returns the
-    loss, then for each parameter and each array of the state x the value ``next.x``.  The gradient of p is the value
+    ``mean.p``, ``square.p`` and ``updates``, the number of updates so far, for `Adam` and `AdamW`.  It returns what
+    ``loss`` returns, the loss first and then its metrics, and for each parameter and each array of the state x the value
+    ``next.x``.  The gradient of p is the value
     ``grad.p``, and the ops of the update are in the region ``update``.
 
     ``parameters`` names the inputs to train, or a prefix of their names (``p`` for ``p.w`` and ``p.b``); None stands
@@ -173,8 +174,6 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
             f"the first output of @{loss.name} must be one floating-point number, a loss; it returns "
             f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}"
         )
-    if len(loss.outputs) > 1:
-        raise ValueError(f"@{loss.name} must return its loss alone, it returns {len(loss.outputs)} values")
     for value in loss.values:
         if value.name.startswith((NEXT, GRADIENT, AGAIN)):
             raise ValueError(

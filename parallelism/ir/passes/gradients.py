@@ -24,7 +24,7 @@ def gradient(
     with_respect_to: str | int | Sequence[str | int] | None = None,
     *,
     keep_outputs: bool = False,
-    of: Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
 ) -> Function:
     """A function of the same inputs that returns the gradients with respect to the chosen inputs, in that order.
 
@@ -32,7 +32,8 @@ def gradient(
     returns a single floating-point number (a loss), that is differentiated.  Otherwise the result takes additional
     inputs at the end, ``grad.0``, ``grad.1``, ...: the gradient with respect to each floating-point output.
     ``of`` names the outputs to differentiate, whatever their shape; the additional inputs are then named after them,
-    ``grad.x``.  With ``keep_outputs`` the outputs of the function come before the gradients.
+    ``grad.x``.  One name alone is that of a loss, whose gradient is 1.  With ``keep_outputs`` the outputs of the function
+    come before the gradients.
 
     Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
     ``gradient.block.0``, also those that bring a gradient into its value's layout.  These come right after the last op
@@ -125,12 +126,16 @@ def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -
     return [by_name[name] for name in wanted]
 
 
-def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> list[tuple[Value, Traced]]:
+def _seeds(
+    function: Function, of: str | Sequence[str] | None, builder: Builder
+) -> list[tuple[Value, Traced]]:
     outputs = _floating(function.outputs)
     if of is not None:
         by_name = {value.name: value for value in outputs}
-        if unknown := set(of) - by_name.keys():
+        if unknown := ({of} if isinstance(of, str) else set(of)) - by_name.keys():
             raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
+        if isinstance(of, str):
+            return [(by_name[of], _filled(builder, by_name[of].type, 1))]
         return [
             (by_name[name], Traced(builder, builder.input(f"{GRADIENT}{name}", by_name[name].type)))
             for name in of

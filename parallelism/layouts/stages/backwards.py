@@ -29,17 +29,19 @@ def with_backward(
     weights: Sequence[Value],
     trained: Sequence[Value],
     learning: Collection[Value],
+    answering: Sequence[Value],
     *,
     recompute: bool,
     rewritten: Rewriting | None = None,
 ) -> StageFunctions:
     """The functions of a stage, given its forward, which returns the values that the stage sends.
 
-    ``learning`` holds the values that have a gradient.  With ``recompute`` only inputs of the forward are kept.
+    ``learning`` holds the values that have a gradient; ``answering`` are the outputs whose gradients are given, if they
+    have one.  With ``recompute`` only inputs of the forward are kept.
     ``rewritten`` changes the backward before it is separated from the forward.
     """
     returned = [value for value in received if value in learning]
-    answered = [value for value in forward.outputs if value in learning]
+    answered = [value for value in answering if value in learning]
     joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
     joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)

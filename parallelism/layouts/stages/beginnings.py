@@ -1,9 +1,13 @@
-"""What of a batch is known before its first microbatch: numbers that depend on data alone, such as how many targets count.
+"""What of a batch is computed as a whole: before its first microbatch what depends on data alone, such as how many targets
+count, and after the last one what metrics make of sums.
 
 A mean over the targets that count is a quotient of two sums over all rows.  Its numerator adds up over microbatches; its
 denominator must be that of the whole batch.  It depends on no trained weight, so a program of its own, the *beginning*,
 computes it from all rows, and the program of a microbatch takes it as an input.  The numerator divided by it is then a
 sum over the rows again, and the gradients of all microbatches add up to that of the whole batch.
+
+A metric beside the loss may be any function of sums over the rows, as a perplexity or a quotient.  The program of a
+microbatch returns the sums, and the *ending* computes the metrics from their totals.
 """
 
 from collections.abc import Collection
@@ -48,6 +52,63 @@ def begun(function: Function, batch: str, trained: Collection[str]) -> Begun:
     return Begun(
         replace(function, inputs=(*function.inputs, *first), ops=tuple(ops)),
         Function(f"{function.name}.beginning", inputs, tuple(own), tuple(first)),
+    )
+
+
+class Ended(NamedTuple):
+    """A function of which the metrics are computed after."""
+
+    function: Function
+    """It returns the loss, and then the other sums that the ending takes, and those that are metrics themselves."""
+    ending: Function | None
+    """A function of outputs of it, and of a beginning; None if the metrics are such sums."""
+    results: tuple[str, ...]
+    """The names of the loss and of the metrics, in order: of outputs of the function, of the ending or of a beginning."""
+
+
+def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
+    """The function that returns sums over the rows alone.  ``known`` names its inputs that a beginning computes.
+
+    What has no rows, and what only metrics need, is computed in the ending.  ``ValueError`` for a metric that has rows,
+    or that is computed from weights alone.
+    """
+    loss, *metrics = function.outputs
+    results = tuple(value.name for value in function.outputs)
+    if not metrics:
+        return Ended(function, None, results)
+    for value in metrics:
+        if has_rows(value, batch):
+            raise ValueError(
+                f"@{function.name}: output {value} has rows of the batch {batch}, of which each microbatch has "
+                "some; beside a loss a pipeline returns sums, means and what is computed from these"
+            )
+    of_loss = {value for op in needed_ops(function.ops, [loss]) for value in op.outputs}
+    late = [op for op in function.ops if _is_late(op, batch, of_loss)]
+    own = needed_ops(late, metrics)
+    made = {value for op in own for value in op.outputs}
+    wanted = {value for op in own for value in op.inputs} | {*metrics}
+    taken = [value for value in function.values if value in wanted - made]
+    given = {value for value in function.inputs if value.name not in known}
+    if weights := [value for value in taken if value in given]:
+        raise ValueError(
+            f"@{function.name}: a metric is computed from {weights[0]} alone; a pipeline returns metrics of the batch"
+        )
+    sums = [value for value in taken if value.name not in known and value != loss]
+    outputs = (loss, *sums)
+    ops = needed_ops(function.ops, outputs)
+    ending = Function(
+        f"{function.name}.ending",
+        tuple(taken),
+        tuple(own),
+        tuple(value for value in metrics if value in made),
+    )
+    return Ended(replace(function, ops=tuple(ops), outputs=outputs), ending if own else None, results)
+
+
+def _is_late(op: Op, batch: str, of_loss: set[Value]) -> bool:
+    """Whether an op computes something without rows from something without rows, which the loss does not need."""
+    return of_loss.isdisjoint(op.outputs) and not any(
+        has_rows(value, batch) for value in (*op.inputs, *op.outputs)
     )
 
 

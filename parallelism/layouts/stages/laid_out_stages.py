@@ -36,14 +36,16 @@ def laid_out_stages(
     With ``meshes`` each stage has its own, with the axes of ``mesh``.  No sum is then pending in what stages send.
 
     Layouts are propagated through the program as a whole, so that a value has one layout on both sides of a stage
-    boundary; then through each backward.  A gradient that passes a boundary, and the gradient of a weight, has the
-    layout of its value.  A value that is kept for the backward has the layout in which the forward computed it.
+    boundary; then through each backward.  What is returned beside the loss is whole on every device.  A gradient that
+    passes a boundary, and the gradient of a weight, has the layout of its value.  A value that is kept for the backward
+    has the layout in which the forward computed it.
     ``sums`` has the dtypes in which the gradients of weights are added up, by the names of the weights: a sum over axes
     inside the stage that is pending in such a gradient is computed in this dtype, too.  With ``pending`` such a sum
     stays pending in the gradient of a weight that one stage has alone, so that what microbatches add up is summed over
     the axes once.  ``ValueError`` as from `propagate`.
     """
-    whole = propagate(stages.function, mesh)
+    metrics = {value.name: TensorSharding(*[()] * value.type.ndim) for value in stages.function.outputs[1:]}
+    whole = propagate(laid_out(stages.function, metrics), mesh)
     layouts = _of(whole)
     if meshes is not None:
         layouts |= {name: gradient_layout(layouts[name]) for stage in stages.functions for name in stage.sent}

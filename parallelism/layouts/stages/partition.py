@@ -12,7 +12,7 @@ from parallelism.ir import Function, Op, Value
 from parallelism.ir.core.derived import specialized_ops
 from parallelism.ir.passes import Form, Renaming
 from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
-from parallelism.layouts.stages.beginnings import begun
+from parallelism.layouts.stages.beginnings import begun, ended
 from parallelism.layouts.stages.cuts import balanced, begun_by
 from parallelism.layouts.stages.microbatches import batch_dim, has_rows, microbatched
 from parallelism.layouts.stages.stages import StageFunctions, Stages
@@ -38,8 +38,9 @@ def partition(
 ) -> Stages:
     """Cut a loss into stages.  Each stage gets its part of the forward and of the backward.
 
-    ``function`` returns only the loss: a single floating-point number that is a sum or a mean over the rows of a batch,
+    ``function`` returns the loss first: a single floating-point number that is a sum or a mean over the rows of a batch,
     or such a sum divided by a number that depends on data alone (`parallelism.layouts.stages.beginnings`).
+    Further outputs are metrics: sums over the rows, or what is computed from such sums.
     ``batch`` is the symbol for the number of rows.  The stages work on one microbatch; `microbatched` says which
     functions cannot be cut.  Inputs without rows are weights.  ``trained`` names the weights to differentiate by; None
     means all floating-point ones.
@@ -62,13 +63,13 @@ def partition(
     ``ValueError`` for a function, a batch or names that do not fit, and for more stages than ops that depend on data.
     """
     if (
-        len(function.outputs) != 1
+        not function.outputs
         or function.outputs[0].type.shape
         or not is_floating(function.outputs[0].type.dtype)
     ):
         returned = ", ".join(str(value.type) for value in function.outputs) or "nothing"
         raise ValueError(
-            f"a function that is cut into stages must return one floating-point number, a loss; "
+            f"a function that is cut into stages must return one floating-point number first, a loss; "
             f"@{function.name} returns {returned}"
         )
     if isinstance(stages, str):
@@ -78,7 +79,9 @@ def partition(
     weights = [value for value in function.inputs if not has_rows(value, batch)]
     learning = [value.name for value in _trained(function, weights, trained)]
     given = begun(function, batch, learning)
-    whole = microbatched(given.function, batch)
+    known = [value.name for value in given.beginning.outputs] if given.beginning else []
+    cut = ended(given.function, batch, known)
+    whole = microbatched(cut.function, batch)
     program = _Program(whole, batch, learning, rewritten)
     if isinstance(stages, int):
         one = {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0}
@@ -90,7 +93,7 @@ def partition(
         raise ValueError(f"recompute must name stages 0 to {len(cuts)}, got {sorted(again)}")
     edges = pairwise([0, *cuts, len(program.chain)])
     functions = (program.stage(i, start, end, recompute=i in again) for i, (start, end) in enumerate(edges))
-    return Stages(whole, tuple(functions), batch, given.beginning)
+    return Stages(whole, tuple(functions), batch, given.beginning, cut.ending, cut.results)
 
 
 class _Program:
@@ -110,10 +113,14 @@ class _Program:
         self.repeated = sorted({*range(len(function.ops))} - {*self.places})
         """Where the ops stand that depend on no data."""
         self.chain = [function.ops[place] for place in self.places]
+        self.loss = function.outputs[0]
         self.learning = _reached(
             function, self.trained, is_floating, lambda op: op.operator.gradient == "passes"
         )
         """The floating-point values that depend on trained weights, and so have a gradient."""
+        if len(function.outputs) > 1:
+            of_loss = needed_ops(function.ops, [self.loss])
+            self.learning &= {value for op in of_loss for value in (*op.inputs, *op.outputs)}
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
@@ -199,6 +206,7 @@ class _Program:
             weights,
             trained,
             self.learning,
+            [self.loss] if last else sent,
             recompute=recompute,
             rewritten=self.rewritten,
         )

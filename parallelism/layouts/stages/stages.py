@@ -214,6 +214,10 @@ class Stages:
     number of the microbatch's first row."""
     beginning: Function | None = None
     """What is computed of all rows before the first microbatch; its outputs are inputs of ``function``.  None: nothing."""
+    ending: Function | None = None
+    """What is computed of the sums of all microbatches: it takes outputs of ``function``, and of the beginning."""
+    results: tuple[str, ...] = ()
+    """The names of the loss and its metrics, among the outputs of ``function`` and of its beginning and ending."""
 
     def __post_init__(self) -> None:
         for number, (stage, following) in enumerate(zip(self.functions, self.functions[1:], strict=False)):
