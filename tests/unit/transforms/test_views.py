@@ -342,6 +342,7 @@ def test_any_views_of_weights_train_as_the_weights_themselves(up, down, devices)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=400)
 @given(views((WIDTH, HIDDEN)), views((HIDDEN, OUT)), st.integers(1, 5))
 def test_hundreds_of_views_of_weights_train_as_the_weights_themselves(up, down, devices):
@@ -367,6 +368,7 @@ def check(up, down, devices):
     assert {*laid} == {row.weight for row in rows.values() if row.split}
     moved = any(row.is_moved for row in rows.values())
     even = all(shape_allows(shape, laid.get(f"p.{name}", ""), devices) for name, shape in shapes.items())
+    even = even and not any(extent % devices for row in rows.values() for extent in row.divides)
     if len(laid) == 2 and even and not moved:
         assert communication(step, mesh) == communication(TensorParallel("tp")(recorded(*DIRECT)), mesh)
     assert_trains_as_numpy(loss, shapes, step, mesh)
