@@ -12,7 +12,6 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.execution.around_stages import AroundStages
-from parallelism.execution.beginning import Beginning
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.endings import Endings, StepEnd
 from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
@@ -21,6 +20,7 @@ from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.stage_messages import OwnMeshes, StageDevice
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.execution.step_updates import StepUpdates
+from parallelism.execution.whole_batch import Beginning, WholeBatch
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.overlapping import overlapped, uneven
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
@@ -162,7 +162,6 @@ class PipelinedProgram(PipelinedOperation):
         """How collectives overlap with compute; None: they do not."""
         self._programs: dict[Any, StagePrograms] = {}
         self._last: dict[Any, DeviceProgram] = {}
-        self._beginnings: dict[Any, Beginning] = {}
 
     @cached_property
     def updates(self) -> StepUpdates | None:
@@ -187,7 +186,7 @@ class PipelinedProgram(PipelinedOperation):
             for name, value in self.__dict__.items()
             if not isinstance(getattr(type(self), name, None), cached_property)
         }
-        return kept | {"_programs": {}, "_last": {}, "_beginnings": {}}
+        return kept | {"_programs": {}, "_last": {}}
 
     @property
     def name(self) -> str:
@@ -295,33 +294,28 @@ class PipelinedProgram(PipelinedOperation):
                 else self.updates.update_of(device, rank, position, {**share.weights, **share.state})
             )
             exchanged = partial(self._exchanged, device, position)
-            results = partial(self._results, device, share, weights)
+            results = partial(
+                self.whole_batch.results, device, share.rows, tuple(share.numbers.items()), weights
+            )
             end = StepEnd(device, position, stages, exchanged, update, results)
             for each in self.endings.at(position, self.axes(mesh)[1]):
                 each.run(end)
             return end.sums
 
+    @cached_property
+    def whole_batch(self) -> WholeBatch:
+        """What is computed of all rows, before the first action and after the last."""
+        return WholeBatch(self.stages, self.fused)
+
     def beginning(self, mesh: Mesh, position: int, rows: int, numbers: Mapping[str, int]) -> Beginning | None:
         """What devices at a position compute of a batch of so many rows before the first action; cached."""
-        stages = map(self.stages.functions.__getitem__, self.stages_on(position))
-        read = {name for stage in stages for name in stage.weights}
-        if len(self.stages) - 1 in self.stages_on(position):
-            read.update(self.stages.results)
-            read.update(value.name for value in (self.stages.ending.inputs if self.stages.ending else ()))
-        names = self.stages.known & read
-        if not names:
-            return None
-        key = mesh, names, rows, tuple(numbers.items()), position if self.own else 0
-        if key not in self._beginnings:
-            self._beginnings[key] = Beginning.of(
-                self.stages,
-                names,
-                {**numbers, self.stages.batch: rows},
-                self.around(mesh).at(position),
-                self.axes(mesh)[1],
-                self.fused,
-            )
-        return self._beginnings[key]
+        names = self.whole_batch.known_at(self.stages_on(position))
+        around, replicas = self.around(mesh).at(position), self.axes(mesh)[1]
+        return (
+            self.whole_batch.beginning(names, rows, tuple(numbers.items()), around, replicas)
+            if names
+            else None
+        )
 
     def programs(
         self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int
@@ -451,29 +445,6 @@ class PipelinedProgram(PipelinedOperation):
         return self.own.exchanged(device, [values[name] for name in names], mine, position, other, tag)
 
     # -- results -------------------------------------------------------------------------------------------------------
-
-    def _results(
-        self, device: Device, share: Share, known: Mapping[str, Array], totals: Sequence[Array]
-    ) -> tuple[Array, ...]:
-        """The loss and its metrics, from the sums over all rows of what the last stage returns."""
-        names = (value.name for value in self.stages.function.outputs)
-        found = {**known, **dict(zip(names, totals, strict=True))}
-        if self.stages.ending is not None:
-            ending = self._ending(share.rows, tuple(share.numbers.items()))
-            results = ending.run(device, [found[value.name] for value in ending.function.inputs])
-            found.update(
-                (value.name, array) for value, array in zip(ending.function.outputs, results, strict=True)
-            )
-        return tuple(found[name] for name in self.stages.results)
-
-    @memoized
-    def _ending(self, rows: int, numbers: tuple[tuple[str, int], ...]) -> DeviceProgram:
-        """What computes the metrics of a batch of so many rows."""
-        function = self.stages.ending
-        assert function is not None
-        known = {**dict(numbers), self.stages.batch: rows}
-        function = function.specialize(**{name: known[name] for name in known.keys() & function.symbols})
-        return DeviceProgram(function, {})
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> Any:
         """The outputs of the whole step, in order; without an update `LossAndGradients`, for each weight of the first

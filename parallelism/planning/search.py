@@ -61,6 +61,7 @@ def find_plan(
     devices: int | None = ...,
     memory: float | str | None = ...,
     optimizer: SGD | Adam | None = ...,
+    gradients: npt.DTypeLike = ...,
     simulations: int | None = ...,
     progress: Progress | None = ...,
     strategies: None = ...,
@@ -77,6 +78,7 @@ def find_plan(
     devices: int | None = None,
     memory: float | str | None = None,
     optimizer: SGD | Adam | None = None,
+    gradients: npt.DTypeLike = "float32",
     simulations: int | None = 8,
     progress: Progress | None = None,
     strategies: str | None = None,
@@ -91,7 +93,8 @@ def find_plan(
     with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the number of ``devices``.
     ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
-    ``schedule="gpipe"``.  ``optimizer`` is AdamW unless another is given.
+    ``schedule="gpipe"``.  ``optimizer`` is AdamW unless another is given; ``gradients`` is the dtype in which gradients are
+    added up, over microbatches and devices, where precision is mixed.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
@@ -111,7 +114,7 @@ def find_plan(
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
-    task = Task(TrainedModel.of(model, optimizer), batch, found, count)
+    task = Task(TrainedModel.of(model, optimizer, gradients), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or logged
     possible, seconds, peaks, timed, setup, timing = price_plans(task, possible, limit, told)

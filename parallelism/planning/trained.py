@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy.typing as npt
+
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
+from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -40,26 +43,33 @@ class TrainedModel:
     optimizer: SGD | Adam
 
     @classmethod
-    def of(cls, model: TransformerSpec | Function | str, optimizer: SGD | Adam) -> TrainedModel:
+    def of(
+        cls,
+        model: TransformerSpec | Function | str,
+        optimizer: SGD | Adam,
+        gradients: npt.DTypeLike = "float32",
+    ) -> TrainedModel:
         """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
 
         A published one is trained in bfloat16, with its vocabulary padded (`TransformerSpec.padded`), as by the
         commands.  A spec is taken as it is.
 
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
-        float32.  A program is trained in the dtypes that it has.
+        float32, and its ``gradients`` in the dtype that is given (`parallelism.transforms.MixedPrecision`).  A program is
+        trained in the dtypes that it has.
 
         ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
-        others.
+        others; and for ``gradients`` in another dtype than float32 where precision is not mixed.
         """
         if isinstance(model, str):
             model = replace(transformer(model).padded(), dtype="bfloat16")
         if isinstance(model, TransformerSpec):
-            return cls._of_spec(model, optimizer)
+            return cls._of_spec(model, optimizer, gradients)
         if not isinstance(model, Function):
             raise TypeError(
                 f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
             )
+        _check_gradients(gradients, "a program")
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
             raise ValueError(
@@ -70,10 +80,12 @@ class TrainedModel:
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
-    def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam) -> TrainedModel:
+    def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam, gradients: npt.DTypeLike) -> TrainedModel:
         dtype: Any = spec.dtype
         narrow = is_floating(dtype) and dtype.itemsize < 4
         wide = replace(spec, dtype="float32") if narrow else spec
+        if not narrow:
+            _check_gradients(gradients, f"a model in {dtype}")
         (rows,) = symbols(BATCH)
         regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
@@ -83,7 +95,7 @@ class TrainedModel:
             spec.layers,
             _split_by_tp(spec),
             spec.sequence,
-            MixedPrecision(dtype.name) if narrow else None,
+            MixedPrecision(dtype.name, gradients) if narrow else None,
             optimizer,
         )
 
@@ -121,7 +133,12 @@ class TrainedModel:
     @property
     def dtypes(self) -> str:
         """The dtype of products, and that of the main copies of weights where it is another."""
-        return self.dtype if self.precision is None else f"{self.dtype} with main copies in float32"
+        if self.precision is None:
+            return self.dtype
+        gradients = (
+            "" if self.precision.gradients == "float32" else f", gradients in {self.precision.gradients}"
+        )
+        return f"{self.dtype} with main copies in float32{gradients}"
 
     @property
     def load(self) -> str:
@@ -172,6 +189,14 @@ class TrainedModel:
         if stages == 1 or not self.blocks:
             return ()
         return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
+
+
+def _check_gradients(gradients: npt.DTypeLike, what: str) -> None:
+    """``ValueError`` for gradients in a dtype of their own where precision is not mixed."""
+    if (found := checked_dtype(gradients)) != "float32":
+        raise ValueError(
+            f"gradients={found.name} is for mixed precision, a TransformerSpec whose dtype has 16 bits; got {what}"
+        )
 
 
 def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
-from parallelism.execution.beginning import Beginning
+from parallelism.execution.whole_batch import Beginning
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form
 from parallelism.layouts.stages import Part

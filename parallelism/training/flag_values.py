@@ -87,6 +87,10 @@ class FlagValues:
     fp16: bool | None = None
     bf16: bool | None = None
     fp32: bool | None = None
+    accumulate_allreduce_grads_in_fp32: bool | None = None
+    grad_reduce_in_bf16: bool | None = None
+    main_grads_dtype: str | None = None
+    use_precision_aware_optimizer: bool | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     optimizer: str | None = None

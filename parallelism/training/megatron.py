@@ -68,7 +68,8 @@ class MegatronFlags(ModelFlags):
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
     head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
-    Gradients are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
+    Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.
+    They are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
     by this constant.
     """
 
@@ -80,6 +81,7 @@ class MegatronFlags(ModelFlags):
             for option in OPTIONS
             if getattr(self, option.field) in option.unmodelled
         ]
+        left_out += ["--use-precision-aware-optimizer"] * bool(self.use_precision_aware_optimizer)
         other = self.expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size or 1)
         return left_out + [f"--expert-tensor-parallel-size {self.expert_tensor_parallel_size}"] * other
 
@@ -98,6 +100,25 @@ class MegatronFlags(ModelFlags):
         if self.optimizer != "sgd":
             return ADAM_W
         return SGD(ADAM_W.lr, SGD_MOMENTUM if self.sgd_momentum is None else self.sgd_momentum)
+
+    @property
+    def gradients(self) -> str:
+        """The dtype in which gradients are added up, over microbatches and devices, and given to the optimizer.
+
+        ``ValueError`` for flags that exclude each other, as in Megatron-LM.
+        """
+        in_main = self.main_grads_dtype == "bf16"
+        if not (self.grad_reduce_in_bf16 or in_main):
+            return "float32"
+        narrow = "--grad-reduce-in-bf16" if self.grad_reduce_in_bf16 else "--main-grads-dtype bf16"
+        if self.accumulate_allreduce_grads_in_fp32:
+            raise ValueError(f"{narrow} and --accumulate-allreduce-grads-in-fp32 exclude each other")
+        if self.fp16 or self.fp32:
+            other = "--fp16" if self.fp16 else "--fp32"
+            raise ValueError(f"{narrow} needs weights in bfloat16; leave out {other}")
+        if in_main and not self.use_precision_aware_optimizer:
+            raise ValueError("--main-grads-dtype bf16 needs --use-precision-aware-optimizer")
+        return "bfloat16"
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -215,8 +236,9 @@ class MegatronFlags(ModelFlags):
         return [f"--{name.replace('_', '-')}" for name in given if name is not None]
 
     def _transforms(self, mesh: Mesh, counts: tuple[int, ...]) -> Iterator[Transform]:
+        gradients = self.gradients
         if not self.fp32:
-            yield MixedPrecision("float16" if self.fp16 else "bfloat16")
+            yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
         replicas = next((axis for axis in ("dp", "ep") if axis in mesh.axes), None)
         if "dp" in mesh.axes:
             yield DataParallel()
@@ -299,7 +321,8 @@ class MegatronFlags(ModelFlags):
             recompute_method="block" if most else None,
             recompute_num_layers=most,
             fp16=precision == MixedPrecision("float16"),
-            bf16=precision == MixedPrecision("bfloat16"),
+            bf16=precision is not None and precision.dtype == "bfloat16",
+            grad_reduce_in_bf16=precision == MixedPrecision("bfloat16", "bfloat16"),
             fp32=precision is None,
             micro_batch_size=run.microbatch // shape.get("ep", 1),
             global_batch_size=run.batch,

@@ -166,6 +166,25 @@ OPTIONS: tuple[Option, ...] = (
         "bf16", "strategy", "bfloat16, with a main copy of the weights in float32 (the default)", switch=True
     ),
     Option("fp32", "strategy", "float32 throughout", switch=True),
+    Option(
+        "accumulate-allreduce-grads-in-fp32",
+        "strategy",
+        "gradients are added up and summed in float32, as without this flag",
+        switch=True,
+    ),
+    Option("grad-reduce-in-bf16", "strategy", "gradients are added up and summed in bfloat16", switch=True),
+    Option(
+        "main-grads-dtype",
+        "strategy",
+        "dtype of gradients, with --use-precision-aware-optimizer (fp32)",
+        choices=("fp32", "bf16"),
+    ),
+    Option(
+        "use-precision-aware-optimizer",
+        "strategy",
+        "an optimizer that takes gradients in bfloat16; its shorter main copies are left out",
+        switch=True,
+    ),
     Option("micro-batch-size", "batch", "sequences of a microbatch (1)"),
     Option("global-batch-size", "batch", "sequences of a step (one microbatch for each replica)"),
     Option(

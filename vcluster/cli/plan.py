@@ -48,10 +48,18 @@ from vcluster.runs.verified import verified
 ORDER = "pp dp cp ep tp"
 _FIXED = SETTINGS.with_flag()
 """The settings of a plan that flags of Megatron-LM fix, by field."""
-_OTHER = (
+_DTYPES = (
     "fp16",
     "bf16",
     "fp32",
+    "accumulate_allreduce_grads_in_fp32",
+    "grad_reduce_in_bf16",
+    "main_grads_dtype",
+    "use_precision_aware_optimizer",
+)
+"""The flags about dtypes."""
+_OTHER = (
+    *_DTYPES,
     "use_distributed_optimizer",
     "recompute_activations",
     "num_layers_per_virtual_pipeline_stage",
@@ -298,6 +306,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
                 batch=batch,
                 memory=arguments.memory,
                 optimizer=optimizer,
+                gradients=flags.gradients,
                 simulations=arguments.simulations,
                 progress=told,
                 **fixed,
@@ -352,7 +361,7 @@ def _model_and_batch(
     if given := [
         f"--{name.replace('_', '-')}"
         for name in (*flags.given("model"), *flags.given())
-        if name in (*flags.given("model"), "fp16", "bf16", "fp32", "global_batch_size")
+        if name in (*flags.given("model"), *_DTYPES, "global_batch_size")
     ]:
         raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
     program = program_in(Path(arguments.model))

@@ -79,6 +79,18 @@ def test_the_plans_are_in_the_order_of_their_full_simulations(capsys, monkeypatc
     assert [plan["command"] for plan in turned] == [plan["command"] for plan in reversed(first)]
 
 
+def test_gradients_in_16_bits_are_assumed_where_a_flag_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SEARCH, "--top", "1", "--fix", "dp=2"]
+    wide, narrow = (json.loads(said(capsys, "plan", *words, *more, "--json")[1])["plans"][0]
+                    for more in ([], ["--grad-reduce-in-bf16"]))
+    assert narrow["memory"][0]["gradients"] < wide["memory"][0]["gradients"]
+    assert "--grad-reduce-in-bf16" in narrow["command"] and narrow["strategy"].startswith("precision=bf16,bf16 ")
+    again = json.loads(said(capsys, *shlex.split(narrow["command"])[3:], "--json")[1])
+    assert (again["seconds"], again["memory"]) == (narrow["seconds"], narrow["memory"])
+    text = said(capsys, "plan", *words, "--grad-reduce-in-bf16")[1]
+    assert "bfloat16 with main copies in float32, gradients in bfloat16" in " ".join(text.split())
+
+
 def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
     found = json.loads(out)

@@ -353,7 +353,7 @@ def test_names_that_begin_no_stage_are_told(names, told):
     (CHAIN, 2, {"trained": ["x"]}, r"inputs of @chain without rows \(w.0, w.1, w.2\), got x"),
     (CHAIN, 2, {"batch": "N"}, r"@chain has no symbol N for the rows of a batch: its symbols are B"),
     (MODELS["gpt"][0], 2, {}, r"the costs of the ops of @gpt can be compared only with numbers: give sizes for S"),
-    (ir.record(lambda x: x * 2, tensor(B)), 1, {}, r"must return one floating-point number, a loss; @.* tensor<Bxf64>"),
+    (ir.record(lambda x: x * 2, tensor(B)), 1, {}, r"must return one floating-point number first, a loss; @.* tensor<Bxf64>"),
 ])
 def test_what_cannot_be_cut_is_told(function, stages, options, told):
     with pytest.raises(ValueError, match=told):

@@ -266,6 +266,20 @@ def test_tp_divides_the_vocabulary_of_a_model_by_its_name() -> None:
     assert [*refused] == ["tp does not divide the vocabulary"]
 
 
+def test_gradients_are_planned_in_the_dtype_that_is_said() -> None:
+    spec, fixed = replace(SPEC, dtype="bfloat16"), {"dp": 2, "pp": 1, "microbatch": 1, "recompute": "none", "zero": 1}
+    wide, narrow = (find_plan(spec, hardware="dgx-h100", devices=2, batch=4, gradients=dtype, **fixed).best
+                    for dtype in ("float32", "bfloat16"))
+    kept = [plan.figures.memory[0]["gradients"] for plan in (wide, narrow)]
+    assert kept[0] - kept[1] == 2 * spec.parameters
+    assert narrow.peak_bytes < wide.peak_bytes and "precision=bf16,bf16" in str(narrow.strategy)
+    assert narrow.peak_bytes == max(narrow.simulate().peaks().values())
+    assert narrow.seconds == pytest.approx(narrow.bound_seconds, rel=1e-12)
+    for model, what in ((replace(SPEC, dtype="float32"), "a model in float32"), (MODEL, "a program")):
+        with pytest.raises(ValueError, match=rf"^gradients=bfloat16 is for mixed precision, .* 16 bits; got {what}"):
+            find_plan(model, hardware="dgx-h100", devices=2, batch=4, gradients="bfloat16")
+
+
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
 
 

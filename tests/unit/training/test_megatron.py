@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from parallelism.mesh import Mesh
 from parallelism.models import Experts, LatentAttention, TransformerSpec, transformer
 from parallelism.simulation import simulate
-from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags
+from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, figures
 from parallelism.transforms import Strategy
 
 SMALL: dict[str, Any] = {
@@ -105,6 +105,11 @@ def test_flags_change_figures_of_a_published_model() -> None:
     ({"fp32": None}, 1, "precision=bf16 pp 1f1b:1", Mesh(pp=1)),
     ({"bf16": True, "fp32": None, "global_batch_size": 12, "micro_batch_size": 2}, 3, "precision=bf16 dp pp 1f1b:2",
      Mesh(pp=1, dp=3)),
+    ({"fp32": None, "accumulate_allreduce_grads_in_fp32": True, "use_precision_aware_optimizer": True,
+      "main_grads_dtype": "fp32"}, 1, "precision=bf16 pp 1f1b:1", Mesh(pp=1)),
+    ({"fp32": None, "grad_reduce_in_bf16": True}, 2, "precision=bf16,bf16 dp pp 1f1b:1", Mesh(pp=1, dp=2)),
+    ({"bf16": True, "fp32": None, "main_grads_dtype": "bf16", "use_precision_aware_optimizer": True}, 1,
+     "precision=bf16,bf16 pp 1f1b:1", Mesh(pp=1)),
     ({"fp16": True, "fp32": None, "tensor_model_parallel_size": 2, "sequence_parallel": True,
       "use_distributed_optimizer": True}, 6, "precision=f16 dp tp sp zero=1 pp 1f1b:1", Mesh(pp=1, dp=3, tp=2)),
     ({"tensor_model_parallel_size": 3, "pipeline_model_parallel_size": 2, "context_parallel_size": 4}, 24,
@@ -167,6 +172,12 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     ({"num_layers": None, "vocab_size": None}, 1, "gpt needs --num-layers, --vocab-size"),
     ({"num_query_groups": 2}, 1, "--num-query-groups has a meaning with --group-query-attention"),
     ({"bf16": True, "fp16": True}, 1, "--fp16 and --bf16 exclude each other"),
+    ({"grad_reduce_in_bf16": True, "accumulate_allreduce_grads_in_fp32": True}, 1,
+     "--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32 exclude each other"),
+    ({"grad_reduce_in_bf16": True, "fp16": True}, 1, "--grad-reduce-in-bf16 needs weights in bfloat16; leave out --fp16"),
+    ({"main_grads_dtype": "bf16", "fp32": True}, 1, "--main-grads-dtype bf16 needs weights in bfloat16; leave out --fp32"),
+    ({"main_grads_dtype": "bf16"}, 1, "--main-grads-dtype bf16 needs --use-precision-aware-optimizer"),
+    ({"main_grads_dtype": "fp16"}, 1, "--main-grads-dtype must be one of fp32, bf16, got 'fp16'"),
     ({"num_experts": 6, "expert_model_parallel_size": 4}, 4, "divide the 6 experts and the 4 devices .* got 4"),
     ({"num_experts": 8, "expert_model_parallel_size": 8, "pipeline_model_parallel_size": 4}, 8,
      "divide the 8 experts and the 2 devices .* got 8"),
@@ -207,7 +218,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error
         "overlap_grad_reduce": st.booleans(),
         "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
     block=st.sampled_from([None, 1, 2, 5]),
-    precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}]),
+    precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}, {"grad_reduce_in_bf16": True}]),
 )
 def test_a_run_is_told_in_flags_that_give_it_again(
     tp: int, pp: int, dp: int, cp: int, each: int | None, rounds: int, micro: int, switches: dict[str, Any],
@@ -234,6 +245,19 @@ def test_flags_of_an_axis_of_one_device_are_idle() -> None:
     assert flags.idle(Mesh(pp=2, dp=2, tp=2)) == []
     assert flags.idle(Mesh(pp=1, dp=2)) == ["num_layers_per_virtual_pipeline_stage", "sequence_parallel"]
     assert flags.idle(Mesh(pp=2, tp=2)) == ["use_distributed_optimizer", "overlap_grad_reduce"]
+
+
+def test_gradients_in_16_bits_take_half_of_the_bytes_kept_and_sent() -> None:
+    """Of 4 replicas each keeps 2 bytes a parameter less, and half as many are summed."""
+    flags = SMALL | {"use_distributed_optimizer": True, "global_batch_size": 8, "hidden_dropout": 0.0, "bf16": True}
+    found = [figures(MegatronFlags(**flags | more).run(4), "dgx-a100") for more in ({}, {"grad_reduce_in_bf16": True})]
+    wide, narrow = (each.trace for each in found)
+    parameters = MegatronFlags(**flags).spec().parameters
+    assert wide.peaks("gradients")[0] - narrow.peaks("gradients")[0] == 2 * parameters
+    assert wide.peaks("optimizer") == narrow.peaks("optimizer") and wide.peaks("weights") == narrow.peaks("weights")
+    received = [each.links["dp"]["bytes"] for each in found]
+    assert received[0] - received[1] == 2 * parameters * 3 / 4
+    assert MegatronFlags(use_precision_aware_optimizer=True).unmodelled == ["--use-precision-aware-optimizer"]
 
 
 def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:

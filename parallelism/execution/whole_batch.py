@@ -1,4 +1,4 @@
-"""`Beginning`: what the devices at a position compute of the whole batch before the first action of their stages."""
+"""`WholeBatch`: what devices compute of all rows of a batch, before the first action of their stages and after the last."""
 
 from __future__ import annotations
 
@@ -17,10 +17,70 @@ from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages import Stages
 from parallelism.layouts.stages.backwards import needed_ops
 from parallelism.layouts.stages.microbatches import batch_dim
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
+
+
+@dataclass(frozen=True, eq=False)
+class WholeBatch:
+    """The beginning and the ending of some stages: see `parallelism.layouts.stages.beginnings`."""
+
+    stages: Stages
+    fused: bool | str
+
+    def known_at(self, numbers: Collection[int]) -> frozenset[str]:
+        """The names of what the stages of these numbers need of the beginning; the last one returns the results."""
+        read = {name for number in numbers for name in self.stages.functions[number].weights}
+        if len(self.stages) - 1 in numbers:
+            read.update(self.stages.results)
+            read.update(value.name for value in (self.stages.ending.inputs if self.stages.ending else ()))
+        return self.stages.known & read
+
+    @memoized
+    def beginning(
+        self,
+        names: frozenset[str],
+        rows: int,
+        numbers: tuple[tuple[str, int], ...],
+        mesh: Mesh,
+        replicas: tuple[str, ...],
+    ) -> Beginning:
+        """What computes the values of these names on ``mesh``, for a batch of so many rows."""
+        return Beginning.of(
+            self.stages, names, {**dict(numbers), self.stages.batch: rows}, mesh, replicas, self.fused
+        )
+
+    def results(
+        self,
+        device: Device,
+        rows: int,
+        numbers: tuple[tuple[str, int], ...],
+        known: Mapping[str, Array],
+        totals: Sequence[Array],
+    ) -> tuple[Array, ...]:
+        """The loss and its metrics, from the sums over all rows of what the last stage returns.
+
+        ``known`` has what the beginning computed, by name.
+        """
+        names = (value.name for value in self.stages.function.outputs)
+        found = {**known, **dict(zip(names, totals, strict=True))}
+        if self.stages.ending is not None:
+            ending = self._ending(rows, numbers)
+            results = ending.run(device, [found[value.name] for value in ending.function.inputs])
+            made = (value.name for value in ending.function.outputs)
+            found.update(zip(made, results, strict=True))
+        return tuple(found[name] for name in self.stages.results)
+
+    @memoized
+    def _ending(self, rows: int, numbers: tuple[tuple[str, int], ...]) -> DeviceProgram:
+        function = self.stages.ending
+        assert function is not None
+        known = {**dict(numbers), self.stages.batch: rows}
+        function = function.specialize(**{name: known[name] for name in known.keys() & function.symbols})
+        return DeviceProgram(function, {})
 
 
 @dataclass(frozen=True, eq=False)
