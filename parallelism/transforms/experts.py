@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parallelism.ir.core import Function
+from parallelism.ir.core import Function, Value
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.data import split_class
 from parallelism.transforms.dims import Place, dims_of, layout
@@ -44,6 +44,7 @@ class ExpertParallel:
                 dims = dims_of(product.weight)
                 dims[dim] = (self.axis,)
                 layouts[product.weight.name] = layout(dims)
+                layouts |= self._seen(parts, product.weight, dim)
         if layouts:
             layouts |= self._added(parts, classes)
         if not layouts:
@@ -65,10 +66,21 @@ class ExpertParallel:
         dims = dims_of(product.weight)
         found = [dim for dim in range(len(dims)) if parts.classes.of(product.weight, dim) in classes]
         others = [letter for letter in product.free if product.letters.index(letter) not in found]
+        others += product.lost_free
         shared = any(product.letters[dim] not in product.free for dim in found)
         if not found or dims[found[0]] or any(self.axis in axes for axes in dims) or not (others or shared):
             return None
         return found[0]
+
+    def _seen(self, parts: Parts, weight: Value, dim: int) -> dict[str, TensorSharding]:
+        """The layouts of views of a weight that have some of their own, with experts where the weight has them."""
+        found = {}
+        for value, view in parts.views.items():
+            if view.weight is weight and value is not weight and value.layout and dim in view.dims:
+                dims = dims_of(value)
+                dims[view.dims.index(dim)] = (self.axis,)
+                found[value.name] = layout(dims)
+        return found
 
     def _added(self, parts: Parts, classes: set[Place]) -> dict[str, TensorSharding]:
         """The layouts of what is added to the rows of each expert, as its biases: it has experts, and is no product's."""

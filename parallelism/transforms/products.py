@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.layouts.propagation.relations import Letters
-from parallelism.transforms.dims import DimClasses, Place, relation_of
+from parallelism.transforms.dims import DimClasses, Place, relation_of, split_at
 
 
 class View(NamedTuple):
@@ -37,8 +37,15 @@ class Product(NamedTuple):
     """Letters of the weight that are summed over."""
     free: tuple[str, ...]
     """Letters of the weight that the result has, and no other input."""
-    lost: tuple[str, ...]
-    """Letters of the operand, contracted or free, that are no dim of the weight: a split does not pass the views."""
+    lost_contracted: tuple[str, ...]
+    """Letters of the operand that are summed over and no dim of the weight: a split does not pass the views."""
+    lost_free: tuple[str, ...]
+    """The same of letters that the result has, and no other input."""
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """All letters of the operand, contracted or free, that are no dim of the weight."""
+        return (*self.lost_contracted, *self.lost_free)
 
 
 Views = Mapping[Value, View]
@@ -96,8 +103,19 @@ def product_of(op: Op, views: Views) -> Product | None:
         tuple(of_weight.get(place) for place in range(view.weight.type.ndim)),
         tuple(letter for letter in contracted if letter in of_weight.values()),
         tuple(letter for letter in free if letter in of_weight.values()),
-        tuple(letter for letter in (*contracted, *free) if letter not in of_weight.values()),
+        tuple(letter for letter in contracted if letter not in of_weight.values()),
+        tuple(letter for letter in free if letter not in of_weight.values()),
     )
+
+
+def split_letter(op: Op, product: Product, axis: str) -> str | None:
+    """The letter of a product that an axis splits in its weight, or in a view of it with a layout of its own."""
+    operand = product.operand
+    if operand is not product.weight and operand.layout is not None:
+        dim = split_at(operand, axis)
+        return None if dim is None else relation_of(op).inputs[op.inputs.index(operand)][dim]
+    dim = split_at(product.weight, axis)
+    return None if dim is None else product.letters[dim]
 
 
 def experts_of(function: Function, views: Views, classes: DimClasses) -> set[Place]:

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from parallelism.ir.core import Function, Value
 from parallelism.layouts.propagation.relations import Letters
-from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
+from parallelism.transforms.dims import dims_of, layout, relation_of
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.products import Product, product_of
+from parallelism.transforms.products import Product, product_of, split_letter
 from parallelism.transforms.words import checked_axis, word
 
 
@@ -86,10 +86,10 @@ class SequenceParallel:
         """
         for op in parts.forward.ops:
             product = product_of(op, parts.views)
-            dim = None if product is None else split_at(product.weight, self.axis)
-            if product is None or dim is None:
+            split = None if product is None else split_letter(op, product, self.axis)
+            if product is None or split is None:
                 continue
-            of, split = relation_of(op), product.letters[dim]
+            of = relation_of(op)
             for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
                 if value is product.operand or (split == of.indexed and value in op.inputs):
                     continue

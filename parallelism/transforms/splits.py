@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from parallelism.ir.core import Op, Value
+from parallelism.ir.passes.product_parts import FusedProduct, fused_product
 from parallelism.layouts.propagation.relations import Relation
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
@@ -32,6 +33,10 @@ class Splits:
         for value, view in self.views.items():
             self._views.setdefault(view.weight.name, []).append((value, view))
         self.outputs = {*function.outputs}
+        self.fused: list[FusedProduct] = []
+        """The products that are to be one for each part of their result."""
+        self._held: set[str] = set()
+        """The weights that are split at rest in another dim than their products need."""
         self._lasting: dict[tuple[str, int], bool] = {}
         for op in function.ops:
             self._visit(op)
@@ -41,10 +46,8 @@ class Splits:
         product = product_of(op, self.views)
         activations = [value for value in op.inputs if product is None or value is not product.operand]
         split = self.letter(op, of, activations)
-        if product is not None and op in self.scope and self._open(product.weight):
-            letter = self._chosen(op, of, product, split)
-            if letter is not None:
-                self._give(product.weight, product.letters.index(letter))
+        if product is not None and op in self.scope:
+            self._choose(op, of, product, split)
         split = split or self.letter(op, of, op.inputs)
         if split is None:
             return
@@ -62,10 +65,62 @@ class Splits:
     def _open(self, value: Value) -> bool:
         return value.layout is None and value.name not in self.layouts
 
-    def _give(self, value: Value, dim: int) -> None:
+    def _choose(self, op: Op, of: Relation, product: Product, split: str | None) -> None:
+        """Split the weight of a product, or note that it is to be one product for each part of its result."""
+        weight, operand = product.weight, product.operand
+        is_open = self._open(weight)
+        letter = self._chosen(op, of, product, split) if is_open else None
+        # Experts are split last: they are for ExpertParallel, which may follow.
+        if letter is None and not (is_open and split is None and self._note_parts(op, product)):
+            may_hold = (is_open or weight.name in self._held) and self._open(operand)
+            if may_hold and self._hold(op, of, product, split):
+                return
+            if is_open and split is None:
+                letter = self._first_lasting(op, of, product, experts=True)
+        if letter is not None:
+            self._give(weight, product.letters.index(letter))
+
+    def _hold(self, op: Op, of: Relation, product: Product, split: str | None) -> bool:
+        """Split a view in the dim that a product needs, and its weight at rest in another one, that passes the views.
+
+        False if there is no such view.
+        """
+        operand, letters = product.operand, of.inputs[op.inputs.index(product.operand)]
+        own = [
+            letter
+            for letter in product.lost
+            if self.classes.of(operand, letters.index(letter)) not in self.experts
+        ]
+        wanted = split if split is not None else next((it for it in own if self._all_last(op, of, it)), None)
+        rest = next(iter((*product.contracted, *product.free)), None)
+        if wanted not in product.lost or rest is None:
+            return False
+        if product.weight.name not in self._held:
+            self._held.add(product.weight.name)
+            self._give(product.weight, product.letters.index(rest))
+        self._lay(operand, letters.index(wanted))
+        return True
+
+    def _note_parts(self, op: Op, product: Product) -> bool:
+        """Note a product whose result is nothing but cut into parts, if a split of each part lasts."""
+        if not product.contracted or len(op.outputs) > 1:
+            return False
+        for letter in product.free:
+            fused = fused_product(op, product.operand, letter, self.users, self.outputs, self.views)
+            if fused is not None and all(self.lasts(value, dim) for value, dim in fused.parts):
+                self.fused.append(fused)
+                self.dims.update((value.name, dim) for value, dim in fused.parts)
+                return True
+        return False
+
+    def _lay(self, value: Value, dim: int) -> None:
         axes = dims_of(value)
         axes[dim] = (self.axis,)
         self.layouts[value.name] = layout(axes)
+        self.dims[value.name] = dim
+
+    def _give(self, value: Value, dim: int) -> None:
+        self._lay(value, dim)
         for each, view in self._views[value.name]:
             if dim in view.dims:
                 self.dims[each.name] = view.dims.index(dim)
@@ -84,23 +139,24 @@ class Splits:
             return split if split in product.letters else None
         if of.indexed is not None and of.indexed in product.letters:
             return of.indexed
-        # Experts are split last: they are for ExpertParallel, which may follow.
-        ordered = sorted(
-            product.free,
-            key=lambda letter: self.classes.of(product.weight, product.letters.index(letter)) in self.experts,
-        )
-        return next(
-            (
-                letter
-                for letter in ordered
-                if all(
-                    self.lasts(value, letters.index(letter))
-                    for value, letters in zip(op.outputs, of.outputs, strict=True)
-                    if letter in letters
-                )
-            ),
-            None,
-        )
+        return self._first_lasting(op, of, product, experts=False)
+
+    def _first_lasting(self, op: Op, of: Relation, product: Product, *, experts: bool) -> str | None:
+        """The first free letter, of experts or of others, of which a split lasts."""
+        for letter in product.free:
+            of_experts = self.classes.of(product.weight, product.letters.index(letter)) in self.experts
+            if of_experts == experts and self._all_last(op, of, letter):
+                return letter
+        return None
+
+    def _all_last(self, op: Op, of: Relation, letter: str) -> bool:
+        """Whether an output of an op has this letter, and a split of it lasts in all that have."""
+        having = [
+            (value, letters.index(letter))
+            for value, letters in zip(op.outputs, of.outputs, strict=True)
+            if letter in letters
+        ]
+        return bool(having) and all(self.lasts(value, dim) for value, dim in having)
 
     def lasts(self, value: Value, dim: int) -> bool:
         """Whether a split of this dim lasts until a sum takes it up, whatever uses the value.

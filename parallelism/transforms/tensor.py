@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from parallelism.ir.core import Function
 from parallelism.ir.core.region_patterns import matching, patterns
+from parallelism.ir.passes.product_parts import in_parts
 from parallelism.transforms.dims import split_at
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.splits import Splits
@@ -28,9 +29,13 @@ class TensorParallel:
     activations of a layer forward, and two backward.
 
     A product may read a view of its weight: ``w.T``, ``w[0]``, ``w.reshape(4, 8)``, ``w.astype(...)``.  The weight is
-    split in the dim that the rules of the views give, and stays whole if one of them keeps the dim whole, as a slice
-    along it does.  Of a reshape the outermost of the dims that are merged is split; on numbers of devices that do not
-    divide it, the weight is gathered before its product.
+    split in the dim that the rules of the views give.  Of a reshape the outermost of the dims that are merged is split;
+    on numbers of devices that do not divide it, the weight is gathered before its product.  If a view needs the dim
+    whole, as a slice along it does, the weight is split at rest in another dim of the product, and the view is moved.
+    A product whose result is cut into parts becomes one for each part, of slices of the weight.
+
+    **Communication**: what is moved of a weight, P bytes in all, is an all_to_all, of which a device of n receives
+    P (n - 1) / n^2 bytes in the forward, and as much for the gradient in the backward.
 
     ``regions`` are patterns; only products in regions that match are split.  A weight that has a layout keeps it, so
     the transform of an inner region comes before that of a region around it, as it does in a `Strategy`.
@@ -49,8 +54,10 @@ class TensorParallel:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        scope = {*matching(parts.forward, self._regions, f"{self}")}
-        found = Splits(parts, self.axis, scope)
+        found = self._splits(parts)
+        if found.fused:
+            parts = replace(parts, forward=in_parts(parts.forward, found.fused))
+            found = self._splits(parts)
         taken = next((value for value in parts.data if split_at(value, self.axis) is not None), None)
         if not found.layouts and taken is not None:
             raise ValueError(
@@ -70,6 +77,9 @@ class TensorParallel:
         if left is not None:
             warnings.warn(f"{self}: {left}", WholeWeights, stacklevel=2)
         return parts.laid(found.layouts).joined()
+
+    def _splits(self, parts: Parts) -> Splits:
+        return Splits(parts, self.axis, {*matching(parts.forward, self._regions, f"{self}")})
 
     def size(self, function: Function) -> int:
         """The number of ops of the forward in its regions."""

@@ -10,12 +10,13 @@ from parallelism.display.quantities import in_columns
 from parallelism.ir.core import Extent, Function
 from parallelism.ir.core.region_patterns import matching
 from parallelism.layouts.propagation.annotation import laid_out
+from parallelism.layouts.propagation.relations import Relation
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, relation_of
 from parallelism.transforms.experts import ExpertParallel
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.pipelines import Step
-from parallelism.transforms.products import Product
+from parallelism.transforms.products import split_letter
 from parallelism.transforms.splits import Splits
 from parallelism.transforms.tensor import TensorParallel
 from parallelism.transforms.whole_weights import Reading, readings, sentence, why_whole
@@ -42,6 +43,9 @@ class ProductWeight:
     divides: tuple[Extent, ...] = ()
     """What the number of devices must divide; if it does not, the weight is gathered before the product."""
 
+    is_moved: bool = False
+    """Whether it lies in another way at rest, and each use moves it, by an all_to_all."""
+
     @property
     def how(self) -> str:
         """In words."""
@@ -52,7 +56,7 @@ class ProductWeight:
             if self.divides
             else ""
         )
-        return f"by {self.split}{given}"
+        return f"by {self.split}{given}{', moved from how it lies at rest' if self.is_moved else ''}"
 
     def __str__(self) -> str:
         return f"line {self.line}: %{self.weight} of the {self.kind}, {self.how}"
@@ -137,7 +141,7 @@ def _without_layouts_between(parts: Parts) -> Parts:
         value.name
         for op in parts.forward.ops
         for value in op.outputs
-        if value.layout is not None and op.kind != "reshard"
+        if value.layout is not None and op.kind != "reshard" and value not in parts.views
     ]
     return replace(parts, forward=laid_out(parts.forward, dict.fromkeys(made))) if made else parts
 
@@ -157,7 +161,11 @@ def _row(
         taken = True
         letter = reading.product.letters[dim] if reading.product else None
         if reading.product is not None and letter is not None:
-            ways[dim] = "experts" if by_experts else _way(reading.product, letter, relation_of(op).indexed)
+            ways[dim] = "experts" if by_experts else _way(letter, relation_of(op))
+    if reading.product is not None and reading.product.operand is not weight:
+        letters = [split_letter(op, reading.product, axis) for axis in tensor]
+        if reading.product.operand.layout is not None and (letter := next(filter(None, letters), None)):
+            return replace(row, split=_way(letter, relation_of(op)), is_moved=True)
     if ways:
         divides = [extent for dim in ways for extent in _divisible(reading, dim)]
         return replace(row, split=" and ".join(ways.values()), divides=tuple(dict.fromkeys(divides)))
@@ -166,10 +174,10 @@ def _row(
     return replace(row, reason=why_whole(searched[0], reading) if searched else None)
 
 
-def _way(product: Product, letter: str, indexed: str | None) -> str:
-    if letter == indexed:
+def _way(letter: str, of: Relation) -> str:
+    if letter == of.indexed:
         return "rows of the table"
-    return "rows" if letter in product.contracted else "columns"
+    return "columns" if any(letter in made for made in of.outputs) else "rows"
 
 
 def _divisible(reading: Reading, dim: int) -> tuple[Extent, ...]:

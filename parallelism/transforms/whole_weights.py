@@ -143,9 +143,18 @@ def _end(splits: Splits, value: Value, dim: int) -> str:
         for op in splits.users.get(value.name, ()):
             for following in followed(op, value, dim):
                 if not following:
-                    return f"the {op.kind} behind it needs its result whole"
+                    return f"the {op.kind} behind it needs its result whole{_hint(splits, op, dim)}"
                 place = (following[0].name, following[1])
                 if place not in seen:
                     seen.add(place)
                     new.append(following)
     return "no product behind it takes up the split of its result"
+
+
+def _hint(splits: Splits, op: Op, dim: int) -> str:
+    """What to write if an op cuts a result of a fused weight into parts, and these could be split."""
+    if op.kind not in ("split", "slice") or dim != op["axis"]:
+        return ""
+    if not all(splits.lasts(part, dim) for part in op.outputs):
+        return ""
+    return "; give each part a weight of its own, or a place in a stack"

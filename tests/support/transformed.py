@@ -69,6 +69,23 @@ def viewed(batch):
                      ir.TensorType("f64", (batch, 6)), ir.TensorType("f64", (batch, 6)), name="viewed")
 
 
+def fused(batch):
+    """Queries, keys and values from one weight, with one bias; a gate beside what it opens; parts of one weight."""
+    def loss(p, x, targets):
+        with ir.region("block.0"):
+            queries, keys, values = np.split(0.5 * (x @ p["qkv"].T + p["bias"]), 3, axis=1)
+            x = x + (np.tanh(queries * keys) * values) @ p["out"]
+        with ir.region("block.1"):
+            both = x @ p["both"]
+            x = x + (np.tanh(both[:, :9]) * both[:, 9:]) @ p["down"]
+            x = x + np.maximum(x @ p["more"][:7].T, 0) @ p["more"][7:]
+        return np.mean((x - targets) ** 2)
+
+    types = {"qkv": (24, 6), "bias": (24,), "out": (8, 6), "both": (6, 18), "down": (9, 6), "more": (14, 6)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (batch, 6)), ir.TensorType("f64", (batch, 6)), name="fused")
+
+
 def factored(batch):
     """A bilinear form of two inputs with low-rank weights and a learned scale: tokens stand first, rows second."""
     def loss(p, left, right):
@@ -198,7 +215,7 @@ MODELS = {
         count=8, chosen=3, load=8 / 3, width=12, shared_width=20, dense_layers=1, router="sigmoid", groups=4,
         groups_chosen=2, group_best=2, scale=2.5)).function(batch),
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
-    "recurrent": recurrent, "residual": residual, "viewed": viewed, "factored": factored, "padded": padded,
+    "recurrent": recurrent, "residual": residual, "viewed": viewed, "fused": fused, "factored": factored, "padded": padded,
     "weighted": weighted,
 }
 """The models by name, each a function of the rows of the batch; the last six are no transform's own."""

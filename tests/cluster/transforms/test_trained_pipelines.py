@@ -29,6 +29,7 @@ CASES = [
     ("mixture", 8, "pp=2 gpipe:2 dp:data=2 ep=2", SGD(0.1, 0.5)),
     ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)), ("llama", 6, "pp=2 1f1b:2 cp=2 zero:cp=2", Adam(0.01)),
     ("mlp", 5, "pp=2 1f1b:2 dp=2 zero=1", Adam(0.01)), ("mlp", 7, "pp=2 gpipe:2 dp=2", SGD(0.1)),
+    ("fused", 6, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", SGD(0.1, 0.5)),
     ("viewed", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("viewed", 6, "pp=2 zero_bubble_h1:2 tp=3", SGD(0.1)),
 ]
 CLIPS = (0.2, None)
@@ -58,7 +59,7 @@ def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 
 
-@pytest.mark.sampled(23, 22)
+@pytest.mark.sampled(24, 23)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "clip", "backend"),
     in_turn((*case, CLIPS[i // 2 % 2]) for i, case in enumerate(CASES)),

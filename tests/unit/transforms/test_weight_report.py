@@ -28,11 +28,11 @@ def loss_of(rows):
     def loss(p, x):
         with ir.region("attention"):
             q, k, v = np.split(x @ p["fused"].T, 3, axis=1)
-            y = np.tanh(q * k) * v @ p["out"]
+            y = ir.apply("softmax", q * k, axis=1) * v @ p["out"]
         with ir.region("rest"):
             y = np.maximum(y @ p["flat"].reshape(8, 6).T, 0) @ np.tanh(p["wave"])
             y = y @ np.concatenate([p["left"], p["right"]], axis=1)
-            return np.mean(y @ p["odd"][:, ::-1])
+            return np.mean(y @ np.flip(p["odd"]))
 
     types = {name: ir.TensorType("f64", shape) for name, shape in TYPES.items()}
     return ir.record(loss, types, ir.TensorType("f64", (rows, 4)), name="m")
