@@ -82,7 +82,8 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
                 f"@{function.name}: output {value} has rows of the batch {batch}, of which each microbatch has "
                 "some; beside a loss a pipeline returns sums, means and what is computed from these"
             )
-    of_loss = {value for op in needed_ops(function.ops, [loss]) for value in op.outputs}
+    # Constants are made once more: the loss and a metric may share one.
+    of_loss = {value for op in needed_ops(function.ops, [loss]) if op.inputs for value in op.outputs}
     late = [op for op in function.ops if _is_late(op, batch, of_loss)]
     own = needed_ops(late, metrics)
     made = {value for op in own for value in op.outputs}
