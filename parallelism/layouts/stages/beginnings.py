@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.core import Extent
 from parallelism.layouts.stages.backwards import needed_ops
 from parallelism.layouts.stages.microbatches import has_rows, is_sum
 
@@ -127,12 +128,12 @@ def _of_data(function: Function, batch: str, trained: Collection[str]) -> set[Va
 
 def _needed_first(function: Function, batch: str, given: set[Value], known: set[Value]) -> set[Value]:
     """The values of data that the first op needs for which sums over rows do not do; empty if there is no such op."""
-    sums = set[Value]()
+    sums, outside = set[Value](), dict[Value, Extent]()
     for op in function.ops:
         if not known.isdisjoint(op.outputs):
             continue
         try:
-            added = is_sum(op, batch, sums)
+            added = is_sum(op, batch, sums, outside)
         except ValueError:
             return sums & given & {*op.inputs} or _reduced(op, batch, given)
         if added:

@@ -8,14 +8,15 @@ losses that are means both add up without weights, even for microbatches of diff
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
-from parallelism.ir.core.extents import quotient, specialized
+from parallelism.ir.core.extents import product, quotient, specialized
+from parallelism.ir.core.rules import Dim, Rule
 from parallelism.layouts.localization.local_program import free_name
 
 T = TypeVar("T")
@@ -32,8 +33,8 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     for each microbatch: each adds as much of it as it has of the rows.
 
     ``ValueError`` names the op if an output is not a sum over the rows.  Reasons are: an operator needs all rows at
-    once (a softmax over the batch, a norm over it); a dim combines the batch with other dims and the batch is not the
-    outermost; a function of a sum over the batch is not linear.
+    once (a softmax over the batch, a norm over it); it combines dims in which rows lie in different
+    ways; a function of a sum over the batch is not linear.
     """
     if batch not in function.symbols:
         raise ValueError(
@@ -133,11 +134,11 @@ def _with(value: Any, numbers: Mapping[str, Extent]) -> Any:
 
 def _checked_sums(function: Function, batch: str) -> set[Value]:
     """The sums over the rows.  A value has rows, or is such a sum, or depends on none; the outputs must be sums."""
-    sums: set[Value] = set()
+    sums, outside = set[Value](), dict[Value, Extent]()
     for value in function.inputs:
         _naming("input {}", value, partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _naming("{}", op, partial(is_sum, op, batch, sums)):
+        if _naming("{}", op, partial(is_sum, op, batch, sums, outside)):
             sums.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
@@ -155,16 +156,52 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
         raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
 
 
-def is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
-    """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
-    rule = op.rule
-    # The slowest letters of the dims that have the rows.
-    letters = {
-        dims[d][0]
-        for values, side in ((op.inputs, rule.inputs), (op.outputs, rule.outputs))
-        for value, dims in zip(values, side, strict=True)
-        if (d := batch_dim(value.type, batch)) is not None
-    }
+class RowPlace(NamedTuple):
+    """Where the rows are in the rule of an op."""
+
+    letter: str
+    outside: Extent
+    """How many elements the letter has outside of the rows: T for tokens and rows in one dim, ``T * B``."""
+
+
+def _row_places(op: Op, batch: str, outside: dict[Value, Extent]) -> set[RowPlace]:
+    """Where the rows of the inputs and outputs of an op are.
+
+    ``outside`` has for values the number of elements of the dim with the rows that are outside of them, if it is not 1;
+    those of the outputs are added.
+    """
+    rule, places = op.rule, set[RowPlace]()
+    for value, dims in zip(op.inputs, rule.inputs, strict=True):
+        if (d := batch_dim(value.type, batch)) is not None:
+            places.add(_row_place(dims[d], rule, outside.get(value, 1)))
+    for value, dims in zip(op.outputs, rule.outputs, strict=True):
+        if (d := batch_dim(value.type, batch)) is None:
+            continue
+        place = next((place for place in places if place.letter in dims[d]), RowPlace(dims[d][0], 1))
+        before = dims[d][: dims[d].index(place.letter)]
+        if (outer := product([place.outside, *(rule.extents[letter] for letter in before)])) != 1:
+            outside[value] = outer
+        places.add(place)
+    return places
+
+
+def _row_place(dim: Dim, rule: Rule, outside: Extent) -> RowPlace:
+    """Where the rows are in a dim, with so many elements outside of them."""
+    before: Extent = 1
+    for letter in dim:
+        if before == outside:
+            return RowPlace(letter, 1)
+        before = product([before, rule.extents[letter]])
+    return RowPlace(dim[0], outside)
+
+
+def is_sum(op: Op, batch: str, sums: set[Value], outside: dict[Value, Extent]) -> bool:
+    """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way.
+
+    ``sums`` are the sums so far.  ``outside`` says where the rows of values are: see `_row_places`.
+    """
+    rule, places = op.rule, _row_places(op, batch, outside)
+    letters = {place.letter for place in places}
     summed = [value in sums for value in op.inputs]
     if any(summed):
         if letters:
@@ -178,7 +215,7 @@ def is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
                 "it is not linear in a sum over all rows; in a training step, sums of data alone may be used in any way"
             )
         return True
-    if len(letters) > 1 or letters & rule.whole:
+    if len(places) > 1 or letters & rule.whole:
         raise ValueError("it does not compute each row alone")
     reduced = not letters.isdisjoint(rule.reduced)
     if reduced and rule.op != "sum":

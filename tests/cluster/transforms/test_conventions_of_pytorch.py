@@ -49,7 +49,8 @@ def fused_attention(p, x, name):
 
 def separate_attention(p, x, name):
     """As Llama: three weights, and views with the heads behind the tokens."""
-    q, k, v = (linear(x, p[f"{name}.{part}"]).reshape(x.shape[0], TOKENS, HEADS, EACH).transpose(0, 2, 1, 3) for part in "qkv")
+    q, k, v = (linear(x, p[f"{name}.{part}"]).reshape(x.shape[0], TOKENS, HEADS, EACH) for part in "qkv")
+    q, k, v = (y.transpose(0, 2, 1, 3) for y in (q, k, v))
     return linear(attended(q, k, v).transpose(0, 2, 1, 3).reshape(x.shape[0], TOKENS, WIDTH), p[f"{name}.out"])
 
 
@@ -103,8 +104,8 @@ FEED_FORWARDS = {"gate": fused_gate, "plain": plain_feed_forward}
 LOSSES = {"mean": mean_of_all, "ignore": ignoring, "smoothed": smoothed}
 SHAPES = {
     "fused": {"qkv": (3 * WIDTH, WIDTH), "out": (WIDTH, WIDTH)},
-    "separate": {name: (WIDTH, WIDTH) for name in ("q", "k", "v", "out")},
-    "sequence first": {name: (WIDTH, WIDTH) for name in ("q", "k", "v", "out")},
+    "separate": dict.fromkeys(("q", "k", "v", "out"), (WIDTH, WIDTH)),
+    "sequence first": dict.fromkeys(("q", "k", "v", "out"), (WIDTH, WIDTH)),
     "gate": {"gate_up": (24, WIDTH), "down": (WIDTH, 12)},
     "plain": {"up": (12, WIDTH), "up_bias": (12,), "down": (WIDTH, 12)},
 }
@@ -136,8 +137,8 @@ def model(attention, feed_forward, loss, tied, rows):
 def cases(draw):
     form = *(draw(st.sampled_from([*each])) for each in (ATTENTIONS, FEED_FORWARDS, LOSSES)), draw(st.booleans())
     ranks, replicas, tp = draw(st.sampled_from([
-        (1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2), (1, 1, 4), (4, 1, 2), (1, 4, 2), (3, 2, 1),
-        (1, 3, 2), (1, 1, 3), (2, 4, 1)]))
+        (1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2), (1, 1, 4), (4, 1, 2), (1, 4, 2),
+        (3, 2, 1), (1, 3, 2), (1, 1, 3), (2, 4, 1)]))
     words = [f"tp={tp}" + draw(st.sampled_from(["", " sp"]))] if tp > 1 else []
     if replicas > 1:
         words.append(f"dp={replicas}" + draw(st.sampled_from(["", " zero=1", " zero=2", " zero=3"])))

@@ -27,7 +27,8 @@ def loss(p, x, weights, classes):
         hits = np.argmax(logits, axis=1) == classes
         found = np.sum(hits * weights) / np.sum(weights), np.sum(weights), np.sum(hits)
         made = np.exp(mean), np.sum(hits * each) / np.maximum(np.sum(hits), 1), np.sum(hits) - 2 * np.sum(weights)
-        return mean + 0.1 * np.sum(p["a"] ** 2) + np.mean(each), mean, *found, *made, np.mean(shifted, axis=0), np.mean(each), np.mean(weights)
+        means = np.mean(shifted, axis=0), np.mean(each), np.mean(weights)
+        return mean + 0.1 * np.sum(p["a"] ** 2) + np.mean(each), mean, *found, *made, *means
 
 
 def stepped(rows):

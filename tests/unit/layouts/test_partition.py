@@ -417,7 +417,14 @@ def of_weights(x, w):
     return np.sum(w**2) * 0.1 + (np.mean((x @ w) ** 2) - np.sum(w)) - 0.5
 
 
-@pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows, of_terms, of_weights])
+def of_rows_inside(x, w):
+    """Rows are merged with a dim that stands outside of them, and dealt again; then twice in a row."""
+    columns = np.tanh(x.T.reshape(3 * x.shape[0])) * x.T.reshape(3 * x.shape[0])
+    merged = np.swapaxes((x @ w).reshape(x.shape[0], 2, 1) * x.reshape(x.shape[0], 1, 3), 0, 2).reshape(3, 2 * x.shape[0], 1)
+    return np.sum(columns.reshape(3, x.shape[0]).T @ w) + np.sum(merged.reshape(6 * x.shape[0]) ** 2)
+
+
+@pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows, of_terms, of_weights, of_rows_inside])
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     function = ir.record(loss, tensor(B, 3), tensor(3, 2))
@@ -440,7 +447,9 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     (lambda x, w: np.sum(x).astype(np.int64).astype(np.float64), "it is not linear in a sum over all rows"),
     (lambda x, w: np.max(x), "the max over all rows is not a sum"),
     (lambda x, w: np.sum(x @ x.T), "rows are counted by B in one dim"),
-    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not compute each row alone"),
+    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0]) * x.reshape(3 * x.shape[0])), "it does not compute each row alone"),
+    (lambda x, w: np.sum((x.T.reshape(x.shape) @ w) ** 2), "it does not compute each row alone"),
+    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0]) * np.arange(3.0 * x.shape[0])), "it does not compute each row alone"),
     (lambda x, w: np.sum(w), "is not a sum over the rows of the batch B"),
 ])
 def test_what_is_no_sum_over_rows_is_told(loss, told):
