@@ -90,6 +90,7 @@ class SequenceParallel:
             if product is None or split is None:
                 continue
             of = relation_of(op)
+            of_all = set[str | None].intersection(*map(set, (*of.inputs, *of.outputs)))
             for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
                 if value is product.operand or (split == of.indexed and value in op.inputs):
                     continue
@@ -99,13 +100,14 @@ class SequenceParallel:
                     if letter is not None and letter not in product.letters
                 ]
                 inside = letters.index(split) if split in letters else None
-                yield value, inside, free, self._of_experts(product, letters)
+                yield value, inside, free, self._of_experts(product, letters, of_all)
 
-    def _of_experts(self, product: Product, letters: Letters) -> dict[int, str]:
-        """The dims of an activation that a weight has, too, with the axis over which both are split."""
+    def _of_experts(self, product: Product, letters: Letters, of_all: set[str | None]) -> dict[int, str]:
+        """The dims of an activation that a weight has, too, and all other values of the product, with the axis over which
+        they are split.  (`Zero` may have split other dims of the weight.)"""
         found = {}
         for letter, axes in zip(product.letters, dims_of(product.weight), strict=True):
-            if letter is not None and letter in letters and axes and axes != (self.axis,):
+            if letter is not None and letter in of_all and axes and axes != (self.axis,):
                 found[letters.index(letter)] = axes[0]
         return found
 

@@ -71,6 +71,14 @@ def check_order(order):
     assert expected is None or REASON.search(refused), refused
 
 
+@pytest.mark.parametrize("order", [
+    [DataParallel(), ContextParallel(), TensorParallel(), Zero(3), SequenceParallel()],
+    [DataParallel(), TensorParallel(), Zero(3), SequenceParallel()],
+])
+def test_what_zero_splits_of_a_weight_is_no_dim_of_experts(order):
+    check_order(order)
+
+
 @settings(max_examples=6)
 @given(orders())
 def test_any_order_gives_the_same_program_or_a_refusal_that_says_why(order):
