@@ -17,6 +17,7 @@ from parallelism.ir.core.derived import laid_value
 from parallelism.ir.passes.overlapping import Order, overlapped, uneven
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
+from parallelism.layouts.stages.stages import with_numbers
 from parallelism.layouts.stages.sums import added_into_buffers, converted_results, owns_results
 from parallelism.mesh import Mesh
 from parallelism.transforms import Overlap
@@ -133,8 +134,7 @@ class StagePrograms:
             "W": stage.backward_weights,
             "R": again,
         }[kind]
-        numbers = self.numbers(part)
-        return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
+        return with_numbers(function, self.numbers(part))
 
     def numbers(self, part: Part) -> dict[str, int]:
         """The numbers of the symbols for some rows of the batch."""

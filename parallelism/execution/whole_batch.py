@@ -17,6 +17,7 @@ from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages import Stages
 from parallelism.layouts.stages.backwards import needed_ops
 from parallelism.layouts.stages.microbatches import batch_dim
+from parallelism.layouts.stages.stages import with_numbers
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -76,11 +77,9 @@ class WholeBatch:
 
     @memoized
     def _ending(self, rows: int, numbers: tuple[tuple[str, int], ...]) -> DeviceProgram:
-        function = self.stages.ending
-        assert function is not None
+        assert self.stages.ending is not None
         known = {**dict(numbers), self.stages.batch: rows}
-        function = function.specialize(**{name: known[name] for name in known.keys() & function.symbols})
-        return DeviceProgram(function, {})
+        return DeviceProgram(with_numbers(self.stages.ending, known), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +121,7 @@ class Beginning:
         bare = {value.name: None for op in ops for value in op.outputs}
         function = Function(stages.beginning.name, inputs, tuple(ops), tuple(wanted))
         function = laid_out(function, bare | given | results)
-        known = {name: numbers[name] for name in numbers.keys() & function.symbols}
-        return cls(localize(function.specialize(**known), mesh), fused, {})
+        return cls(localize(with_numbers(function, numbers), mesh), fused, {})
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:

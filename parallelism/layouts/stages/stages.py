@@ -15,7 +15,7 @@ the values `between`, `backward_weights` computes the gradients of `trained` fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -104,16 +104,13 @@ class StageFunctions:
         if not numbers:
             return self
 
-        def known(function: Function) -> Function:
-            return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
-
         return replace(
             self,
-            forward=known(self.forward),
-            backward=known(self.backward),
-            backward_input=known(self.backward_input),
-            backward_weights=known(self.backward_weights),
-            recompute=self.recompute and known(self.recompute),
+            forward=with_numbers(self.forward, numbers),
+            backward=with_numbers(self.backward, numbers),
+            backward_input=with_numbers(self.backward_input, numbers),
+            backward_weights=with_numbers(self.backward_weights, numbers),
+            recompute=self.recompute and with_numbers(self.recompute, numbers),
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,12 +245,18 @@ class Stages:
 
     def specialize(self, **numbers: Extent) -> Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""
-        known = {name: numbers[name] for name in numbers.keys() & self.function.symbols}
         return replace(
             self,
-            function=self.function.specialize(**known),
+            function=with_numbers(self.function, numbers),
             functions=tuple(stage.specialize(**numbers) for stage in self.functions),
+            beginning=self.beginning and with_numbers(self.beginning, numbers),
+            ending=self.ending and with_numbers(self.ending, numbers),
         )
+
+
+def with_numbers(function: Function, numbers: Mapping[str, Extent]) -> Function:
+    """The function with those of its symbols replaced that have a number; there may be numbers of others."""
+    return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
 
 
 def holders_of(stages: Sequence[StageFunctions]) -> dict[str, tuple[int, ...]]:

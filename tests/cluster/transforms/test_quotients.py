@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from trained_runs import B, assert_model_trains, in_turn
 
-from parallelism import ir
+from parallelism import Pipeline, PipelinedProgram, ir
+from parallelism.layouts import partition
 from parallelism.mesh import Mesh
 from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, Strategy, train_step
@@ -76,3 +77,19 @@ def test_a_denominator_that_depends_on_weights_is_refused_at_its_op():
     with pytest.raises(ValueError, match=r'"divide".*region="two": it cannot be cut into microbatches: it is not linear '
                                          "in a sum over all rows; in a training step, sums of data alone"):
         Strategy.parse("pp 1f1b:2")(masked(lambda mask, h: np.sum(h))).stages(2)
+
+
+def test_stages_whose_symbols_get_numbers_know_them_in_their_beginning_too(cluster_of):
+    def loss(p, x, weights):
+        return np.sum(weights * np.tanh(x @ p["a"])) / np.sum(weights)
+
+    tokens = ir.symbol("S")
+    function = ir.record(loss, {"a": ir.TensorType("f64", (3,))}, ir.TensorType("f64", (B, tokens, 3)),
+                         ir.TensorType("f64", (B, tokens)), name="loss")
+    stages = partition(function, 1, sizes={"S": 4}).specialize(S=4)
+    assert stages.beginning.symbols == {"B"}
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=shape) for shape in ((3,), (5, 4, 3))] + [rng.random((5, 4))]
+    program = PipelinedProgram(stages, Pipeline(stages=1, microbatches=2))
+    run = cluster_of(Mesh(pp=1, dp=2), "thread").run(program, given)
+    np.testing.assert_allclose(run.result.loss, ir.interpret(function, given).outputs[0], rtol=1e-12)
