@@ -94,3 +94,24 @@ def test_gradients_without_an_update_come_with_the_loss_alone():
                          ir.TensorType("f64", (B, 3)), name="two")
     with pytest.raises(ValueError, match=r"@two returns .* beside its loss; the result has the loss and the gradients alone"):
         PipelinedProgram(partition(function, 1), Pipeline(stages=1, microbatches=2), Mesh(tp=1))
+
+
+def test_a_metric_by_token_is_whole_where_tokens_are_split(cluster_of):
+    def by_token(p, x, targets):
+        with ir.region("one"):
+            h = np.tanh(x @ p["a"])
+        with ir.region("two"):
+            each = np.mean((h @ p["b"] - targets) ** 2, axis=2)
+            return np.mean(each), np.mean(each, axis=0), np.max(targets, axis=(0, 2))
+
+    f64 = {name: ir.TensorType("f64", shape) for name, shape in WIDTHS.items()}
+    types = [ir.TensorType("f64", (B, 4, width)) for width in (3, 5)]
+    step = train_step(ir.record(by_token, f64, *types, name="tokens"), Adam(0.1))
+    rng = np.random.default_rng(0)
+    state = first_state(step, {f"p.{name}": rng.normal(size=shape) for name, shape in WIDTHS.items()})
+    inputs = state | {"x": rng.normal(size=(5, 4, 3)), "targets": rng.normal(size=(5, 4, 5))}
+    strategy, mesh = Strategy.parse_on_mesh("pp=2 1f1b:2 cp=2 dp=2")
+    run = cluster_of(mesh, "thread", compute="modelled", **ON).run(strategy(step), inputs)
+    for found, wanted in zip(run.result[:3], ir.interpret(step, inputs).outputs, strict=False):
+        np.testing.assert_allclose(found, wanted, rtol=1e-11)
+    assert_simulated(simulated(strategy(step), mesh, 5), run.trace)

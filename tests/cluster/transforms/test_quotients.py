@@ -71,6 +71,10 @@ def test_the_denominator_is_one_number_that_the_devices_of_the_last_stage_sum_be
     before = [e for e in trace if e.kind == "collective" and e.start_seconds < first[e.rank].start_seconds]
     assert {(e.rank, e.name, e.axes, e.bytes_received) for e in before} == (
         {(rank, "all_reduce", ("dp",), reduced) for rank in range(dp, 2 * dp)} if reduced else set())
+    # The last stage holds the mask for its microbatches, and once more for the sum.
+    rows = {1: [5], 2: [3, 2]}[dp]
+    held = {e.rank: e.nbytes for e in trace if e.kind == "memory" and e.name == "inputs"}
+    assert held == {rank: rows[rank % dp] * 8 * (3 if rank < dp else 2) for rank in range(2 * dp)}
 
 
 def test_a_denominator_that_depends_on_weights_is_refused_at_its_op():
