@@ -62,7 +62,8 @@ class SumGradients(NamedTuple):
 
 
 class SumLoss(NamedTuple):
-    """The sums of the loss and of its metrics over microbatches and replicas: an all_reduce of each if there are any."""
+    """The sums of the loss and of its metrics over microbatches and replicas: an all_reduce of each, if
+    there are replicas."""
 
     stage: int
     axes: tuple[str, ...]
