@@ -7,6 +7,7 @@ alone, a last one the head and the loss.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
@@ -47,17 +48,37 @@ def balanced_ends(layers: int, stages: int, last: float, first: float = 0.0) -> 
     """
     if stages == 1:
         return (layers,)
-    found: list[tuple[float, int, tuple[int, ...]]] = []
-    most = layers // stages + 1
-    for at_last in range(max(1, most - int(last) - 2), most + 1):
-        for at_first in range(max(1, most - int(first) - 2), most + int(last) + 2):
-            left = layers - at_last - at_first
-            inner = even(left, stages - 2) if stages > 2 else ()
-            if left < max(0, stages - 2) or (stages == 2 and left):
-                continue
-            work = max([at_first + first, at_last + last, *inner])
-            found.append((work, -at_last - at_first, (at_first, *inner, at_last)))
-    return min(found)[2] if found else even(layers, stages)
+    inner = stages - 2
+    if layers - 2 < inner:
+        return even(layers, stages)
+    # An end that costs more than all layers has one of them, however much it costs.
+    last, first = min(last, layers), min(first, layers)
+    found: list[tuple[float, int, int]] = []
+    for at_last in range(1, layers - inner if inner else layers):
+        left = layers - at_last
+        at_first = _most_at_first(left, inner, first, at_last + last) if inner else left
+        work = max([at_first + first, at_last + last, _most_of(left - at_first, inner)])
+        found.append((work, -at_last - at_first, at_first))
+    work, ends, at_first = min(found)
+    between = layers + ends
+    return (at_first, *(even(between, inner) if inner else ()), -ends - at_first)
+
+
+def _most_at_first(layers: int, inner: int, first: float, work: float) -> int:
+    """The most layers of the first of some stages, which does the work of ``first`` more, with the others of ``inner``
+    stages: none has more work than it must, or than ``work``, which another stage has anyway."""
+    ways = range(1, layers - inner + 1)
+    # The more layers the first one has, the fewer the others have.
+    place = bisect_left(ways, True, key=lambda own: own + first >= _most_of(layers - own, inner))
+    least = min(
+        max(own + first, _most_of(layers - own, inner)) for own in ways[max(0, place - 1) : place + 1]
+    )
+    return max(1, bisect_right(ways, max(least, work), key=lambda own: own + first))
+
+
+def _most_of(layers: int, stages: int) -> int:
+    """The most layers of one of these stages; 0 of none."""
+    return -(-layers // stages) if stages else 0
 
 
 def first_layers(counts: Sequence[int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from parallelism.kernels import SGD, Adam
 from parallelism.pipelining import Pipeline, Schedule
 from parallelism.planning import SETTINGS, search
 from parallelism.trace import Event, Trace
+from parallelism.training.stage_layers import balanced_ends
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
 from vcluster.cli import doctor
@@ -389,6 +390,14 @@ def test_a_broken_question_for_plans_is_refused_before_a_plan_is_timed(files, mo
         return
     assert (status, out) == (2, "")
     assert re.fullmatch(r"program plan: .+\n", said)
+
+
+def test_a_head_that_costs_more_than_any_number_of_layers_is_balanced_at_once(files):
+    """`--vocab-size` of 30 digits: no loop counts to what the head costs."""
+    assert balanced_ends(10_000, 64, 1e28) == balanced_ends(10_000, 64, 10_000.0)
+    assert balanced_ends(10_000, 4, 1e28)[1:] == (1, 1, 1)
+    status, out, said = answer(top.main, ["plan", "gpt", *PLAN, "--vocab-size", f"{10**30}"])
+    assert (status, out) == (2, "") and re.fullmatch(r"program plan: .+\n", said)
 
 
 def test_a_plan_beyond_what_is_searched_is_refused(files):

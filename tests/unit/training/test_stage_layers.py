@@ -89,7 +89,7 @@ def test_layouts_and_regions_say_the_layers(inner: list[int], first: int, last: 
     assert counts_of(begins_of(dealt), sum(dealt)) == dealt
 
 
-@given(st.integers(2, 6), st.integers(0, 20), st.floats(0, 4))
+@given(st.integers(2, 6), st.integers(0, 20), st.floats(0, 4) | st.floats(0, 1e30))
 def test_a_head_that_counts_leaves_the_largest_stage_least_work(stages: int, more: int, head: float) -> None:
     layers = stages + more
     found = balanced_ends(layers, stages, head)
