@@ -113,7 +113,9 @@ def _how(died: Died, killed_for_memory: bool | None) -> str:
         return (
             "has closed its connection to the host, which ended it (os.exec or os.closerange in the kernel?)"
         )
-    if code >= 0:
+    if code == 0:  # a device that has lost its connection to the host ends so, too
+        return "ended with exit code 0 (os._exit or os.closerange in the kernel or in a library it calls?)"
+    if code > 0:
         return f"ended with exit code {code} (os._exit in the kernel or in a library it calls?)"
     name = _signal_name(code)
     cause = _CAUSES.get(name, "")

@@ -82,6 +82,12 @@ class Conduct:
                         self._body.finalizer()
                         raise
                     self.broken_off = error
+            self._look_for_the_lost()
+
+    def _look_for_the_lost(self) -> None:
+        """Count a device that replied, but closed its connection, to the run that closed it and not to the next one."""
+        if self._failed_at is None and not self._body.closed:
+            self._take(self._crew.receive(0.0))
 
     def _send_commands(self, command: Callable[[int], RunCommand]) -> None:
         for rank in range(self._body.size):

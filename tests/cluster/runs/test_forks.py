@@ -189,6 +189,26 @@ def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_metho
     os.kill(int(child.read_text()), signal.SIGKILL)     # it lives, and holds the output of the tests open
 
 
+def closes_what_it_did_not_open(device):
+    """A kernel that closes the connection to the host on rank 1, and returns as if nothing had happened."""
+    if device.rank == 1:
+        os.closerange(3, 1000)
+    return device.rank
+
+
+@pytest.mark.slow_for("spawn")
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_device_that_closes_its_connection_is_told_by_the_run_that_closed_it(start_method):
+    text = r"rank 1 .*(closed its connection|exit code 0).*os\.closerange in the kernel"
+    with VirtualCluster(MESH, start_method=start_method, deadline_seconds=20) as cluster:
+        for _ in range(5):
+            with pytest.raises(DeviceFailedError, match=text) as caught:
+                cluster.run(closes_what_it_did_not_open)
+            assert caught.value.ranks == (1,)
+            assert caught.value.outputs == {0: 0}
+            assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+
+
 def inheritable(device):
     open_ones = [int(path.name) for path in DESCRIPTORS.iterdir()]
     return [fd for fd in open_ones if fd > 2 and (DESCRIPTORS / str(fd)).exists() and os.get_inheritable(fd)]
