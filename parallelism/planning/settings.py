@@ -525,5 +525,5 @@ SETTINGS = SettingTable(
     ),
 )
 """The settings of a plan: extents of mesh axes, stages on a rank, the schedule of the pipeline, rows of a microbatch,
-what is computed again, the stage of ZeRO, how many groups of devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence
-parallelism, and the mesh axes, outermost first."""
+what is computed again, the stage of ZeRO, how many groups of devices hold each what it shares out, whether gradients are
+summed over dp during the last backward, sequence parallelism, and the mesh axes, outermost first."""

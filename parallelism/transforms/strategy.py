@@ -87,7 +87,7 @@ class Strategy:
             function = transform(function)  # type: ignore[assignment]  # only a pipeline makes a Step
         if len(pipelines) > 1:
             raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")
-        return Step(function, pipelines[0], tuple(again)) if pipelines else function
+        return Step(function, pipelines[0], tuple(again)).warned() if pipelines else function
 
     def report(self, program: Function | Step) -> WeightReport:
         """How the weight of each product is split, or why it stays whole.

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 SHORTHANDS = ("fsdp", "hsdp")
 """Words that stand for several others."""
 DEFAULT_AXIS = {
-    **{"dp": "dp", "tp": "tp", "sp": "tp", "zero": "dp", "pp": "pp", "cp": "cp", "ep": "ep"},
+    "dp": "dp",
+    "tp": "tp",
+    "sp": "tp",
+    "zero": "dp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
     **dict.fromkeys(SHORTHANDS, "dp"),
 }
 

@@ -36,8 +36,8 @@ BLOCKS = models.TransformerSpec(
     layers=4, width=28, heads=4, vocabulary=44, sequence=8, dtype="bfloat16", **FEW)
 """What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
-PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False, "instances": 1,
-         "recompute": "none", "order": "pp dp cp ep tp"}
+PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
+         "instances": 1, "recompute": "none", "order": "pp dp cp ep tp"}
 
 
 @cache
