@@ -95,7 +95,8 @@ def find_plan(
     ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
     ``schedule="gpipe"``; ``fsdp=64`` and ``hsdp="8x8"`` stand for several.  ``optimizer`` is AdamW unless another is
-    given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision is mixed.
+    given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
+    is mixed.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
