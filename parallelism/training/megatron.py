@@ -16,6 +16,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.model_flags import ModelFlags
+from parallelism.training.sequence_split import HEADS_AXIS, SequenceSplit
 from parallelism.training.stage_layers import (
     begins_of,
     counts_of,
@@ -182,7 +183,9 @@ class MegatronFlags(ModelFlags):
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sizes = {"pp": pp, **shared, "cp": cp, "ep": ep, "tp": tp}
+        sequences = SequenceSplit.of(self)
+        sequences.check(spec, cp, tp)
+        sizes = {"pp": pp, **shared, **sequences.axes(cp), "ep": ep, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
@@ -264,8 +267,7 @@ class MegatronFlags(ModelFlags):
         yield from StateSharding.of(self).transforms(mesh, overlap)
         if "ep" in mesh.axes:
             yield ExpertParallel()
-        if "cp" in mesh.axes:
-            yield ContextParallel()
+        yield from SequenceSplit.of(self).transforms(mesh.shape)
         if "tp" in mesh.axes:
             yield TensorParallel()
             if self.sequence_parallel:
@@ -317,7 +319,14 @@ class MegatronFlags(ModelFlags):
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
-            context_parallel_size=shape.get("cp"),
+            **SequenceSplit.flags(
+                {
+                    each.axis: each.exchange
+                    for each in run.strategy.transforms
+                    if isinstance(each, ContextParallel)
+                },
+                shape,
+            ),
             expert_model_parallel_size=shape.get("ep"),
             num_layers_per_virtual_pipeline_stage=layers // stages
             if pipeline.chunks > 1 and layers % stages == 0 and is_even
@@ -406,6 +415,7 @@ _AXES = {
         "pp",
     ),
     "sequence_parallel": "tp",
+    **dict.fromkeys(("cp_comm_type", "hierarchical_context_parallel_sizes"), f"cp {HEADS_AXIS}"),
     "use_distributed_optimizer": "dp ep",
     **dict.fromkeys(_OF_FSDP, "dp ep"),
     "use_megatron_fsdp": "dp ep",

@@ -63,7 +63,7 @@ class ContextParallel:
       al., *Ring Attention*, 2023, arXiv:2310.01889): as many bytes, and no more than two blocks at a time.
     - ``a2a``: an all_to_all each of queries, keys, values and result gives each device all tokens of some heads (Jacobs et
       al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3).  With Q bytes of queries a device receives
-      2 (Q + K) (n - 1) / n^2 forward, and as many backward and again for what the backward needs of the forward.
+      2 (Q + K) (n - 1) / n^2 forward, and as many backward.
 
     Over two axes with ``p2p`` and ``a2a`` both go together (Fang and Zhao, *USP*, 2024, arXiv:2405.07719); ``a2a`` is over
     the inner one.  In each of them the scores that a causal mask leaves count as if they were dealt evenly.

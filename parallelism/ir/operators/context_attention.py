@@ -29,8 +29,8 @@ from parallelism.ir.operators.attention import (
     ATTENTION,
     LSE,
     PRODUCTS_OF,
-    Q,
     BlockOfScores,
+    Q,
     apart,
     attention_gradient_kernel,
     attention_kernel,
@@ -179,8 +179,8 @@ def _block_gradient_rule(*types: TensorType, blocks: int, number: int, **attribu
 
 
 def _block_dtypes(*types: TensorType, number: int, **_: Any) -> tuple[np.dtype[Any], ...]:
-    dtype = sums_dtype(types[2 if number else 0].dtype)
-    return dtype, dtype
+    dtype = types[2 if number else 0].dtype
+    return dtype, sums_dtype(dtype)
 
 
 def _of_block(kind: str) -> Callable[..., Extent]:
@@ -207,20 +207,12 @@ def _block(*arrays: Any, blocks: int, number: int, starts: Any, whole: Any, **op
     before, (q, k, v, *step) = arrays[:2] if number else None, arrays[2 if number else 0 :]
     outs, lses = [], []
     for rows, begin, column in _blocks(starts, q.shape[1], whole, blocks, number):
-        part = BlockOfScores(column, whole[1])
-        out, lse = attention_kernel(
-            q[:, rows].astype(sums_dtype(q.dtype)),
-            k[:, rows],
-            v[:, rows],
-            *step,
-            starts=begin,
-            whole=whole,
-            block=part,
-            **options,
-        )
+        where = {"starts": begin, "whole": whole, "block": BlockOfScores(column, whole[1])}
+        out, lse = attention_kernel(q[:, rows], k[:, rows], v[:, rows], *step, **where, **options)
         if before is not None:
-            out, lse = merge(Attended(before[0][:, rows], before[1][:, :, rows]), Attended(out, lse))
-        outs.append(out)
+            earlier = before[0][:, rows].astype(lse.dtype, copy=False), before[1][:, :, rows]
+            out, lse = merge(Attended(*earlier), Attended(out.astype(lse.dtype, copy=False), lse))
+        outs.append(out.astype(q.dtype, copy=False))
         lses.append(lse)
     return np.concatenate(outs, 1), np.concatenate(lses, 2)
 

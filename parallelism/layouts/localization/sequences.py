@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parallelism.ir.core import Op, TensorType, Value
-from parallelism.ir.operators.attention import sums_dtype
+from parallelism.ir.core import Op, Value
 from parallelism.ir.operators.context_attention import KINDS
 from parallelism.layouts.localization.local_program import layout_of
 from parallelism.layouts.propagation import Axes, Devices
@@ -57,7 +56,8 @@ def layout_of_dims(place: Placement, op: Op) -> tuple[Axes, ...]:
 
 
 def _moved(layout: TensorSharding, value: Value, axes: Axes) -> TensorSharding:
-    """The layout with these axes at the heads.  The log-sum-exp is (batch, heads, rows), all else (batch, rows, heads, width)."""
+    """The layout with these axes at the heads: all is (batch, rows, heads, width), but the log-sum-exp has no width and
+    its heads before its rows."""
     rows, heads = {4: (ROWS, HEADS), 3: (2, 1)}.get(value.type.ndim, (None, None))
     if rows is None or heads is None:
         return layout
@@ -112,23 +112,16 @@ class _Ring:
         self.ops: list[Op] = []
 
     def attend(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        """The forward: the result over the blocks so far is kept in the dtype of the sums."""
+        """The forward: each block joins its result to that of the blocks before."""
         q, k, v, *step = inputs
-        out, lse = outputs
-        wide = TensorType(sums_dtype(q.type.dtype), out.type.shape)
         result: list[Value] = []
         for number in range(self.count):
             last = number == self.count - 1
             following = () if last else (self._shifted(k), self._shifted(v))
-            made = [
-                out if last and out.type == wide else self._like(out, wide),
-                lse if last else self._like(lse),
-            ]
+            made = [*outputs] if last else [self._like(value) for value in outputs]
             self._block("attention_block", number, (*result, q, k, v, *step), made)
             result = made
             k, v = following or (k, v)
-        if result[0] is not out:
-            self._emit("convert", (result[0],), (("dtype", out.type.dtype),), [out])
 
     def attend_backward(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """The backward: the gradients of queries stay, those of a block of keys and values travel with it."""
@@ -164,8 +157,8 @@ class _Ring:
         self._emit("add", (a, b), (), [made])
         return made
 
-    def _like(self, value: Value, type: TensorType | None = None) -> Value:
-        return Value(self.name(value), type or value.type, value.layout)
+    def _like(self, value: Value) -> Value:
+        return Value(self.name(value), value.type, value.layout)
 
     def _emit(self, kind: str, inputs: Sequence[Value], attributes: Any, outputs: Sequence[Value]) -> None:
         self.ops.append(Op(kind, tuple(inputs), attributes, tuple(outputs), self.op.region))
