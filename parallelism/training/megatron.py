@@ -52,6 +52,8 @@ SGD_MOMENTUM = 0.9
 def overlap_of(replicas: int) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
+    Devices along cp are replicas, too.
+
     They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).
     """
     return Overlap(4 * max(40_000_000, 1_000_000 * replicas))
@@ -239,11 +241,11 @@ class MegatronFlags(ModelFlags):
         gradients = self.gradients
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
-        replicas = next((axis for axis in ("dp", "ep") if axis in mesh.axes), None)
+        replicas = next((axis for axis in ("dp", "ep", "cp") if axis in mesh.axes), None)
         if "dp" in mesh.axes:
             yield DataParallel()
-            if self.overlap_grad_reduce:
-                yield overlap_of(mesh.shape["dp"])
+        if self.overlap_grad_reduce and replicas in ("dp", "cp"):
+            yield overlap_of(mesh.shape.get("dp", 1) * mesh.shape.get("cp", 1))
         if "ep" in mesh.axes:
             yield ExpertParallel()
         if replicas is not None and self.use_distributed_optimizer:
